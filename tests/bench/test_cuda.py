@@ -110,7 +110,7 @@ def test_the_allocators_peak_is_that_of_a_hand_calculation() -> None:
     assert used >= trace.peak_reserved_bytes >= trace.peak_bytes
 
 
-def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
+def test_counted_bytes_equal_the_storages_reachable_from_python() -> None:
     live, reachable = memory.read_live_bytes(GPU), memory.count_reachable_bytes(GPU)
     tensors = [torch.empty(size * MIB, dtype=torch.uint8, device=GPU) for size in (1, 3, 5)]
     now, reached = memory.read_live_bytes(GPU), memory.count_reachable_bytes(GPU)

@@ -30,7 +30,7 @@ ABSURD = [
 
 
 @pytest.mark.parametrize(("field", "value", "told", "remedy"), ABSURD, ids=lambda part: str(part)[:30])
-def test_an_absurd_number_in_a_file_is_one_line_with_its_remedy(
+def test_implausible_number_in_a_machine_file_is_refused_with_a_remedy(
     field: str, value: str, told: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shipped = (
@@ -48,12 +48,12 @@ def test_an_absurd_number_in_a_file_is_one_line_with_its_remedy(
 
 
 @pytest.mark.parametrize("number", ["peak_tflops.bf16=inf", "peak_tflops.bf16=nan", "peak_tflops.bf16=0"])
-def test_an_absurd_number_on_the_command_line_is_refused_as_well(number: str) -> None:
+def test_implausible_number_on_the_command_line_is_refused(number: str) -> None:
     with pytest.raises(UserError, match=f"machine.{number}"):
         compose.compose_request(compose.parse_single(["devices_per_node=2", "machine=a100_80", f"machine.{number}"]))
 
 
-def test_a_measured_ceiling_may_lie_above_a_published_peak() -> None:
+def test_measured_ceiling_may_exceed_the_published_peak() -> None:
     """A measured rate may exceed the published peak. Otherwise files of `zeroscale calibrate` would be rejected."""
     words = [
         "machine=a100_80",

@@ -29,7 +29,7 @@ def read(name: str) -> Machine:
 
 
 @pytest.mark.parametrize(("name", "precision", "per_clock", "mhz"), CLOCKED)
-def test_a_peak_is_what_its_multiprocessors_do_at_their_clock(
+def test_peak_equals_multiprocessors_times_clock_times_operations_per_cycle(
     name: str, precision: str, per_clock: int, mhz: int
 ) -> None:
     machine = read(name)

@@ -42,7 +42,7 @@ def counted() -> None:
 
 
 @pytest.mark.usefixtures("counted")
-def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
+def test_traced_peak_of_a_block_of_code_equals_a_hand_calculation() -> None:
     with memory.trace_memory(CPU) as trace:
         kept = torch.empty(1000, dtype=torch.float64)
         passing = torch.empty(2000, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_a_block_of_code_has_the_peak_that_a_hand_calculation_gives() -> None:
 
 
 @pytest.mark.usefixtures("counted")
-def test_what_another_thread_frees_is_not_lost() -> None:
+def test_memory_freed_by_another_thread_is_counted() -> None:
     """Another thread frees a tensor, as gloo's threads do. Memory events of torch's profiler would miss this."""
     before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
@@ -64,7 +64,7 @@ def test_what_another_thread_frees_is_not_lost() -> None:
 
 
 @pytest.mark.usefixtures("counted")
-def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
+def test_freed_empty_buffers_leave_the_count_unchanged() -> None:
     """torch's fused attention allocates and frees an empty buffer."""
     before = memory.read_live_bytes(CPU)
     query = torch.ones(2, 4, 64, 32, requires_grad=True)
@@ -76,7 +76,7 @@ def test_what_has_no_bytes_is_freed_like_the_rest() -> None:
 
 
 @pytest.mark.usefixtures("counted")
-def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
+def test_counted_bytes_equal_the_storages_reachable_from_python() -> None:
     gc.collect()
     live, reachable = memory.read_live_bytes(CPU), memory.count_reachable_bytes(CPU)
     layer = torch.nn.Linear(300, 200)
@@ -87,7 +87,7 @@ def test_the_count_agrees_with_the_storages_that_python_can_reach() -> None:
     assert now - live == expected == reached - reachable
 
 
-def test_stand_ins_of_a_compiler_hold_nothing() -> None:
+def test_fake_tensors_count_as_zero_bytes() -> None:
     before = memory.count_reachable_bytes(CPU)
     with FakeTensorMode():
         stand_in = torch.empty(1000)
@@ -104,7 +104,7 @@ def group() -> object:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-def test_payloads_are_counted_as_nccl_tests_does() -> None:
+def test_payloads_of_collectives_are_counted_as_in_nccl_tests() -> None:
     whole, part = torch.ones(4000), torch.ones(1000)
     with CollectiveCounter(wait=lambda: None) as counter:
         dist.all_reduce(part)
@@ -123,7 +123,7 @@ def test_payloads_are_counted_as_nccl_tests_does() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_functional_collectives_and_those_of_dtensor_are_counted_alike() -> None:
+def test_functional_and_dtensor_collectives_are_counted() -> None:
     """Rank 0 of four has a quarter of a DTensor with 32 elements. DTensor gathers all 32 elements, and reduces one."""
     rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
     with CollectiveCounter(wait=lambda: None) as counter:
@@ -135,14 +135,14 @@ def test_functional_collectives_and_those_of_dtensor_are_counted_alike() -> None
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_operators_of_higher_order_are_left_alone() -> None:
+def test_collective_counter_leaves_higher_order_operators_unchanged() -> None:
     query = torch.ones(1, 2, 16, 8)
     with CollectiveCounter(wait=lambda: None):
         attended = flex_attention(query, query, query, score_mod=lambda score, *_: score)
     assert attended.shape == query.shape
 
 
-def test_what_is_compiled_stays_compiled() -> None:
+def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
     """While collectives are counted, compiled code must stay compiled. Otherwise the time outside of collectives
     would be that of other code."""
     ran: list[int] = []
@@ -162,7 +162,7 @@ def test_what_is_compiled_stays_compiled() -> None:
 
 
 @pytest.mark.processes
-def test_a_collective_lasts_until_it_is_complete_though_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_asynchronous_collective_is_timed_until_its_completion(tmp_path: Path) -> None:
     """Two ranks call an all-reduce over gloo and do not wait for it. One rank calls it half a second later."""
     context = torch.multiprocessing.get_context("spawn")
     begun, told = context.Event(), context.Queue()
@@ -197,7 +197,7 @@ def come_late(rank: int, store: Path, begun: Event, told: "Queue[tuple[int, tupl
     told.put((rank, (at, counter.inside_s)))
 
 
-def test_a_pulse_is_read_where_it_was_written() -> None:
+def test_shared_heartbeat_returns_the_progress_of_each_rank() -> None:
     pulse = SharedHeartbeat.create(2)
     pulse.write(0, "warm-up", -1)
     pulse.write(1, "steps", 12)
@@ -205,7 +205,7 @@ def test_a_pulse_is_read_where_it_was_written() -> None:
     assert (pulse.read(1).phase, pulse.read(1).step) == ("steps", 12)
 
 
-def test_variables_that_matter_are_recorded_and_secrets_never_are() -> None:
+def test_relevant_variables_are_recorded_without_secrets() -> None:
     given = {
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "4",
@@ -225,7 +225,7 @@ def test_variables_that_matter_are_recorded_and_secrets_never_are() -> None:
     }
 
 
-def test_a_machine_accepts_its_own_devices_only() -> None:
+def test_machine_accepts_only_its_own_devices() -> None:
     h200 = Machine(name="h200", device_names=("NVIDIA H200",))
     assert h200.accepts("NVIDIA H200")
     assert not h200.accepts("NVIDIA H100 80GB HBM3")
@@ -234,7 +234,7 @@ def test_a_machine_accepts_its_own_devices_only() -> None:
 
 
 @pytest.mark.parametrize("text", ["rank=1", "rank=1 step=x action=sleep", "rank=1 step=2 action=dance"])
-def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_drill_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROSCALE_DRILL", text)
     with pytest.raises(UserError, match="ZEROSCALE_DRILL="):
         InjectedFault.read_environment()
@@ -244,9 +244,7 @@ def test_a_drill_that_cannot_be_read_is_refused(text: str, monkeypatch: pytest.M
     ("given", "folder"), [({}, None), ({"XDG_CACHE_HOME": ""}, None), ({"XDG_CACHE_HOME": "here"}, None),
                           ({"XDG_CACHE_HOME": "/cache"}, "/cache/zeroscale")]
 )  # fmt: skip
-def test_what_is_compiled_is_loaded_from_no_folder_that_depends_on_the_current_one(
-    given: dict[str, str], folder: str | None
-) -> None:
+def test_cache_folder_does_not_depend_on_the_current_folder(given: dict[str, str], folder: str | None) -> None:
     assert get_cache_folder(given) == Path(folder or Path.home() / ".cache" / "zeroscale")
 
 
@@ -258,7 +256,7 @@ def hold(megabytes: int, ready: Queue, end: Event) -> None:
 
 
 @pytest.mark.processes
-def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
+def test_memory_of_loaders_is_the_peak_of_their_resident_sets() -> None:
     """Two processes that are started like DataLoader processes have 64 MiB each."""
     assert memory.read_loaders_rss_bytes() is None, "there is none"
     context = torch.multiprocessing.get_context("forkserver")
@@ -288,7 +286,7 @@ def test_loaders_are_counted_by_the_resident_sets_that_they_have_had() -> None:
         ("CUDA error: out of memory", None),
     ],
 )
-def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int | None) -> None:
+def test_requested_bytes_are_read_from_the_allocator_message(message: str, asked: int | None) -> None:
     assert memory.parse_requested_bytes(message) == asked
 
 
@@ -296,7 +294,7 @@ def test_an_allocators_message_tells_what_was_asked_for(message: str, asked: int
     ("limit", "free", "total"),
     [(None, 6 * GIB, 8 * GIB), (5 * GIB, GIB, 5 * GIB), (9 * GIB, 5 * GIB, 9 * GIB), (100 * GIB, 6 * GIB, 8 * GIB)],
 )
-def test_what_is_free_of_a_host_is_what_its_narrowest_limit_leaves(
+def test_free_host_memory_is_that_of_the_tightest_limit(
     limit: int | None, free: int, total: int, tmp_path: Path
 ) -> None:
     """The host has 8 GiB, of which 6 GiB are available. A control group has used 4 GiB of its limit."""

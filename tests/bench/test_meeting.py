@@ -40,7 +40,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 # -- allocations
 
 
-def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_allocations_in_one_job_folder_meet_separately(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     """Several allocations use one job folder, for example array tasks at the same time, or a requeued job."""
     allocations = ["37.0", "38.0", "38.1"]
 
@@ -58,7 +58,7 @@ def test_allocations_that_share_a_jobs_folder_meet_by_themselves(tmp_path: Path,
     assert list(tmp_path.iterdir()) == [], "no file is left that could mislead the next"
 
 
-def test_a_member_of_another_allocation_is_turned_away(
+def test_agent_of_another_allocation_is_refused(
     tmp_path: Path, pool: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
 ) -> None:
     agents = pool.submit(JobAgents, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
@@ -71,7 +71,7 @@ def test_a_member_of_another_allocation_is_turned_away(
     assert "hg4 was refused: it belongs to allocation 38.0, and this is 37.0" in capfd.readouterr().err
 
 
-def test_a_conductor_whose_members_do_not_come_leaves_no_meeting_behind(tmp_path: Path) -> None:
+def test_leader_removes_its_meeting_file_if_no_agent_connects(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"supervisors \[1\] did not connect"):
         JobAgents(1, "127.0.0.1", tmp_path, "37.0", 0.1)
     assert list(tmp_path.iterdir()) == []
@@ -139,7 +139,7 @@ def lead() -> Iterator[CoordinatorServer]:
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
-def test_a_stranger_is_dropped_whatever_it_says_and_the_members_come_in(lead: CoordinatorServer, noise: bytes) -> None:
+def test_unknown_connections_are_dropped_and_agents_are_accepted(lead: CoordinatorServer, noise: bytes) -> None:
     with knock(lead) as stranger:
         threading.Thread(target=lambda: _send(stranger, noise), daemon=True).start()
         time.sleep(0.05)
@@ -155,7 +155,7 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
     agent.report([], [], done=done, interrupted_by=None, paused=PauseTotals(*paused))
 
 
-def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> None:
+def test_agent_that_leaves_a_silent_coordinator_reports_the_reason(lead: CoordinatorServer) -> None:
     """An agent ends its ranks because node 0 is silent. Later reports of other nodes' lost ranks are only a
     consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
@@ -168,7 +168,7 @@ def test_a_member_that_leaves_a_silent_lead_says_so(lead: CoordinatorServer) -> 
     agent.close()
 
 
-def test_after_a_pause_silence_begins_anew(lead: CoordinatorServer) -> None:
+def test_silence_is_counted_again_after_a_pause(lead: CoordinatorServer) -> None:
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.3)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     time.sleep(0.4)
@@ -186,7 +186,7 @@ def _send(connection: socket.socket, content: bytes) -> None:
         connection.sendall(content)
 
 
-def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(lead: CoordinatorServer) -> None:
+def test_messages_sent_together_with_the_hello_are_all_read(lead: CoordinatorServer) -> None:
     report = {
         "ranks": [],
         "output": [[1, "x" * 900]] * 50,
@@ -203,7 +203,9 @@ def test_a_member_that_says_much_at_once_is_understood_from_its_first_word_on(le
         assert lead.agents[1].last.done
 
 
-def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_unknown_connection_is_dropped_after_a_time_limit(
+    lead: CoordinatorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "_HELLO_S", 0.5)
     with knock(lead) as silent, knock(lead) as slow:
         began = time.monotonic()
@@ -215,7 +217,7 @@ def test_a_silent_stranger_is_dropped_after_a_while(lead: CoordinatorServer, mon
         wait_for(lambda: lead.poll() == [] and hung_up(slow))
 
 
-def test_any_number_of_silent_strangers_takes_few_descriptors_and_no_run(lead: CoordinatorServer) -> None:
+def test_many_silent_connections_use_few_descriptors_and_end_no_run(lead: CoordinatorServer) -> None:
     crowd: list[socket.socket] = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
@@ -241,7 +243,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_conductor_too_waits_for_its_members_among_strangers(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_leader_waits_for_its_agents_among_unknown_connections(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     agents = pool.submit(JobAgents, 1, "127.0.0.1", tmp_path, "37.0", PATIENCE_S)
     wait_for(build_meeting_path(tmp_path, "37.0").exists)
     port = json.loads(build_meeting_path(tmp_path, "37.0").read_bytes())["port"]

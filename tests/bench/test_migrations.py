@@ -50,14 +50,16 @@ def steps(record: RunRecord) -> Steps:
     return record.observations.steps
 
 
-def test_version_1_reads_as_todays(tmp_path: Path, old: dict[str, Any]) -> None:
+def test_version_1_record_reads_as_the_current_version(tmp_path: Path, old: dict[str, Any]) -> None:
     assert old["schema_version"] == 1
     record = read(tmp_path, old)
     assert record.schema_version == SCHEMA_VERSION
     assert record.observations and record.observations.trainable_parameters is None
 
 
-def test_step_times_of_version_1_are_corrected_from_every_ranks_own(tmp_path: Path, old: dict[str, Any]) -> None:
+def test_step_times_of_version_1_are_corrected_from_the_series_of_all_ranks(
+    tmp_path: Path, old: dict[str, Any]
+) -> None:
     """The expected step times are computed by hand. Each block starts at 0 s.
 
     The two ranks complete the first and second step of a block at these seconds. First block: (1.0, 1.2), (2.2, 2.2).
@@ -70,7 +72,7 @@ def test_step_times_of_version_1_are_corrected_from_every_ranks_own(tmp_path: Pa
 
 
 @pytest.mark.parametrize("own_s", [None, OWN_S[:5]], ids=["no series", "series of another run"])
-def test_without_the_ranks_own_series_step_times_stay(
+def test_step_times_stay_unchanged_without_the_series_of_the_ranks(
     tmp_path: Path, old: dict[str, Any], own_s: list[list[float]] | None
 ) -> None:
     kept = steps(read(tmp_path, old, own_s))
@@ -78,12 +80,12 @@ def test_without_the_ranks_own_series_step_times_stay(
     assert kept.fastest_rank_s is None
 
 
-def test_a_spoilt_series_leaves_a_record_readable(tmp_path: Path, old: dict[str, Any]) -> None:
+def test_corrupt_series_leaves_the_record_readable(tmp_path: Path, old: dict[str, Any]) -> None:
     (tmp_path / store.STEPS).write_bytes(b"PAR1 and then nothing")
     assert steps(read(tmp_path, old)).fastest_rank_s is None
 
 
-def test_the_steps_of_one_rank_were_right(tmp_path: Path, old: dict[str, Any]) -> None:
+def test_step_times_of_a_single_rank_are_not_corrected(tmp_path: Path, old: dict[str, Any]) -> None:
     old["spec"]["devices_per_node"] = 1
     kept = steps(read(tmp_path, old))
     assert kept.step_s == kept.slowest_rank_s == kept.fastest_rank_s
@@ -93,14 +95,14 @@ SERIES = [RECORDED / name for name in list_members(RECORDED) if name.endswith(st
 
 
 @pytest.mark.parametrize("path", SERIES, ids=lambda path: "/".join(path.parts[-3:-1]))
-def test_the_steps_of_recorded_windows_add_up_to_them(path: Path) -> None:
+def test_steps_of_recorded_windows_add_up_to_the_window(path: Path) -> None:
     found = steps(store.read_record(path.with_name(store.RECORD)))
     if found.cut and found.stopped != "invalid":
         assert sum(found.step_s[found.cut :]) == pytest.approx(found.window_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(("stage", "outside"), [(1, (0.01, 0.02)), (3, ())])
-def test_the_time_before_collectives_tells_that_outside_of_them_but_for_stage_3(
+def test_time_outside_collectives_is_migrated_for_all_stages_but_3(
     tmp_path: Path, old: dict[str, Any], stage: int, outside: tuple[float, ...]
 ) -> None:
     old["spec"]["engine"] = {"name": f"zero{stage}", "backend": "deepspeed", "options": {"stage": stage}}

@@ -17,16 +17,16 @@ from bench.core.scheduling import find_foreign, is_listed
         ("", [], ["gpu7", ""]),
     ],
 )
-def test_a_host_is_on_a_list_if_slurm_would_name_it(nodelist: str, on: list[str], off: list[str]) -> None:
+def test_host_is_listed_if_slurms_expansion_contains_it(nodelist: str, on: list[str], off: list[str]) -> None:
     assert [host for host in on if not is_listed(host, nodelist)] == []
     assert [host for host in off if is_listed(host, nodelist)] == []
 
 
-def test_hosts_besides_those_of_the_first_ones_list_are_foreign() -> None:
+def test_hosts_outside_the_first_nodes_list_are_foreign() -> None:
     assert find_foreign(("hg1", "hg4"), "hg[1-2]") == ("hg4",)
     assert find_foreign(("hg1", "hg2"), "hg[1-2]") == ()
 
 
 @pytest.mark.parametrize("nodelist", ["", "node[1-2]"])
-def test_where_hosts_have_other_names_than_slurms_nodes_nothing_can_be_said(nodelist: str) -> None:
+def test_foreign_hosts_are_unknown_if_host_names_differ_from_node_names(nodelist: str) -> None:
     assert find_foreign(("host1", "host4"), nodelist) == () and find_foreign((), nodelist) == ()

@@ -41,17 +41,17 @@ def spec(objective: str, lengths: dict[str, int], source: str = "synthetic", **o
     )
 
 
-def test_the_defaults_of_a_spec_are_those_of_its_objective() -> None:
+def test_defaults_of_a_spec_are_those_of_its_objective() -> None:
     assert {kind.name: kind.length for kind in objectives.load(OBJECTIVE).KINDS} == LENGTHS
 
 
 @pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
-def test_no_kind_is_called_like_the_padding_of_another(name: str) -> None:
+def test_no_token_kind_has_the_name_of_a_padding_column(name: str) -> None:
     """A record has columns for the kinds of tokens and for their padding, so their names must not conflict."""
     assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 
-def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
+def test_objective_sets_its_lengths_and_each_can_be_overridden() -> None:
     assert ask("objective=seq2seq", "sequence.decoder=64").spec.sequence == {"encoder": 512, "decoder": 64}
     causal = compose.compose_request(compose.parse_single([*CPU, "objective=causal_lm"])).spec
     assert (causal.objective, causal.sequence) == ("causal_lm", {"tokens": 1024})
@@ -88,14 +88,14 @@ def test_an_objective_brings_its_lengths_and_one_may_be_set() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(overrides: tuple[str, ...], told: str) -> None:
+def test_impossible_objectives_are_refused_in_one_line(overrides: tuple[str, ...], told: str) -> None:
     with pytest.raises(UserError) as caught:
         ask(*overrides)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_study_spans_objectives_and_its_rules_know_them() -> None:
+def test_study_can_vary_the_objective_and_exclude_by_it() -> None:
     axes = {"objective": ["span_corruption", "seq2seq"], "sequence.decoder": [64, 128]}
     rules = ("objective == 'seq2seq' and sequence.decoder < 128", "sequence.tokens == 3", "data_parallel != world_size")
     study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes=axes, exclude=rules)
@@ -106,7 +106,7 @@ def test_a_study_spans_objectives_and_its_rules_know_them() -> None:
     assert found.excluded == dict(zip(rules, (1, 0, 0), strict=True))
 
 
-def test_a_rule_sees_lengths_also_of_a_point_that_cannot_be() -> None:
+def test_exclude_rules_can_use_the_lengths_of_an_infeasible_point() -> None:
     assert {
         "sequence.encoder",
         "sequence.tokens",
@@ -125,7 +125,7 @@ def test_a_rule_sees_lengths_also_of_a_point_that_cannot_be() -> None:
     assert collect_fields(ask("objective=seq2seq"))["objective"] == "seq2seq"
 
 
-def test_random_tokens_of_a_causal_objective_are_inputs_and_labels_at_once() -> None:
+def test_random_causal_tokens_are_inputs_and_labels() -> None:
     torch = pytest.importorskip("torch")
     tensors, padding = next(data.load("synthetic").micro_batches(spec("causal_lm", {"tokens": 16}), 0))
     assert tensors.keys() == {"input_ids", "labels"}
@@ -134,7 +134,7 @@ def test_random_tokens_of_a_causal_objective_are_inputs_and_labels_at_once() -> 
     assert padding == {"tokens": 0}
 
 
-def test_packed_text_of_a_causal_objective_is_the_corpus_cut(tmp_path: Path) -> None:
+def test_packed_causal_samples_are_consecutive_pieces_of_the_corpus(tmp_path: Path) -> None:
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("\n".join("abcdefghij" for _ in range(8)))
     made = spec("causal_lm", {"tokens": 11}, "text", files=[str(tmp_path / "text.txt")], sample_by="line")
@@ -146,7 +146,7 @@ def test_packed_text_of_a_causal_objective_is_the_corpus_cut(tmp_path: Path) -> 
         assert padding == {"tokens": 0}
 
 
-def test_packed_documents_have_positions_of_their_own_and_none_is_predicted_from_another(tmp_path: Path) -> None:
+def test_packed_documents_have_own_positions_and_do_not_predict_each_other(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("\n".join(["abcd", "ef", "ghijk"]))
@@ -170,11 +170,11 @@ def test_packed_documents_have_positions_of_their_own_and_none_is_predicted_from
         ("mt5_xl", "span_corruption"),
     ],
 )
-def test_a_model_learns_what_its_kind_does_where_nobody_says_it(model: str, learns: str) -> None:
+def test_model_gets_the_default_objective_of_its_family(model: str, learns: str) -> None:
     assert ask(f"model={model}").spec.objective == learns
 
 
-def test_a_sweep_over_both_kinds_of_models_gives_each_its_own() -> None:
+def test_each_model_of_a_sweep_gets_its_own_default_objective() -> None:
     study = Study(name="s", base={"machine": "cpu", "devices_per_node": 1}, axes={"model": ["tiny", "llama_tiny"]})
     found = [point.composed.spec for point in compose.compose_points(study, []).points]
     assert [(spec.objective, tuple(spec.sequence)) for spec in found] == [
@@ -182,13 +182,13 @@ def test_a_sweep_over_both_kinds_of_models_gives_each_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_an_objective_that_was_chosen_stays() -> None:
+def test_chosen_objective_is_kept() -> None:
     assert ask("model=gpt2_tiny", "objective=causal_lm_documents").spec.objective == "causal_lm_documents"
     with pytest.raises(UserError, match="objective=span_corruption: a model of family gpt learns from tokens"):
         ask("model=gpt2_tiny", "objective=span_corruption")
 
 
-def test_unpacked_text_of_a_causal_objective_is_padded_where_there_is_no_loss(tmp_path: Path) -> None:
+def test_padding_of_unpacked_causal_text_has_no_loss(tmp_path: Path) -> None:
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("abc\nabcdef")
     options = {"files": [str(tmp_path / "text.txt")], "sample_by": "line", "packing": False}

@@ -28,7 +28,9 @@ def describe(spec): return {}
         (plugins.FIGURE, "analysis/figures", set()),
     ],
 )
-def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], folder: str, shared: set[str]) -> None:
+def test_every_file_in_the_folder_of_a_kind_is_a_plugin(
+    kind: plugins.Kind[object], folder: str, shared: set[str]
+) -> None:
     files = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")} - shared
     assert plugins.list_names(kind) == sorted(files | folders)
@@ -37,7 +39,7 @@ def test_every_file_of_a_kinds_folder_is_a_plug_in(kind: plugins.Kind[object], f
 @pytest.mark.parametrize(
     "kind", [k for k in vars(plugins).values() if isinstance(k, plugins.Kind)], ids=lambda kind: kind.protocol.__name__
 )
-def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.Kind[object]) -> None:
+def test_every_shipped_plugin_defines_all_members_of_its_kind(kind: plugins.Kind[object]) -> None:
     some_do = (
         plugins.STARTING,
         plugins.QUEUEING,
@@ -50,28 +52,28 @@ def test_every_plug_in_that_ships_defines_all_that_its_kind_does(kind: plugins.K
             plugins.load(kind, name)
 
 
-def test_a_launcher_starts_work_at_once_or_queues_it() -> None:
+def test_every_launcher_is_either_starting_or_queueing() -> None:
     assert plugins.load_queueing("slurm") and plugins.load(plugins.STARTING, "local")
     assert plugins.load_queueing("local") is None
 
 
-def test_what_is_said_of_a_cluster_where_no_launcher_is_named_comes_from_those_that_there_are() -> None:
+def test_messages_list_the_installed_queueing_launchers() -> None:
     assert launchers.format_queueing() == "launcher=slurm"
     assert launchers.find_cluster() == "slurm"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_unknown_plugin_name_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"engine.backend=deepsped: no such file in bench/engines; .*deepspeed"):
         engines.load("deepsped")
 
 
-def test_an_installed_package_brings_a_plug_in_by_an_entry_point(install: Install) -> None:
+def test_installed_package_adds_a_plugin_by_an_entry_point(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", SOURCE)
     assert "theirs" in plugins.list_names(plugins.DATA)
     assert list(data.load("theirs").micro_batches(None, 0)) == []  # type: ignore[arg-type]
 
 
-def test_a_plug_in_that_lacks_something_is_refused_with_what_it_lacks(install: Install) -> None:
+def test_incomplete_plugin_is_refused_with_its_missing_members(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", SOURCE.replace("def check", "def checks"))
     with pytest.raises(
         UserError,
@@ -80,27 +82,27 @@ def test_a_plug_in_that_lacks_something_is_refused_with_what_it_lacks(install: I
         data.load("theirs")
 
 
-def test_a_plug_in_that_cannot_be_imported_is_refused_with_its_package(install: Install) -> None:
+def test_plugin_that_fails_to_import_is_refused_with_its_package(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
     rule = r"their_data cannot be imported \(ModuleNotFoundError: No module named 'no_such_library_at_all'\)"
     with pytest.raises(UserError, match=rf"data.source=theirs: {rule}; .*somebodys-package"):
         data.load("theirs")
 
 
-def test_two_plug_ins_of_one_name_are_refused(install: Install) -> None:
+def test_two_plugins_with_one_name_are_refused(install: Install) -> None:
     install("zeroscale.data", "text = their_text", SOURCE)
     with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text have this name"):
         data.load("text")
 
 
-def test_a_broken_plug_in_that_nobody_asks_for_stops_nobody(install: Install) -> None:
+def test_unused_broken_plugin_is_ignored(install: Install) -> None:
     install("zeroscale.data", "theirs = their_data", "import no_such_library_at_all")
     assert [name for name, _ in plugins.list_usable(plugins.DATA)] == ["instructions", "mixture", "synthetic", "text"]
     exclude_rules.list_field_names.cache_clear()
     assert "data.workers" in exclude_rules.list_field_names()
 
 
-def test_the_files_of_an_installed_plug_in_are_known_before_it_is_imported(install: Install, tmp_path: Path) -> None:
+def test_files_of_an_installed_plugin_are_listed_without_its_import(install: Install, tmp_path: Path) -> None:
     assert plugins.list_installed_files(plugins.METRIC) == []
     install("zeroscale.metric", "theirs = their_metric", "raise ImportError")
     assert plugins.list_installed_files(plugins.METRIC) == [tmp_path / "their_metric.py"]

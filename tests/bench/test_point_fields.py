@@ -53,7 +53,7 @@ def row(field: str) -> Any:
 
 
 @pytest.mark.parametrize("field", OTHER)
-def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) -> None:
+def test_changed_field_affects_exactly_the_properties_in_its_role(field: str) -> None:
     one, other = RunSpec.model_validate(ONE), changed(field)
     role = row(field)
     assert (config_id(one) != config_id(other)) == (role is None or role.identity)
@@ -67,7 +67,7 @@ def test_another_value_changes_what_the_table_says_and_nothing_else(field: str) 
 @pytest.mark.parametrize(
     "field", sorted(OTHER.keys() - {"model.name", "engine.name", "parallel.tensor", "learning.tokens"})
 )
-def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field: str) -> None:
+def test_field_without_a_column_is_named_as_variant_or_protocol(field: str) -> None:
     specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
     told = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
     of_protocol = field.startswith("measure.")
@@ -76,7 +76,7 @@ def test_what_no_column_shows_is_told_as_a_variant_and_the_protocol_apart(field:
     assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
 
 
-def test_every_row_is_of_an_existing_field_and_no_field_has_a_larger_role_than_its_group() -> None:
+def test_every_role_has_an_existing_field_and_stays_within_its_group() -> None:
     known = {
         "objective",
         "loss_mean",

@@ -108,7 +108,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 @pytest.mark.processes
 @pytest.mark.cold
 @pytest.mark.thorough
-def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) -> None:
+def test_staged_files_suffice_without_a_network(tmp_path: Path, hub: Hub) -> None:
     words = (*TEXT, f"data.tokenizer={TOKENIZER}")
     staged = Prepared(tmp_path, *words, HF_ENDPOINT=hub.address)
     assert (staged.code, staged.missing()) == (0, [])
@@ -130,7 +130,7 @@ def test_what_was_staged_suffices_without_a_network(tmp_path: Path, hub: Hub) ->
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_a_data_set_that_cannot_be_had_is_said_in_one_line_and_nothing_else_is_tried(tmp_path: Path) -> None:
+def test_unavailable_data_set_is_reported_in_one_line_and_ends_the_preparation(tmp_path: Path) -> None:
     staged = Prepared(tmp_path, *TEXT, "data.hub=nobody/nothing", HF_HUB_OFFLINE="1")
     assert staged.code == 1
     (line,) = staged.missing()
@@ -213,20 +213,20 @@ def test_the_command_itself_imports_no_training_library() -> None:
         (("study=smoke,paper",), "study=smoke,paper: one study at a time"),
     ],
 )
-def test_what_contradicts_itself_is_refused(
+def test_contradicting_requests_are_refused(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["prepare", *words]) == 2
     assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
 
 
-def test_an_architecture_that_jobs_would_not_look_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architecture_that_jobs_do_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
     with pytest.raises(UserError, match=r"jobs will find TORCH_CUDA_ARCH_LIST=8\.0;9\.0"):
         preparation.architectures(["9.0"], asked())
 
 
-def test_one_folder_of_builds_is_not_for_two_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_of_two_architectures_have_separate_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/mine")
     assert preparation.architectures(["9.0"], asked()) == ["9.0"]
     with pytest.raises(UserError, match="TORCH_EXTENSIONS_DIR=/mine holds the builds for one"):
@@ -237,7 +237,7 @@ def asked(*overrides: str) -> Request:
     return compose.compose_request(compose.parse_single(["devices_per_node=2", *overrides]))
 
 
-def test_points_that_need_the_same_are_asked_for_once() -> None:
+def test_equal_needs_of_several_points_are_staged_once() -> None:
     points = [
         asked(
             "machine=h200", "data=text", f"engine={engine}", f"batch.micro={micro}", f"optimizer.implementation={how}"
@@ -255,7 +255,7 @@ def test_points_that_need_the_same_are_asked_for_once() -> None:
     assert [(len(kind.data), len(kind.models)) for kind in found] == [(1, 1), (0, 0), (0, 0)]
 
 
-def test_another_text_length_or_vocabulary_is_another_need() -> None:
+def test_text_length_and_vocabulary_distinguish_needs() -> None:
     points = [asked("data=text"), asked("data=text", "sequence.encoder=64"), asked("data=text", "model=mt5_small")]
     (kind,) = preparation.collect_needs(points)
     assert (len(kind.data), len(kind.models)) == (3, 2)
@@ -275,11 +275,11 @@ def test_another_text_length_or_vocabulary_is_another_need() -> None:
         ),
     ],
 )
-def test_ops_that_a_run_loads(overrides: tuple[str, ...], operations: tuple[str, ...]) -> None:
+def test_ops_that_a_run_loads_by_engine_and_options(overrides: tuple[str, ...], operations: tuple[str, ...]) -> None:
     assert engines.facts(asked(*overrides).spec).compiled_ops == operations
 
 
-def test_an_op_that_lacks_a_library_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_op_without_its_library_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")  # with which DeepSpeed compiles a test program for libaio
     with pytest.raises(UserError, match="DeepSpeed's op AsyncIO: it cannot be built without libaio; install libaio"):
         extensions.load("AsyncIO", "cpu", tmp_path)
@@ -289,7 +289,7 @@ def folder_of_builds(device: str, *names: str, **variables: str) -> str:
     return extensions.build_environment(names, device, {"XDG_CACHE_HOME": "/home", **variables})[extensions.FOLDER]
 
 
-def test_builds_for_unlike_nodes_are_kept_apart() -> None:
+def test_builds_for_different_nodes_have_separate_folders() -> None:
     processor = folder_of_builds("cpu", "CPUAdam")
     h100 = folder_of_builds("cuda", "FusedAdam", TORCH_CUDA_ARCH_LIST="9.0")
     a100 = folder_of_builds("cuda", "FusedAdam", TORCH_CUDA_ARCH_LIST="8.0")
@@ -299,11 +299,11 @@ def test_builds_for_unlike_nodes_are_kept_apart() -> None:
     assert h100.startswith("/home/zeroscale/extensions/cpython-3")
 
 
-def test_an_op_for_the_processor_beside_a_gpu_is_the_processors() -> None:
+def test_cpu_op_on_a_gpu_node_is_built_for_the_processor() -> None:
     assert folder_of_builds("cuda", "CPUAdam") == folder_of_builds("cpu", "CPUAdam")
 
 
-def test_a_folder_that_the_user_chose_and_runs_without_ops_are_left_alone() -> None:
+def test_chosen_build_folder_and_runs_without_ops_are_unchanged() -> None:
     assert extensions.build_environment(["CPUAdam"], "cpu", {extensions.FOLDER: "/mine"}) == {}
     assert extensions.build_environment([], "cpu", {}) == {}
 
@@ -336,7 +336,7 @@ def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "builds"
 
 
-def test_an_op_is_built_once_and_put_into_its_place_whole(greeting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_op_is_built_once_and_installed_atomically(greeting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.ops import op_builder
     from torch.utils import _cpp_extension_versioner, cpp_extension
 
@@ -352,7 +352,7 @@ def test_an_op_is_built_once_and_put_into_its_place_whole(greeting: Path, monkey
     ("local_rank", "order"),
     [(0, ["CPUAdam", "barrier", "barrier"]), (1, ["barrier", "CPUAdam", "barrier"])],
 )
-def test_a_run_loads_its_ops_before_its_model_in_a_phase_of_its_own_and_a_nodes_first_rank_builds_them(
+def test_first_rank_of_a_node_builds_ops_in_a_phase_before_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int, order: list[str]
 ) -> None:
     done: list[str] = []
@@ -370,7 +370,7 @@ def test_a_run_loads_its_ops_before_its_model_in_a_phase_of_its_own_and_a_nodes_
     assert done == order and list(rank.phases_s) == ["ops"]
 
 
-def test_a_lock_of_a_build_that_was_killed_is_told_instead_of_waited_for(greeting: Path) -> None:
+def test_lock_of_a_killed_build_is_reported_at_once(greeting: Path) -> None:
     lock = greeting / "greeting" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()

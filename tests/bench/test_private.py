@@ -32,7 +32,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_stands_in_no_script_and_no_record(name: str) -> None:
+def test_secrets_are_in_no_script_and_no_record(name: str) -> None:
     assert is_secret(name)
     assert not select_variables({name: "x"})
     with pytest.raises(ValueError, match="looks like a secret"):
@@ -40,7 +40,7 @@ def test_a_secret_stands_in_no_script_and_no_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_runs_need_may_be_written_down(name: str) -> None:
+def test_variables_that_runs_need_are_recorded(name: str) -> None:
     assert not is_secret(name)
     Options.model_validate({"environment": {name: "x"}})
 
@@ -99,7 +99,7 @@ def test_a_report_masks_tokens_in_the_end_of_a_log(token: str, tmp_path: Path) -
     assert token[8:] not in read_tail(tmp_path / "run.log")
 
 
-def test_what_only_resembles_a_token_stays() -> None:
+def test_text_that_resembles_a_token_is_kept() -> None:
     text = (
         b"task-some-long-name-with-2-parts hf_dataset sk-learn AKIAnything /x/hf_cache/models--google--mt5-base-12345 "
         b"weighs_targets_of_each_micro_batch"
@@ -107,7 +107,7 @@ def test_what_only_resembles_a_token_stays() -> None:
     assert mask_tokens(text) == text
 
 
-def test_a_librarys_variable_that_is_not_known_is_recorded_with_a_number_alone() -> None:
+def test_unknown_library_variable_is_recorded_only_if_numeric() -> None:
     """The value of an unknown variable may be secret, even if its name has a library's prefix.
 
     It is recorded only if it is a number or a switch such as `yes`.

@@ -41,7 +41,7 @@ def test_a_run_executes_no_code_of_the_current_folder(hostile: Path, tmp_path: P
 
 
 @pytest.mark.processes
-def test_a_process_is_not_another_of_the_same_number_and_a_zombie_is_none() -> None:
+def test_process_identity_excludes_reused_ids_and_zombies() -> None:
     own = identify_process(os.getpid())
     assert own and own == identify_process(os.getpid())
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -53,7 +53,7 @@ def test_a_process_is_not_another_of_the_same_number_and_a_zombie_is_none() -> N
 
 
 @pytest.mark.processes
-def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not(tmp_path: Path) -> None:
+def test_modules_are_found_in_pythonpath_but_not_in_the_current_folder(tmp_path: Path) -> None:
     for name in ("elsewhere", "here"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "which.py").write_text(f"import sys; print({name!r}, *sys.argv[1:])")
@@ -67,7 +67,7 @@ def test_modules_of_pythonpath_are_found_and_those_of_the_current_folder_are_not
     assert without.returncode == 1 and "No module named which" in without.stderr
 
 
-def test_every_module_of_ours_is_started_by_that_command() -> None:
+def test_every_own_module_is_started_by_build_module_command() -> None:
     """The command `zeroscale ab` starts other versions of the code, which may be too old for the option -P. It sets
     PYTHONSAFEPATH, which has the same effect."""
     code = Path(__file__).parents[2] / "bench"

@@ -34,7 +34,7 @@ from bench.measure.peers import Peers
         ("well-known", "wellknown", 1.0),  # SQuAD removes punctuation without adding a space
     ],
 )
-def test_token_f1_is_that_of_squad(prediction: str, reference: str, f1: float) -> None:
+def test_token_f1_equals_that_of_squad(prediction: str, reference: str, f1: float) -> None:
     assert quality.compute("token_f1", [prediction], [reference]) == pytest.approx(f1)
     assert quality.compute("token_f1", [prediction, "no"], [reference, "yes"]) == pytest.approx(f1 / 2)
 
@@ -43,7 +43,7 @@ def test_exact_match_counts_equal_answers() -> None:
     assert quality.compute("exact_match", ["a", " b\n", "C", "d."], ["a", "b", "c", "d"]) == 0.5
 
 
-def test_a_function_of_a_module_measures_or_its_error_is_one_line(
+def test_function_of_a_module_is_a_measure_or_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine_quality.py").write_text(
@@ -94,7 +94,7 @@ PIPELINE = "engine=pipeline", "parallel.pipeline=2", "devices_per_node=2", "batc
         ),
     ],
 )
-def test_a_training_whose_quality_cannot_be_measured_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_training_with_unmeasurable_quality_is_refused(overrides: tuple[str, ...], message: str) -> None:
     words = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=1", "engine=ddp", "learning.quality=[exact_match]"]
     given = {word.partition("=")[0]: word for word in (*words, *overrides)}
     with pytest.raises(UserError, match=message) as caught:
@@ -161,7 +161,7 @@ def engine_of(module: Any) -> Any:
         ("hugging_face", BART, {}),
     ],
 )
-def test_an_encoder_decoder_model_writes_what_transformers_generates(
+def test_predicted_tokens_of_a_t5_equal_those_of_transformers_generate(
     family: str, shape: dict[str, Any], model: dict[str, Any]
 ) -> None:
     module = build(family, shape, **model)
@@ -185,7 +185,7 @@ def test_an_encoder_decoder_model_writes_what_transformers_generates(
     ("family", "shape", "model"),
     [("gpt", GPT, {}), ("gpt", LLAMA, {"loss_chunk_tokens": 5}), ("hugging_face", GPT2, {"dropout": 0.3})],
 )
-def test_a_decoder_continues_each_prompt_as_if_it_were_alone(
+def test_decoder_continues_each_prompt_of_a_batch_as_if_alone(
     family: str, shape: dict[str, Any], model: dict[str, Any]
 ) -> None:
     module = build(family, shape, **model)

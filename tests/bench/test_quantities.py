@@ -10,7 +10,7 @@ from bench.core.record_checks import find_broken_rule
 RECORD = next(iter(store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"])))
 
 
-def test_the_loss_of_a_training_is_that_of_its_last_evaluation() -> None:
+def test_loss_of_a_training_is_that_of_its_last_evaluation() -> None:
     record = store.read_record(RECORD)
     found = derive_quantities(record)
     assert found and found.get("validation_loss") is None and found.get("step_s")
@@ -22,7 +22,7 @@ def test_the_loss_of_a_training_is_that_of_its_last_evaluation() -> None:
     assert trained.interval("validation_loss") is None
 
 
-def test_an_evaluation_behind_more_tokens_than_there_can_be_is_no_record() -> None:
+def test_record_with_an_evaluation_after_too_many_tokens_is_invalid() -> None:
     record = store.read_record(RECORD)
     assert record.observations and find_broken_rule(record) is None
     beyond = Evaluation(step=2**60, loss=1.0, target_tokens=1, seconds=1.0)
@@ -31,7 +31,7 @@ def test_an_evaluation_behind_more_tokens_than_there_can_be_is_no_record() -> No
     assert broken == "observations.evaluations: after more tokens than can be counted"
 
 
-def test_a_time_that_was_measured_badly_has_noise_of_its_own_and_other_quantities_have_none() -> None:
+def test_disturbed_step_time_has_extra_noise_and_other_quantities_have_none() -> None:
     record = store.read_record(RECORD)
     observed = record.observations
     assert observed and observed.steps

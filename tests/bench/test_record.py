@@ -18,7 +18,7 @@ def test_the_published_schema_is_that_of_the_records() -> None:
     assert json.loads(SCHEMA.read_text()) == RunRecord.model_json_schema(), "renew it with `make schema`"
 
 
-def test_recorded_runs_of_any_version_read_as_the_published_schema_says_and_lose_nothing() -> None:
+def test_recorded_runs_of_all_versions_match_the_schema_without_loss() -> None:
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
     for path in RECORDED:
         plain = migrate(json.loads(read_regular(path)), path.with_name(store.STEPS))
@@ -36,7 +36,7 @@ def holds(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def test_there_are_recorded_runs_of_every_engine_and_of_failures() -> None:
+def test_recorded_runs_include_every_engine_and_failures() -> None:
     records = [store.read_record(path) for path in RECORDED]
     assert {record.spec.engine.name for record in records} >= {"ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"}
     assert {"ok", "invalid", "error"} <= {record.outcome.kind for record in records}

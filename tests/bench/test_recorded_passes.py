@@ -30,12 +30,12 @@ def see(ranks: int) -> list[Inspection]:
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 
-def test_a_record_holds_the_passes_of_the_first_rank_in_each_place() -> None:
+def test_record_has_the_passes_of_the_first_rank_at_each_position() -> None:
     found = select_passes(pipeline_of(2, 8), see(8))
     assert found and [[one.micro_batch for one in here] for here in found] == [[0], [4]]
 
 
-def test_none_are_held_where_ranks_are_missing_or_tell_none_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_omitted_if_missing_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = pipeline_of(2, 4)
     assert select_passes(spec, see(1)) is None, "a rehearsal"
     assert select_passes(spec, [Inspection() for _ in range(4)]) is None

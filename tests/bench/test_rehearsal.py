@@ -97,7 +97,7 @@ def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]
 
 
 @pytest.mark.parametrize("engine", REAL)
-def test_memory_is_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: str) -> None:
+def test_rehearsed_memory_equals_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: str) -> None:
     observed = rehearsals[engine].observations
     assert observed is not None
     (own,) = observed.memory
@@ -110,7 +110,7 @@ def test_memory_is_that_of_a_real_run(rehearsals: dict[str, RunRecord], engine: 
         assert rehearsed == pytest.approx(int(REAL[engine][name]), rel=allowed), name
 
 
-def test_of_a_thousand_ranks_each_holds_its_part(rehearsals: dict[str, RunRecord]) -> None:
+def test_rehearsed_rank_of_1024_has_its_partition_of_the_states(rehearsals: dict[str, RunRecord]) -> None:
     """The expected bytes follow ZeRO's formulas (arXiv 1910.02054, section 3) for Ψ parameters on n ranks.
 
     Stages 1 and 2 have 2 Ψ + 12 Ψ / n bytes. Stage 3 has 14 Ψ / n bytes, because its gradients are freed between
@@ -128,7 +128,7 @@ def test_of_a_thousand_ranks_each_holds_its_part(rehearsals: dict[str, RunRecord
     assert first.memory[0].resident_bytes == pytest.approx(14 * padded / 1024 + buckets, rel=0.03)
 
 
-def test_what_cannot_be_true_is_empty(rehearsals: dict[str, RunRecord]) -> None:
+def test_rehearsed_record_has_no_step_times_link_or_tokens(rehearsals: dict[str, RunRecord]) -> None:
     record = rehearsals["the last of 1024"]
     observed = record.observations
     assert (record.evidence, record.outcome.kind, record.circumstance.rehearsed_rank) == ("rehearsed", "ok", 1023)
@@ -138,7 +138,7 @@ def test_what_cannot_be_true_is_empty(rehearsals: dict[str, RunRecord]) -> None:
     assert min(observed.compute_s) > 0
 
 
-def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[str, RunRecord]) -> None:
+def test_rehearsed_collectives_have_the_bytes_of_real_collectives(rehearsals: dict[str, RunRecord]) -> None:
     """At stage 2, every gradient is reduced once in bf16, together with a few scalars. The weights are then gathered,
     padded to a multiple of the number of ranks."""
     observed = rehearsals["the last of 1024"].observations
@@ -149,7 +149,7 @@ def test_bytes_are_those_that_the_collectives_would_have_moved(rehearsals: dict[
 
 
 @pytest.mark.parametrize("engine", SHAPES_ALONE)
-def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str, RunRecord], engine: str) -> None:
+def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dict[str, RunRecord], engine: str) -> None:
     """Memory is equal except for temporary memory inside kernels, which is less than 1 % of the peak here."""
     computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
     assert computed is not None
@@ -173,7 +173,7 @@ def test_shapes_alone_take_the_memory_that_computing_takes(rehearsals: dict[str,
         (("model=mt5_xxl", "engine=ddp", "batch.micro=64"), "mt5_xxl: one rank needs"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_said_before_anything_starts(
+def test_unsupported_rehearsal_is_refused_before_the_start(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = ("rehearse", "model=tiny", "nodes=2", "devices_per_node=8", *words, "--results", str(tmp_path))
@@ -182,7 +182,7 @@ def test_what_cannot_be_rehearsed_is_said_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_study_names_the_folder_of_the_results_as_for_a_run(
+def test_rehearsal_takes_its_results_folder_from_the_study_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["model=tiny", "devices_per_node=8"]
@@ -194,7 +194,7 @@ def test_a_study_names_the_folder_of_the_results_as_for_a_run(
     assert capsys.readouterr().err.startswith("zeroscale: --study no/name: a name is made of letters")
 
 
-def test_the_folder_of_a_sweep_is_refused_because_it_would_count_the_rehearsal(
+def test_results_folder_of_a_sweep_is_refused_for_a_rehearsal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "swept" / "sweeps").mkdir(parents=True)
@@ -204,6 +204,6 @@ def test_the_folder_of_a_sweep_is_refused_because_it_would_count_the_rehearsal(
     assert capsys.readouterr().err.startswith("zeroscale: --study swept: is the folder of a sweep")
 
 
-def test_a_dry_run_speaks_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_rehearsal_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["rehearse", "model=tiny", "devices_per_node=8", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["devices_per_node"] == 8

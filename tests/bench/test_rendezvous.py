@@ -26,13 +26,13 @@ print(*(wait.total_seconds() for wait in waits))
 
 
 @pytest.mark.processes
-def test_the_store_and_every_group_wait_longer_than_the_supervisor() -> None:
+def test_time_outs_of_store_and_process_groups_exceed_the_supervisors_limits() -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run([sys.executable, "-c", _JOIN], env=os.environ | meeting, capture_output=True, text=True)
     assert done.stdout.split() == ["3660.0"] * 3, done.stderr
 
 
-def test_neither_a_phase_nor_a_step_is_cut_short() -> None:
+def test_process_group_time_out_exceeds_startup_and_hang_limits() -> None:
     assert compute_timeout(Limits(startup_s=1800, hang_s=300)).total_seconds() > 1800
     assert compute_timeout(Limits(startup_s=60, hang_s=7200)).total_seconds() > 7200
     assert compute_timeout(Limits(startup_s=1e300)).days == 30

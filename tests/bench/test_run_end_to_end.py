@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 
-def test_one_point_is_measured_and_its_record_holds_what_the_table_needs(zeroscale_run: Start) -> None:
+def test_record_of_a_measured_point_fills_the_table(zeroscale_run: Start) -> None:
     run = zeroscale_run(
         *T5, "engine=zero2", "data=text", "batch.accumulation=2", env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -57,7 +57,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.folder()
 
 
-def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_extremes(ended: Path) -> None:
+def test_steps_of_every_rank_are_stored_and_the_record_has_their_extremes(ended: Path) -> None:
     record = store.read_record(ended / store.RECORD)
     assert record.observations and record.observations.steps
     table = pq.read_table(ended / store.STEPS).to_pandas()
@@ -72,7 +72,7 @@ def test_every_ranks_own_steps_are_kept_and_the_record_holds_their_extremes(ende
     assert (~table.window).sum() == 2 * record.observations.steps.cut
 
 
-def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(ended: Path, zeroscale_run: Start) -> None:
+def test_repeated_run_is_the_next_repeat_and_overwrites_nothing(ended: Path, zeroscale_run: Start) -> None:
     before = (ended / store.RECORD).read_bytes()
     again = zeroscale_run(*QUICK, "engine=ddp", results=ended.parents[2])
     again.process.communicate(timeout=PATIENCE_S)
@@ -80,7 +80,7 @@ def test_the_same_again_is_the_next_repeat_and_overwrites_nothing(ended: Path, z
     assert (ended / store.RECORD).read_bytes() == before
 
 
-def test_a_seed_fixes_a_run_with_dropout_too(zeroscale_run: Start, tmp_path: Path) -> None:
+def test_seed_determines_a_run_with_dropout(zeroscale_run: Start, tmp_path: Path) -> None:
     """Dropout depends only on the seed and on the rank. So two runs with the same seed must have equal losses."""
     point = (*QUICK, "engine=ddp", "model.dropout=0.3", "measure.inspect=false")
     losses = []
@@ -96,7 +96,7 @@ def test_a_seed_fixes_a_run_with_dropout_too(zeroscale_run: Start, tmp_path: Pat
 
 @pytest.mark.timed
 @pytest.mark.parametrize(("engine", "action"), [("zero1", "slow"), ("zero3", "slow_compute")])
-def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine: str, action: str) -> None:
+def test_straggler_has_the_longest_time_outside_collectives(zeroscale_run: Start, engine: str, action: str) -> None:
     drill = f"rank=1 step=0 action={action}"
     record = zeroscale_run(*QUICK, f"engine={engine}", env=os.environ | {"ZEROSCALE_DRILL": drill}).record()
     assert record.observations and record.observations.drill == drill
@@ -107,7 +107,7 @@ def test_a_straggler_shows_outside_its_collectives(zeroscale_run: Start, engine:
 
 
 @pytest.mark.timed
-def test_of_slices_and_stages_that_wait_for_it_the_slow_rank_is_named(zeroscale_run: Start) -> None:
+def test_slow_rank_is_named_among_tensor_and_pipeline_peers(zeroscale_run: Start) -> None:
     """One of four ranks is slow. Its tensor-parallel peer waits in the all-reduces, and the other pipeline stage
     waits in transfers.
 
@@ -123,7 +123,7 @@ def test_of_slices_and_stages_that_wait_for_it_the_slow_rank_is_named(zeroscale_
     assert find_slowest_rank(record) == 1
 
 
-def test_a_machine_that_is_not_what_it_is_called_is_refused_by_the_ranks_before_timing(tmp_path: Path) -> None:
+def test_ranks_refuse_a_machine_with_other_devices_before_timing(tmp_path: Path) -> None:
     spec = compose.compose_request(compose.parse_single([*QUICK, "machine=cpu", "devices_per_node=1"])).spec
     other = Machine(name="other", device="cpu", device_names=("no such processor",))
     record = supervised(tmp_path, spec, other)
@@ -141,7 +141,7 @@ def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
     return store.read_record(folder / store.RECORD)
 
 
-def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_sweep_measures_every_point_and_resumes_after_its_end(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "engine=ddp,zero1", "devices_per_node=1", "--json"]
     words += ["--results", str(tmp_path)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -159,7 +159,7 @@ def test_a_sweep_answers_every_point_and_goes_on_where_it_ended(tmp_path: Path) 
     assert len(list(store.find_records([tmp_path]))) == 2
 
 
-def test_a_model_that_is_not_what_its_name_says_is_refused_by_the_ranks_too(tmp_path: Path) -> None:
+def test_ranks_refuse_a_model_with_another_parameter_count(tmp_path: Path) -> None:
     asked = compose.compose_request(compose.parse_single([*QUICK, "engine=ddp"]))
     wrong = asked.spec.model.model_copy(update={"parameters": 2_000_000})
     outcome = supervised(tmp_path, asked.spec.model_copy(update={"model": wrong}), asked.machine).outcome

@@ -22,13 +22,13 @@ def problems(schemas: dict[str, Schema], group: str, content: Any) -> list[str]:
     return [error.message for error in jsonschema.Draft202012Validator(schemas[group]).iter_errors(content)]
 
 
-def test_there_is_one_for_every_group(schemas: dict[str, Schema]) -> None:
+def test_every_config_group_has_a_schema(schemas: dict[str, Schema]) -> None:
     assert set(schemas) == set(GROUPS)
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_every_file_that_ships_is_valid(schemas: dict[str, Schema]) -> None:
+def test_every_shipped_file_matches_its_schema(schemas: dict[str, Schema]) -> None:
     assert len(FILES) > 70
     found = {path.name: problems(schemas, path.parent.name, read_yaml(path, path.name)) for path in FILES}
     assert {name: messages for name, messages in found.items() if messages} == {}
@@ -51,16 +51,16 @@ def test_every_file_that_ships_is_valid(schemas: dict[str, Schema]) -> None:
         ("model", {"shape": {"layer": 3}}),
     ],
 )
-def test_a_mistake_is_found(group: str, content: Any, schemas: dict[str, Schema]) -> None:
+def test_schema_finds_a_mistake(group: str, content: Any, schemas: dict[str, Schema]) -> None:
     assert problems(schemas, group, content)
 
 
-def test_an_axis_of_another_name_has_mappings(schemas: dict[str, Schema]) -> None:
+def test_axis_without_a_field_name_must_have_mappings(schemas: dict[str, Schema]) -> None:
     assert problems(schemas, "study", {"axes": {"variant": [{"engine": "zero1", "seed": 1}]}}) == []
     assert problems(schemas, "study", {"axes": {"variant": ["zero1"]}})
 
 
-def test_a_key_says_what_it_means(schemas: dict[str, Schema]) -> None:
+def test_every_key_has_a_description(schemas: dict[str, Schema]) -> None:
     assert schemas["machine"]["properties"]["power_w"]["description"] == "power limit of a device's board"
     assert schemas["launcher"]["properties"]["account"]["description"] == "the project that pays"
     assert schemas["study"]["$defs"]["batch.micro"]["description"] == "samples per device and forward pass"

@@ -78,7 +78,7 @@ def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
             supervisor.wait()
 
 
-def test_two_nodes_measure_one_run(nodes: Callable[..., Nodes]) -> None:
+def test_one_run_is_measured_on_two_nodes(nodes: Callable[..., Nodes]) -> None:
     run = nodes((*QUICK, "engine=zero2"))
     record = run.record()
     assert record.outcome.kind == "ok", record.outcome
@@ -108,7 +108,7 @@ def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes
     assert not alive(pids)
 
 
-def test_a_rank_that_raises_on_the_second_node_tells_the_lead(nodes: Callable[..., Nodes]) -> None:
+def test_exception_on_the_second_node_is_reported_to_the_first(nodes: Callable[..., Nodes]) -> None:
     record = nodes((*ENDLESS, "engine=ddp"), ZEROSCALE_DRILL="rank=1 step=2 action=raise").record()
     assert record.outcome.kind == "error"
     assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"

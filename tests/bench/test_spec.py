@@ -36,7 +36,7 @@ def test_a_global_batch_that_the_ranks_cannot_make_is_refused_with_value_rule_an
         spec(batch=batch)
 
 
-def test_identity_leaves_defaults_out_so_that_a_new_field_renames_no_old_run() -> None:
+def test_identity_omits_defaults_so_new_fields_keep_old_ids() -> None:
     assert config_id(spec(seed=0)) == config_id(spec())
     assert "seed" not in canonical(spec())
     assert config_id(spec(seed=1)) != config_id(spec())
@@ -48,12 +48,12 @@ def test_identity_by_version_2_of_the_defaults_is_frozen() -> None:
     assert config_id(spec()) == "c7c3b3c193"
 
 
-def test_where_a_shape_comes_from_is_no_part_of_what_is_measured() -> None:
+def test_source_of_a_shape_is_not_part_of_the_identity() -> None:
     cited = spec(model={"name": "tiny", "shape": {"d_model": 128}, "source": "a paper"})
     assert config_id(cited) == config_id(spec())
 
 
-def test_a_spec_survives_its_own_json() -> None:
+def test_spec_equals_its_decoded_json() -> None:
     once = spec(batch={"micro": 2, "global": 24}, precision="fp32")
     assert RunSpec.model_validate_json(once.model_dump_json(by_alias=True)) == once
 
@@ -65,7 +65,7 @@ OLD_PROTOCOL = {
 """Measurement protocol as stored in records of versions 1 and 2."""
 
 
-def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
+def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
     """The ids were computed by the code of that time. They fix the ids of version 1 with its defaults."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
@@ -74,7 +74,7 @@ def test_a_spec_of_an_older_protocol_keeps_its_id_and_its_json() -> None:
     assert config_id(spec()) != config_id(old), "a window of a fixed length is another measurement"
 
 
-def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
+def test_spec_with_an_older_protocol_has_the_loss_mean_of_version_1() -> None:
     """All runs recorded with the older protocol averaged the loss over micro-batches, but their records do not
     contain that."""
     old = spec(measure=OLD_PROTOCOL)
@@ -86,7 +86,7 @@ def test_a_spec_of_an_older_protocol_has_the_loss_of_its_time() -> None:
     assert config_id(other) != config_id(old) and json.loads(canonical(other))["loss_mean"] == "tokens"
 
 
-def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
+def test_error_in_the_protocol_names_the_key_as_written() -> None:
     with pytest.raises(UserError, match=r"^measure\.block_steps=0: "):
         decode_model(RunSpec, spec().model_dump(by_alias=True) | {"measure": {"block_steps": 0}})
     with pytest.raises(UserError, match=r"^measure\.windows_s: no such key; did you mean measure\.window_s"):
@@ -103,7 +103,7 @@ def test_a_mistake_in_the_protocol_is_named_as_it_was_written() -> None:
         ({"encoder": 3, "decoder": 4}, {"encoder": 3, "decoder": 4}),
     ],
 )
-def test_identity_leaves_each_default_length_of_span_corruption_out(
+def test_identity_omits_default_lengths_of_span_corruption(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
     """Old records have ids from the time when sequence lengths were separate fields. These ids must stay the same."""
@@ -113,19 +113,19 @@ def test_identity_leaves_each_default_length_of_span_corruption_out(
     assert json.loads(canonical(found)).get("sequence") == kept
 
 
-def test_identities_of_before_there_were_objectives_and_layouts() -> None:
+def test_ids_from_before_objectives_and_layouts_are_unchanged() -> None:
     """The ids were computed by the revision before the fields `objective` and `parallel` existed."""
     assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
     assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 
 
-def test_the_default_objective_and_layout_are_not_written_down() -> None:
+def test_default_objective_and_layout_are_not_written() -> None:
     written = spec(objective="span_corruption", parallel={"tensor": 1}).model_dump()
     assert written == spec().model_dump()
     assert written.keys().isdisjoint({"objective", "parallel"})
 
 
-def test_another_objective_and_layout_are() -> None:
+def test_other_objective_and_layout_are_written() -> None:
     other = spec(objective="causal_lm", sequence={"tokens": 1024}, parallel={"tensor": 2})
     assert json.loads(canonical(other)) | {"objective": "causal_lm", "sequence": {"tokens": 1024}} == json.loads(
         canonical(other)
@@ -167,6 +167,6 @@ def test_the_global_batch_is_that_of_the_data_parallel_ranks() -> None:
         ),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_with_value_rule_and_remedy(fields: dict[str, Any], told: str) -> None:
+def test_impossible_layout_is_refused_with_value_rule_and_remedy(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         spec(**fields)

@@ -9,7 +9,7 @@ from bench.core.spec import MeasureSpec
 from bench.core.steps import compute_step_s, list_block_lengths
 
 
-def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
+def test_delay_recovered_in_the_next_step_counts_once() -> None:
     """The first rank completes its two steps at 1 s and 3 s, and the second rank at 2 s and 3 s.
 
     The slowest rank therefore determines step times of 2 s and 1 s, 3 s in total.
@@ -17,15 +17,15 @@ def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
     assert compute_step_s([[1, 2], [2, 1]], [2]) == [2, 1]
 
 
-def test_ranks_meet_again_before_every_block() -> None:
+def test_step_times_start_again_at_every_block() -> None:
     assert compute_step_s([[1, 2], [2, 1]], [1, 1]) == [2, 2]
 
 
-def test_the_steps_of_one_rank_are_its_own() -> None:
+def test_step_times_of_one_rank_are_its_own() -> None:
     assert compute_step_s([[3], [1], [2]], [2, 1]) == [3, 1, 2]
 
 
-def test_no_steps_are_none() -> None:
+def test_no_steps_have_no_step_times() -> None:
     assert compute_step_s(np.zeros((0, 4)), []) == []
 
 

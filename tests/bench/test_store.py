@@ -38,14 +38,12 @@ def record(spec: RunSpec, kind: OutcomeKind = "ok", environment_id: str = "e1", 
     )
 
 
-def test_a_claimed_folder_is_never_claimed_again(tmp_path: Path) -> None:
+def test_claimed_folder_cannot_be_claimed_again(tmp_path: Path) -> None:
     names = [store.create_attempt(tmp_path / "id", repeat).folder.name for repeat in (0, 0, 1, 0)]
     assert names == ["0.0", "0.1", "1.0", "0.2"]
 
 
-def test_an_attempt_starts_with_its_spec_its_circumstance_and_room_for_its_record(
-    tmp_path: Path, spec: RunSpec
-) -> None:
+def test_new_attempt_has_spec_circumstance_and_reserved_space(tmp_path: Path, spec: RunSpec) -> None:
     store.create_attempt(tmp_path, 0)
     attempt = store.open_attempt(tmp_path, spec, circumstance())
     assert RunSpec.model_validate_json((attempt.folder / store.SPEC).read_bytes()) == spec
@@ -60,7 +58,7 @@ def test_an_attempt_starts_with_its_spec_its_circumstance_and_room_for_its_recor
     assert not list(attempt.folder.glob(".*"))
 
 
-def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
+def test_reserved_file_is_unused_if_too_small(tmp_path: Path) -> None:
     store.reserve(tmp_path / "file", 10)
     store.write_reserved(tmp_path / "file", b"x" * 100)
     assert (tmp_path / "file").read_bytes() == b"x" * 100
@@ -68,9 +66,7 @@ def test_a_reserve_that_is_too_small_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["no hard links", "no inodes either"])
-def test_a_record_is_kept_where_there_are_no_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
-) -> None:
+def test_record_is_written_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
     """Hard links fail on exFAT, on some network file systems, and if the inode table is full.
 
     Of two writers, the first must still win.
@@ -94,7 +90,7 @@ def test_a_record_is_kept_where_there_are_no_hard_links(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_name_that_is_given_twice_by_one_call_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_repeated_by_a_network_file_system_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network file system may execute a call, lose the reply, and execute the call a second time."""
     link = os.link
 
@@ -109,7 +105,7 @@ def test_a_name_that_is_given_twice_by_one_call_is_ones_own(tmp_path: Path, monk
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]
 
 
-def test_the_disk_has_a_records_name_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_synced_after_the_record_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[bool, list[str]]] = []
 
     def note(descriptor: int) -> None:
@@ -120,9 +116,7 @@ def test_the_disk_has_a_records_name_before_anybody_is_told(tmp_path: Path, monk
     assert synced[-1] == (True, ["file"]) and not synced[0][0]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     store.write_atomically(path, b"old")
 
@@ -140,7 +134,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     ("uninspected", "said"),
     [(store.UNINSPECTED, f"{store.UNINSPECTED}: rank 1 raised"), (None, None), ("another reason", "another reason")],
 )
-def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
+def test_later_failure_of_a_measured_run_changes_only_uninspected(
     tmp_path: Path, spec: RunSpec, uninspected: str | None, said: str | None
 ) -> None:
     seen = observed().model_copy(update={"uninspected": uninspected})
@@ -151,7 +145,7 @@ def test_how_a_measured_run_ended_is_said_of_its_inspection_alone(
     assert concluded.observations and concluded.observations.uninspected == said
 
 
-def test_a_rank_does_not_know_of_a_pause_and_its_supervisor_notes_it(tmp_path: Path, spec: RunSpec) -> None:
+def test_supervisor_adds_pauses_to_the_record_of_a_rank(tmp_path: Path, spec: RunSpec) -> None:
     claimed = store.open_attempt(tmp_path, spec, circumstance())
     measured = record(spec).model_copy(update={"observations": observed()})
     store.write_reserved(claimed.folder / store.RECORD, store.to_json(measured))
@@ -177,21 +171,21 @@ def test_a_rank_does_not_know_of_a_pause_and_its_supervisor_notes_it(tmp_path: P
         ("", "not a zeroscale record"),
     ],
 )
-def test_a_foreign_or_corrupt_file_is_named_with_what_is_wrong(tmp_path: Path, content: str, why: str) -> None:
+def test_foreign_or_corrupt_file_is_named_with_its_fault(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / store.RECORD).write_text(content)
     with pytest.raises(store.Unreadable, match=why) as caught:
         store.read_record(tmp_path / store.RECORD)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_newer_record_is_not_read_as_one_of_ours_even_where_it_looks_like_one(tmp_path: Path, spec: RunSpec) -> None:
+def test_record_of_a_newer_schema_version_is_unreadable(tmp_path: Path, spec: RunSpec) -> None:
     path = tmp_path / store.RECORD
     store.write_json(path, record(spec).model_copy(update={"schema_version": 99}))
     with pytest.raises(store.Unreadable, match="schema version 99 is newer"):
         store.read_record(path)
 
 
-def test_a_folder_that_is_not_there_is_a_users_error() -> None:
+def test_missing_folder_is_a_user_error() -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         list(store.find_records([Path("/nowhere/at/all")]))
 
@@ -204,7 +198,7 @@ def test_records_read_back_what_was_written(tmp_path: Path, spec: RunSpec) -> No
     assert plain["spec"]["batch"]["global"] == spec.global_batch, "files speak the user's names"
 
 
-def test_of_neighbours_each_has_its_own_spec(tmp_path: Path, spec: RunSpec) -> None:
+def test_consecutive_records_have_their_own_specs(tmp_path: Path, spec: RunSpec) -> None:
     """Equal specs of consecutive records are decoded only once and shared."""
     other = spec.model_copy(update={"seed": 7})
     written = [record(one) for one in (spec, spec, other, spec, other)]
@@ -215,7 +209,7 @@ def test_of_neighbours_each_has_its_own_spec(tmp_path: Path, spec: RunSpec) -> N
     assert read[0].spec is read[1].spec
 
 
-def test_a_spec_that_stands_elsewhere_is_not_the_records(tmp_path: Path, spec: RunSpec) -> None:
+def test_spec_in_another_place_of_a_record_is_not_its_spec(tmp_path: Path, spec: RunSpec) -> None:
     path, plain = tmp_path / store.RECORD, json.loads(store.to_json(record(spec)))
     inside = json.dumps(plain["spec"], indent=1).replace("\n", "\n ")
     for own in (b"null", b"{}", b'"spec"'):
@@ -245,7 +239,7 @@ def whole(spec: RunSpec, **changes: Any) -> bytes:
     return json.dumps(plain | changes, indent=1).encode() + b"\n"
 
 
-def test_a_record_torn_anywhere_is_no_answer_and_says_why(tmp_path: Path, spec: RunSpec) -> None:
+def test_truncated_record_has_no_outcome_and_a_reason(tmp_path: Path, spec: RunSpec) -> None:
     for steps in (5, 600):
         content = store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * steps)}))
         put(tmp_path / "0.0", content)
@@ -272,9 +266,7 @@ def test_a_record_torn_anywhere_is_no_answer_and_says_why(tmp_path: Path, spec: 
     ],
     ids=str,
 )
-def test_a_record_that_says_nothing_of_its_end_is_no_answer(
-    tmp_path: Path, spec: RunSpec, changes: dict[str, Any]
-) -> None:
+def test_record_with_an_invalid_outcome_is_unreadable(tmp_path: Path, spec: RunSpec, changes: dict[str, Any]) -> None:
     put(tmp_path / "0.0", whole(spec))
     assert [found.outcome for found in store.list_attempts(tmp_path)] == ["ok"]
     put(tmp_path / "0.0", whole(spec, **changes))
@@ -300,7 +292,7 @@ def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
             store.read_record(attempt.folder / store.RECORD)
 
 
-def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Path, spec: RunSpec) -> None:
+def test_attempt_with_an_unreadable_spec_is_not_finalized(tmp_path: Path, spec: RunSpec) -> None:
     attempt = store.open_attempt(tmp_path, spec, circumstance())
     (attempt.folder / store.SPEC).write_text("{}")
     with pytest.raises(store.Unreadable, match=r"spec.json: model: is required and missing"):
@@ -308,7 +300,7 @@ def test_a_record_beside_which_nothing_can_be_read_is_not_concluded(tmp_path: Pa
     assert not (attempt.folder / store.RECORD).exists()
 
 
-def test_a_full_disk_is_known_by_what_an_error_came_of() -> None:
+def test_full_disk_is_recognised_by_the_cause_of_an_error() -> None:
     assert is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
     assert not is_disk_full(OSError(errno.EIO, "Input/output error")) and not is_disk_full(UserError("x", "y"))
     quota = UserError("folder", "cannot reserve 5 bytes for the record")
@@ -316,7 +308,7 @@ def test_a_full_disk_is_known_by_what_an_error_came_of() -> None:
     assert is_disk_full(quota)
 
 
-def test_a_point_of_an_older_protocol_is_not_measured_by_another(tmp_path: Path, spec: RunSpec) -> None:
+def test_point_with_an_older_protocol_is_not_measured(tmp_path: Path, spec: RunSpec) -> None:
     plain = spec.model_dump(mode="json", by_alias=True) | {"measure": {"width": 0.02}}
     older = RunSpec.model_validate(plain)
     with pytest.raises(UserError, match=r"protocol of an older version.*; plan the study again"):

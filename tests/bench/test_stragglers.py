@@ -31,9 +31,7 @@ def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s
         ((0.1, 0.1, 0.1, 0.5), 4, []),  # each rank has its own pipeline stage
     ],
 )
-def test_a_rank_is_held_against_those_with_the_same_part_of_the_layers(
-    outside_s: tuple, parts: int, slow: list
-) -> None:
+def test_rank_is_compared_with_ranks_of_the_same_pipeline_part(outside_s: tuple, parts: int, slow: list) -> None:
     assert find_slow_ranks(outside_s, parts) == slow
 
 

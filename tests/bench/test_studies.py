@@ -64,7 +64,7 @@ def stated(pattern: str, text: str) -> float:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_point_can_be_asked_for_and_there_are_as_many_as_stated(name: str) -> None:
+def test_every_point_composes_and_their_number_is_as_stated(name: str) -> None:
     assert len(points_of(name).points) == stated(r"^([\d,]+) points", costs(name))
 
 
@@ -76,14 +76,14 @@ def test_a_search_has_as_many_points_as_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_rule_leaves_something_out_and_no_two_points_are_one(name: str) -> None:
+def test_every_exclude_rule_applies_and_no_points_are_equal(name: str) -> None:
     found = points_of(name)
     assert all(found.excluded.values())
     assert not found.merged
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_control_point_can_be_asked_for_on_every_shape_of_allocation(name: str) -> None:
+def test_control_point_composes_for_every_shape_of_allocation(name: str) -> None:
     study = compose.read_study(name)
     for shape in {
         (point.composed.spec.nodes, point.composed.spec.devices_per_node) for point in points_of(name).points
@@ -96,7 +96,7 @@ def test_a_control_point_can_be_asked_for_on_every_shape_of_allocation(name: str
 
 
 @pytest.mark.parametrize("name", ON_A_CLUSTER)
-def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
+def test_cost_of_a_cluster_study_is_as_stated(name: str) -> None:
     study, specs, said = (
         compose.read_study(name),
         [point.composed.spec for point in points_of(name).points],
@@ -115,7 +115,7 @@ def test_a_study_on_a_cluster_costs_at_most_what_it_says(name: str) -> None:
     assert share in said
 
 
-def test_the_reproduction_is_five_models_by_five_engines_by_micro_batches_by_four_node_counts() -> None:
+def test_paper_study_has_five_models_five_engines_and_four_node_counts() -> None:
     specs = [point.composed.spec for point in points_of("paper").points]
     assert {spec.model.name for spec in specs} == {"mt5_base", "mt5_large", "mt5_xl", "mt5_xxl", "t5_11b"}
     assert {spec.engine.name for spec in specs} == {"ddp", "zero0", "zero1", "zero2", "zero3"}
@@ -135,7 +135,7 @@ def test_weak_scaling_keeps_the_work_of_a_device_and_strong_scaling_that_of_a_st
     assert (8, 8) not in {(spec.batch.micro, spec.nodes) for spec in strong}, "512 samples"
 
 
-def test_fp16_at_stage_0_is_the_only_combination_of_engine_and_precision_left_out() -> None:
+def test_fp16_at_stage_0_is_the_only_excluded_precision() -> None:
     found = {
         (point.composed.spec.engine.name, point.composed.spec.precision) for point in points_of("precision").points
     }
@@ -175,7 +175,7 @@ def test_the_command_line_wins_over_a_study() -> None:
 
 
 @pytest.mark.parametrize("name", ["a; rm -rf .", "$(reboot)", "a b", "-rf", "../runs", "two\nlines", ""])
-def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_study_with_an_invalid_name_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(json.dumps({"name": name}))
     for asked_for in (str(file), name):
@@ -199,7 +199,7 @@ def test_a_study_whose_name_is_no_word_is_refused_in_one_line(name: str, tmp_pat
         ("repeats: 1", "study.name: is required and missing; "),
     ],
 )
-def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:
+def test_file_without_a_study_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -208,7 +208,7 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text: str, told: str, tm
     assert "\n" not in str(caught.value)
 
 
-def test_a_study_of_memory_alone_does_not_wait_for_seconds() -> None:
+def test_memory_study_has_windows_without_a_minimum_time() -> None:
     study = compose.read_study(str(SMOKE_RECORDS.parents[1] / "studies/peaks.yaml"))
     protocols = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
     assert [find_stop_reason(3, 0.03, protocol) for protocol in protocols] == ["window"]

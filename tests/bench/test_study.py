@@ -18,18 +18,18 @@ def test_axes_span_every_combination_the_last_varying_fastest() -> None:
     ]
 
 
-def test_an_override_pins_an_axis_and_a_list_makes_one() -> None:
+def test_override_fixes_an_axis_and_a_list_adds_one() -> None:
     study = Study(name="s", base={"seed": 1}, axes={"engine": ["ddp", "zero1"]})
     points = expand_study(study, [("engine", ["zero3"]), ("seed", [5, 6])])
     assert points == [(("engine", "zero3"), ("seed", 5)), (("engine", "zero3"), ("seed", 6))]
 
 
-def test_a_value_may_be_several_overrides_that_go_together() -> None:
+def test_axis_value_may_be_a_group_of_overrides() -> None:
     study = Study(name="s", axes={"engine": ["ddp", {"engine": "zero1", "engine.reduce_bucket_size": 10}]})
     assert expand_study(study, []) == [(("engine", "ddp"),), (("engine", "zero1"), ("engine.reduce_bucket_size", 10))]
 
 
-def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
+def test_repeats_are_interleaved_in_different_orders() -> None:
     study = Study(name="s", repeats=3)
     requested = order_runs([0] * 10, study)
     assert [repeat for repeat, _ in requested] == [0] * 10 + [1] * 10 + [2] * 10
@@ -39,7 +39,7 @@ def test_repeats_are_interleaved_and_each_in_an_order_of_its_own() -> None:
     assert requested == order_runs([0] * 10, study), "the same seed, the same order"
 
 
-def test_what_a_sweep_cut_short_must_not_lack_runs_first_and_the_rest_stays_random() -> None:
+def test_priority_points_run_first_and_the_others_in_random_order() -> None:
     study = Study(name="s", repeats=2)
     turns = [point % 3 for point in range(30)]
     requested = order_runs(turns, study)
@@ -49,7 +49,7 @@ def test_what_a_sweep_cut_short_must_not_lack_runs_first_and_the_rest_stays_rand
     assert begun != sorted(begun)
 
 
-def test_a_point_takes_the_turn_of_the_first_rule_that_holds_for_it() -> None:
+def test_point_has_the_priority_of_the_first_matching_rule() -> None:
     rules = ("engine == 'zero3' and batch.micro == 2", "engine.stage != null and engine.stage >= 2")
     axes = {"engine": ["ddp", "zero2", "zero3"], "batch.micro": [2, 4]}
     found = compose.compose_points(Study(name="s", axes=axes, first=rules), []).points
@@ -59,7 +59,7 @@ def test_a_point_takes_the_turn_of_the_first_rule_that_holds_for_it() -> None:
     }  # fmt: skip
 
 
-def test_the_control_point_stands_on_the_base_and_under_the_overrides_of_one_value() -> None:
+def test_control_point_uses_the_base_and_single_value_overrides() -> None:
     study = Study(
         name="s", base={"machine": "a100_80", "engine": "zero2"}, control={"engine": "zero1"}, axes={"nodes": [1, 2]}
     )
@@ -89,7 +89,7 @@ def test_the_smoke_study_compares_five_engines_on_two_processes_by_three_repeats
 
 
 @pytest.mark.parametrize("fields", [{"axes": {key: list(range(1000)) for key in "abc"}}, {"repeats": 10**9}])
-def test_more_runs_than_anybody_makes_are_refused_before_they_are_listed(fields: dict[str, Any]) -> None:
+def test_too_many_runs_are_refused_before_they_are_listed(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"study=s: its axes and repeats make 1,000,000,000 runs, and at most 100,000"):
         expand_study(Study(name="s", **fields), [])
 

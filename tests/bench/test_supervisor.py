@@ -82,7 +82,7 @@ def noticed(supervisor: RunCoordinator) -> bool:
     return supervisor._lost_at is not None
 
 
-def test_a_rank_finds_its_descriptors_by_the_names_of_their_variables(tmp_path: Path) -> None:
+def test_rank_finds_its_descriptors_in_environment_variables(tmp_path: Path) -> None:
     tells = 'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
     tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
     record = RunCoordinator(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
@@ -103,7 +103,7 @@ def held(pid: int) -> Iterator[None]:
         tracer.kill()
 
 
-def test_a_rank_that_nothing_can_end_is_left_behind_and_named_in_the_record(tmp_path: Path) -> None:
+def test_rank_that_survives_sigkill_is_left_and_recorded(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     supervisor = RunCoordinator(folder, handle_signals=False, start=running(WAITS))
     records: list[RunRecord | None] = []
@@ -141,12 +141,12 @@ print("alone")
 """
 
 
-def test_a_child_whose_parent_died_before_it_could_ask_to_end_with_it_ends_too() -> None:
+def test_child_ends_if_its_parent_died_before_the_death_signal_was_set() -> None:
     told = subprocess.run([sys.executable, "-uc", _ORPHAN], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (told.stdout, told.stderr) == ("alone\n", "")
 
 
-def test_a_start_that_fails_of_the_signal_that_ends_the_run_is_no_error(
+def test_start_that_fails_by_the_interrupting_signal_is_no_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object) -> Any:
@@ -159,7 +159,7 @@ def test_a_start_that_fails_of_the_signal_that_ends_the_run_is_no_error(
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_of_a_rank_end_with_the_rank(tmp_path: Path) -> None:
     starts = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=2).pid)"
     folder = attempt(tmp_path, devices_per_node=1)
     RunCoordinator(folder, handle_signals=False, start=running(starts)).run()
@@ -170,7 +170,7 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_that_never_ends_its_line_takes_little_memory(tmp_path: Path) -> None:
+def test_endless_line_of_a_rank_uses_little_memory(tmp_path: Path) -> None:
     folder = attempt(tmp_path, devices_per_node=1)
 
     def logged() -> int:
@@ -189,7 +189,7 @@ def test_a_rank_that_never_ends_its_line_takes_little_memory(tmp_path: Path) -> 
     assert logged() > 2**21 and peak < 2**25
 
 
-def test_a_stalled_file_system_is_no_hang_and_ends_no_run(tmp_path: Path) -> None:
+def test_stalled_file_system_is_no_hang(tmp_path: Path) -> None:
     folder, stalled = attempt(tmp_path), Stalled()
     os.mkfifo(folder / store.LOG)
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
@@ -214,7 +214,7 @@ def limited(folder: Path, **limits: float) -> Path:
 
 
 @pytest.mark.parametrize(("steps", "outcome"), [(1, "error"), (2, "hang")])
-def test_the_first_step_may_take_as_long_as_a_start(tmp_path: Path, steps: int, outcome: str) -> None:
+def test_first_step_has_the_time_limit_of_the_start(tmp_path: Path, steps: int, outcome: str) -> None:
     beats = "import time; from bench.measure.channel import Channel; channel = Channel.open();"
     beats += f"[channel.beat('steps', 40 + step) for step in range({steps})]; time.sleep(4)"
     folder = limited(attempt(tmp_path, devices_per_node=1), hang_s=1.5)
@@ -222,7 +222,7 @@ def test_the_first_step_may_take_as_long_as_a_start(tmp_path: Path, steps: int, 
     assert record and record.outcome.kind == outcome, record.outcome.reason
 
 
-def test_a_rank_that_was_stopped_for_a_while_is_noted(tmp_path: Path) -> None:
+def test_pause_of_a_rank_is_recorded(tmp_path: Path) -> None:
     supervisor = RunCoordinator(attempt(tmp_path), handle_signals=False, start=running("import time; time.sleep(3)"))
 
     def stop_rank() -> None:
@@ -236,7 +236,7 @@ def test_a_rank_that_was_stopped_for_a_while_is_noted(tmp_path: Path) -> None:
     assert record and record.outcome.paused_s > 1.5
 
 
-def test_a_rank_that_stays_stopped_is_named(tmp_path: Path) -> None:
+def test_permanently_stopped_rank_is_named(tmp_path: Path) -> None:
     beats = (
         "import time; from bench.measure.channel import Channel; channel = Channel.open(); channel.beat('steps', 0);"
     )
@@ -264,7 +264,7 @@ print(paused_s, watch.totals.in_steps_s, flush=True)
 """
 
 
-def test_a_supervisor_that_was_stopped_sees_how_long() -> None:
+def test_supervisor_measures_its_own_pause() -> None:
     with subprocess.Popen([sys.executable, "-c", _LOOKS], stdout=subprocess.PIPE, text=True) as looks:
         assert looks.stdout and looks.stdout.readline() == "looks\n"
         began = time.monotonic()
@@ -295,7 +295,7 @@ def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, schedu
         assert record and (record.outcome.kind, record.outcome.reason) == ("cancelled", "interrupted by SIGTERM")
 
 
-def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path: Path) -> None:
+def test_rank_that_gets_the_signal_first_is_interrupted_and_not_lost(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     supervisor = RunCoordinator(folder, handle_signals=False, start=running("import os; os.kill(os.getpid(), 15)"))
     when(lambda: noticed(supervisor), lambda: supervisor.interrupt(signal.SIGTERM))
@@ -304,7 +304,7 @@ def test_a_rank_that_hears_the_signal_first_is_interrupted_and_not_lost(tmp_path
     assert (folder / store.INTERRUPTED).exists()
 
 
-def test_a_rank_that_fails_of_one_that_heard_the_signal_first_is_interrupted_too(tmp_path: Path) -> None:
+def test_failure_caused_by_an_interrupted_rank_is_an_interruption(tmp_path: Path) -> None:
     """Rank 1 is ended by SIGTERM, and the other rank then fails with a communication error.
 
     This happens if a scheduler regards the first node as lost and ends only the processes on the other nodes.
@@ -320,7 +320,7 @@ def test_a_rank_that_fails_of_one_that_heard_the_signal_first_is_interrupted_too
     assert sorted(str(state.exit_code) for state in supervisor.states()) == ["-15", "1"]
 
 
-def test_a_rank_that_was_lost_before_the_signal_is_the_outcome(tmp_path: Path) -> None:
+def test_rank_lost_before_the_signal_decides_the_outcome(tmp_path: Path) -> None:
     folder = attempt(tmp_path)
     leaves = f"import os; os.environ['RANK'] == '0' and os._exit(3); {WAITS}"
     supervisor = RunCoordinator(folder, scheduled=True, handle_signals=False, start=running(leaves))
@@ -355,7 +355,7 @@ class Crew:
         return self.record.outcome.reason
 
 
-def test_supervisors_meet_without_a_file_where_somebody_announces_the_lead(tmp_path: Path) -> None:
+def test_supervisors_meet_without_a_file_if_the_address_is_announced(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=2)
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
     crew = Crew(folder, says)
@@ -365,7 +365,7 @@ def test_supervisors_meet_without_a_file_where_somebody_announces_the_lead(tmp_p
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0", "[3] 3 1"]
 
 
-def test_a_supervisor_for_each_device_is_a_crew_too(tmp_path: Path) -> None:
+def test_supervisors_with_one_device_each_run_together(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=1, devices_per_node=2)
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
     crew = Crew(folder, says, span="device")
@@ -374,7 +374,7 @@ def test_a_supervisor_for_each_device_is_a_crew_too(tmp_path: Path) -> None:
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1"]
 
 
-def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> None:
+def test_interrupted_agent_interrupts_the_run(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=2)
     crew = Crew(folder, WAITS)
     follow = NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
@@ -383,9 +383,7 @@ def test_a_follower_that_is_interrupted_interrupts_the_run(tmp_path: Path) -> No
     assert crew.ended() == "interrupted by SIGTERM"
 
 
-def test_a_follower_tells_of_out_of_memory_kills_on_its_own_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_reports_out_of_memory_kills_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = itertools.count()
     monkeypatch.setattr(node, "count_oom_kills", lambda: next(count))
     folder = attempt(tmp_path, nodes=2)
@@ -396,7 +394,7 @@ def test_a_follower_tells_of_out_of_memory_kills_on_its_own_host(
     assert list(crew.record.outcome.evidence["oom_kills"]) == [socket.gethostname()]
 
 
-def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> None:
+def test_agent_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> None:
     def fails(*_: object) -> None:
         raise ConnectionError("the fork server is gone")
 
@@ -408,12 +406,12 @@ def test_a_follower_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("scheduled", "every_s"), [(False, 2.0), (True, 10.0)])
-def test_a_shared_file_system_is_written_to_less_often(tmp_path: Path, scheduled: bool, every_s: float) -> None:
+def test_heartbeats_on_a_shared_file_system_are_less_frequent(tmp_path: Path, scheduled: bool, every_s: float) -> None:
     made = RunCoordinator(attempt(tmp_path), handle_signals=False, scheduled=scheduled)
     assert made.heartbeat.every_s == every_s
 
 
-def test_a_supervisor_of_many_runs_leaves_nothing_open(tmp_path: Path) -> None:
+def test_supervisor_closes_all_descriptors_after_each_run(tmp_path: Path) -> None:
     def one() -> int:
         RunCoordinator(attempt(tmp_path), handle_signals=False, start=running("pass")).run()
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -40,7 +40,7 @@ def beat(step: int) -> list[RankState]:
     return [RankState(0, None, False, None, "steps", step)]
 
 
-def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
+def test_every_log_line_begins_with_its_rank(tmp_path: Path) -> None:
     log = RankLog(tmp_path / "run.log")
     for line in range(3):
         log.write(line % 2, b"line %d" % line)
@@ -48,7 +48,7 @@ def test_every_line_stands_behind_its_rank(tmp_path: Path) -> None:
     assert (tmp_path / "run.log").read_text() == "[0] line 0\n[1] line 1\n[0] line 2\n"
 
 
-def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
+def test_rank_ends_even_if_its_output_is_not_read(tmp_path: Path) -> None:
     """A pipe holds 64 KiB. If the supervisor waited for the log file, a rank that prints more would wait forever."""
     os.mkfifo(tmp_path / "run.log")  # opening a pipe without a reader blocks forever
     log = RankLog(tmp_path / "run.log")
@@ -63,7 +63,7 @@ def test_a_rank_ends_though_nobody_takes_its_output(tmp_path: Path) -> None:
     rank.close()
 
 
-def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path) -> None:
+def test_lost_lines_are_counted_at_their_place_in_the_log(tmp_path: Path) -> None:
     stalled, path = Stalled(), tmp_path / "run.log"
     log = RankLog(path, stalled.opened)
     for line in range(5000):
@@ -76,7 +76,7 @@ def test_lines_that_were_lost_are_counted_where_they_are_missing(tmp_path: Path)
     assert 1000 < len(lines) < 5000
 
 
-def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path: Path) -> None:
+def test_failed_heartbeat_is_skipped(tmp_path: Path) -> None:
     stalled = Stalled()
     heartbeat = HeartbeatWriter(tmp_path, 2.0, stalled.replace)
     heartbeat.show("running", beat(1))
@@ -88,7 +88,7 @@ def test_a_heartbeat_that_cannot_be_written_is_skipped_for_a_later_one(tmp_path:
     assert (shown["state"], shown["ranks"][0]["step"]) == ("ended", 4)
 
 
-def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None:
+def test_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
     """Heartbeats are written by another thread at irregular times. The reader continues until it has seen several of
     them."""
     heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
@@ -101,7 +101,7 @@ def test_a_reader_of_the_heartbeat_never_sees_half_of_it(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == [store.HEARTBEAT], "nothing half-written is left"
 
 
-def test_a_heartbeat_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_heartbeat_on_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     """On a full disk, the file can be created but accepts no bytes."""
     heartbeat, (soft, hard) = HeartbeatWriter(tmp_path, 0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

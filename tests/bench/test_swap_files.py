@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(B
 
 
 @pytest.mark.skipif(not Path("/usr/include/libaio.h").exists(), reason="needs libaio-dev")
-def test_files_on_a_disk_give_the_losses_of_host_memory_to_the_bit(
+def test_nvme_offload_gives_bitwise_the_losses_of_cpu_offload(
     zeroscale_run: Callable[..., Command], tmp_path: Path
 ) -> None:
     disk, seen = tmp_path / "disk", set[str]()
@@ -46,9 +46,7 @@ def test_files_on_a_disk_give_the_losses_of_host_memory_to_the_bit(
     assert losses(swapped) == losses(held) and len(losses(held)) >= 6
 
 
-def test_a_disk_folder_that_cannot_be_written_is_refused_in_one_line(
-    zeroscale_run: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_unwritable_nvme_folder_is_refused_in_one_line(zeroscale_run: Callable[..., Command], tmp_path: Path) -> None:
     absent = tmp_path / "absent" / "folder"
     words = ("engine.offload_optimizer.device=nvme", f"engine.offload_optimizer.nvme_path={absent}")
     reason = zeroscale_run(*ZERO_3, *words).record().outcome.reason

@@ -17,7 +17,7 @@ from bench.core.terminal import Progress
 from bench.sweep.local_attempt import AttemptWatch
 
 
-def test_columns_are_as_wide_as_their_longest_cell_and_no_line_ends_in_blanks() -> None:
+def test_columns_fit_their_longest_cell_without_trailing_blanks() -> None:
     rows = [["", "GB"], ["weights [fp32]", "12"], ["x", "3.5"], ["a note", "", "and why"]]
     assert terminal.align(rows, right={1}, indent=1).splitlines() == [
         "                  GB",
@@ -28,12 +28,12 @@ def test_columns_are_as_wide_as_their_longest_cell_and_no_line_ends_in_blanks() 
     assert terminal.align([["a", "b"]], least=(4, 3), right={1}, gap=0) == "a     b"
 
 
-def test_no_cell_is_broken_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_cells_are_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     assert terminal.align([["word " * 50, "end"]]) == f"{'word ' * 50}  end"
 
 
-def test_lines_of_columns_break_between_columns_and_short_lines_stay() -> None:
+def test_lines_wrap_between_columns_and_short_lines_stay() -> None:
     columns = [
         "2a31ec6b6d",
         "mt5_xxl     ",
@@ -59,7 +59,7 @@ def test_a_number_and_its_percent_sign_stay_together() -> None:
 @pytest.mark.parametrize(
     "words", [["echo", *(f"key{n}=a b{n}" for n in range(40))], ["echo", "$HOME", "x" * 150, "'", "\\"], ["echo"]]
 )
-def test_a_wrapped_command_means_the_same_to_a_shell(words: list[str]) -> None:
+def test_wrapped_command_is_equal_for_a_shell(words: list[str]) -> None:
     text = terminal.wrap_command(["printf", "%s\\n", *words])
     assert all(len(line) <= 100 or "x" * 150 in line for line in text.splitlines())
     read = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
@@ -75,7 +75,7 @@ with terminal.progress(quiet=False) as follow:
 """
 
 
-def test_what_is_left_is_shown_on_a_terminal_and_what_is_printed_goes_where_it_should() -> None:
+def test_progress_goes_to_the_terminal_and_output_to_its_stream() -> None:
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
     done = subprocess.run(
@@ -98,7 +98,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_a_log_gets_no_progress() -> None:
+def test_output_to_a_file_has_no_progress() -> None:
     done = subprocess.run([sys.executable, "-c", _SHOWS], capture_output=True, text=True, check=True, timeout=120)
     assert (done.stdout, done.stderr) == ("[1/2] a point\n", "")
 
@@ -121,7 +121,7 @@ def test_a_log_has_a_line_at_the_start_of_each_point_and_one_a_minute(capsys: py
     ]
 
 
-def test_a_run_is_as_far_as_the_longest_that_its_protocol_allows() -> None:
+def test_progress_of_a_run_is_relative_to_its_longest_duration() -> None:
     protocol = MeasureSpec(warmup_steps=10, gpu_warmup_s=0, min_steps=20, window_s=0, max_s=1000)
     watch = AttemptWatch(Path("nowhere"), protocol)
     assert watch.of_step(0, 100.0, "steps") == Progress("steps 0")
@@ -156,7 +156,7 @@ def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.processes
-def test_a_run_shows_steps_and_what_is_left(tmp_path: Path) -> None:
+def test_progress_of_a_run_shows_steps_and_time_left(tmp_path: Path) -> None:
     protocol = ["measure.window_s=8", "measure.min_steps=30"]
     small = ["machine=cpu", "devices_per_node=1", "batch.micro=1", "sequence.encoder=32", "sequence.decoder=8"]
     printed, shown = _show_on_terminal(["run", *small, *protocol], tmp_path)
@@ -164,7 +164,7 @@ def test_a_run_shows_steps_and_what_is_left(tmp_path: Path) -> None:
     assert "left" in shown and "━" in shown
 
 
-def test_a_calibration_says_what_is_left_of_its_seconds(tmp_path: Path) -> None:
+def test_progress_of_a_calibration_shows_its_time_left(tmp_path: Path) -> None:
     (tmp_path / DOING).write_text("matmul")
     heard: list[Progress] = []
     with starting._show_progress(tmp_path, 60.0, heard.append):

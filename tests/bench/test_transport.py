@@ -24,7 +24,7 @@ def host(root: Path, **counters: int) -> Path:
     return root
 
 
-def test_a_hosts_counters_are_read_and_taken_from_each_other(tmp_path: Path) -> None:
+def test_traffic_is_the_difference_of_the_hosts_counters(tmp_path: Path) -> None:
     before = read_sent_bytes(host(tmp_path, eth0=1000, lo=5, ib=70))
     assert before == {"eth0": 1000, "lo": 5, "mlx5_0/1": 280}
     after = read_sent_bytes(host(tmp_path, eth0=1500, lo=5, ib=170))
@@ -44,7 +44,7 @@ def test_a_hosts_counters_are_read_and_taken_from_each_other(tmp_path: Path) -> 
         ({}, None),
     ],
 )
-def test_what_has_counted_most_of_the_bytes_has_carried_them(sent: dict[str, int], told: str | None) -> None:
+def test_transport_is_the_interface_with_most_of_the_bytes(sent: dict[str, int], told: str | None) -> None:
     assert find_transport(sent, 100 * MB) == told
 
 
@@ -55,7 +55,7 @@ def a_link(transport: str | None, *rates: float | None) -> Link:
     )  # fmt: skip
 
 
-def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -> None:
+def test_fallback_to_sockets_is_invalid_if_infiniband_is_expected() -> None:
     check_link(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
     # Without counters the transport is unknown, and nothing is refused.
     check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))
@@ -65,7 +65,7 @@ def test_a_fall_back_to_sockets_is_invalid_where_the_site_expects_infiniband() -
     assert classify_error(caught.value) == ("invalid", "type WrongTransport")
 
 
-def test_a_pair_below_the_machines_floor_is_invalid() -> None:
+def test_link_below_the_minimum_bandwidth_is_invalid() -> None:
     machine = Machine(name="m", inter_node_floor_bytes_per_s=10 * MB)
     check_link(a_link("sockets", 10 * MB, None, 12 * MB), Network(), machine)
     with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, and the machine's floor is 10\.0"):

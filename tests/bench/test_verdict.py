@@ -33,7 +33,7 @@ def ending(rank: int, code: int | None, outcome: str | None = None, stopped: boo
     return RankState(rank, code, stopped, told, "steps", 7, **more)
 
 
-def test_what_was_lost_to_a_pause_is_no_fault_of_nodes_or_of_the_point() -> None:
+def test_loss_after_a_pause_is_not_attributed_to_node_or_point() -> None:
     lost = Outcome(kind="node_failure", reason="node 1 (n2) closed its connection")
     assert note_pause(lost, PauseTotals()) is lost
     noted = note_pause(lost, PauseTotals(15.2, 15.2))
@@ -50,7 +50,7 @@ def looked(moments: list[Moment]) -> PauseWatch:
     return watch
 
 
-def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() -> None:
+def test_gap_is_a_pause_unless_the_supervisor_was_busy_or_starved() -> None:
     assert looked([Moment(0.2, 0.0), Moment(15.4, 0.1)]).totals.all_s == pytest.approx(15.1)
     assert looked([Moment(0.2, 0.0), Moment(15.4, 14.9)]).totals == PauseTotals(), "a busy machine"
     watch = PauseWatch(iter([Moment(0.0, 0.0), Moment(0.2, 0.0), Moment(8.4, 0.0)]).__next__)
@@ -59,7 +59,7 @@ def test_a_gap_is_a_pause_unless_the_supervisor_computed_or_waited_for_a_core() 
     assert looked([Moment(1.9, 0.0), Moment(3.8, 0.0)]).totals == PauseTotals(), "a slow poll, twice"
 
 
-def test_a_node_where_a_rank_cannot_be_ended_is_left_out_at_once(tmp_path: Path) -> None:
+def test_node_with_a_rank_that_cannot_be_ended_is_excluded_at_once(tmp_path: Path) -> None:
     health, run = NodeHealth(tmp_path), tmp_path / "0a1b2c3d4e" / "0.0"
     health.examine(None, [], run)
     assert health.format_excluded() is None and jobs.read_exclusions(tmp_path) == []
@@ -87,12 +87,14 @@ KILLED_WHERE = "rank 1 was killed by SIGKILL in steps at step 7"
         ([ending(0, 0), ending(1, 0)], "error", "every rank ended, and none wrote a record"),
     ],
 )  # fmt: skip
-def test_the_cause_is_what_cannot_be_a_consequence(endings: list[RankState], kind: OutcomeKind, reason: str) -> None:
+def test_outcome_is_the_failure_that_no_other_failure_explains(
+    endings: list[RankState], kind: OutcomeKind, reason: str
+) -> None:
     outcome = classify_outcome(endings, None, "")
     assert (outcome.kind, outcome.reason) == (kind, reason)
 
 
-def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
+def test_memory_shortage_has_a_field_and_a_one_line_reason() -> None:
     """A device has 80 GiB. Tensors use 60 of the 64 GiB that the allocator reserved, other processes use 12, and 2
     are free. An allocation of 5 GiB fails."""
     told = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
@@ -110,7 +112,7 @@ def test_memory_that_ran_out_is_told_in_a_field_and_in_one_line() -> None:
     assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"
 
 
-def test_out_of_memory_kills_are_told_by_host_and_blamed_on_their_own_alone() -> None:
+def test_out_of_memory_kills_are_attributed_to_their_host_only() -> None:
     outcome = classify_outcome(
         [ending(0, 1, "comm_error", host="a", oom_kills=2), ending(1, KILLED, host="b")], None, ""
     )
@@ -152,11 +154,11 @@ def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
         (Refused("another machine"), "error"),
     ],
 )  # fmt: skip
-def test_an_exception_is_evidence_by_its_type_and_its_own_message(error: BaseException, kind: OutcomeKind) -> None:
+def test_exception_is_classified_by_type_and_message(error: BaseException, kind: OutcomeKind) -> None:
     assert classify_error(error)[0] == kind
 
 
-def test_host_memory_that_cannot_be_pinned_is_none_of_the_devices() -> None:
+def test_failed_pinning_of_host_memory_is_no_device_shortage() -> None:
     """CUDA reports the same message for device and host memory. The function that raised the error distinguishes
     them."""
 
@@ -186,7 +188,7 @@ except Exception as error:
 
 
 @pytest.mark.processes
-def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_of_memory() -> None:
+def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
     """The kernel counts its out-of-memory kills. The count shows if the kernel killed the data loader's process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
@@ -198,7 +200,7 @@ def test_a_loaders_process_that_was_killed_is_host_oom_where_the_kernel_ran_out_
 @pytest.mark.parametrize(
     ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
 )
-def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: int | None, kind: str) -> None:
+def test_out_of_memory_next_to_another_process_is_not_final(others_bytes: int | None, kind: str) -> None:
     """Memory of other processes below 256 MiB, such as a display server or a site's monitor, is ignored."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
@@ -218,7 +220,7 @@ def test_out_of_memory_beside_somebody_elses_is_no_final_answer(others_bytes: in
         ({}, 0),
     ],
 )  # fmt: skip
-def test_out_of_memory_kills_are_those_of_the_own_control_group(
+def test_out_of_memory_kills_are_counted_in_the_own_control_group(
     files: dict[str, str], kills: int, tmp_path: Path
 ) -> None:
     for name, content in files.items():
@@ -234,7 +236,7 @@ def test_a_real_allocation_that_fails_is_host_oom() -> None:
     assert classify_error(caught.value)[0] == "host_oom"
 
 
-def test_a_hang_names_the_ranks_that_the_others_wait_for() -> None:
+def test_hang_names_the_ranks_furthest_behind() -> None:
     def at(rank: int, phase: str, step: int) -> RankState:
         return RankState(rank, None, False, None, phase, step)
 
@@ -249,7 +251,7 @@ def test_a_hang_names_the_ranks_that_the_others_wait_for() -> None:
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
-def test_a_full_disk_is_told_as_such_whatever_the_other_ranks_say(number: int, full: bool) -> None:
+def test_full_disk_decides_the_outcome_over_other_failures(number: int, full: bool) -> None:
     error = OSError(number, "as the kernel says", "rank.json")
     rank = ending(1, 1, "error")
     said = rank._replace(failure={**(rank.failure or {}), "exception": "OSError", "message": str(error)})

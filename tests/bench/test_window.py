@@ -12,18 +12,18 @@ from bench.measure.loop import find_stop_reason, is_slower, is_warmup_done
 @pytest.mark.parametrize(
     ("n", "ranks"), [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (30, (10, 21)), (50, (18, 33))]
 )
-def test_the_medians_interval_has_the_ranks_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
+def test_median_interval_has_the_order_statistics_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
     """The ranks of the interval's bounds at 95 % are those of Conover, Practical Nonparametric Statistics, table A3
     (binomial distribution)."""
     assert median_interval(range(1, n + 1)) == ranks
 
 
-def test_no_interval_is_claimed_where_even_the_extremes_do_not_cover() -> None:
+def test_no_interval_is_given_if_the_extremes_do_not_cover() -> None:
     assert median_interval([1, 2, 3, 4, 5]) is None
 
 
 @pytest.mark.parametrize("n", [6, 7, 20, 61, 200, 1001])
-def test_the_interval_agrees_with_scipys_binomial(n: int) -> None:
+def test_interval_agrees_with_scipys_binomial_distribution(n: int) -> None:
     interval = median_interval(range(1, n + 1))
     assert interval is not None
     low, high = (int(value) for value in interval)
@@ -31,7 +31,7 @@ def test_the_interval_agrees_with_scipys_binomial(n: int) -> None:
     assert high == n + 1 - low
 
 
-def test_the_interval_covers_the_true_median_of_independent_values_as_often_as_it_says() -> None:
+def test_interval_covers_the_true_median_at_its_nominal_rate() -> None:
     generator = np.random.default_rng(0)
     covered = 0
     for _ in range(2000):
@@ -48,7 +48,7 @@ PROTOCOL = MeasureSpec(warmup_steps=10, gpu_warmup_s=30, block_steps=5, window_s
     ("steps", "elapsed_s", "done_on_cpu", "done_on_gpu"),
     [(9, 90.0, False, False), (10, 29.9, True, False), (10, 30.0, True, True)],
 )
-def test_a_warm_up_has_its_steps_and_on_a_gpu_its_seconds(
+def test_warm_up_has_its_steps_and_on_a_gpu_its_seconds(
     steps: int, elapsed_s: float, done_on_cpu: bool, done_on_gpu: bool
 ) -> None:
     found = [is_warmup_done(steps, elapsed_s, PROTOCOL, on_gpu=on_gpu) for on_gpu in (False, True)]
@@ -65,13 +65,13 @@ def test_a_warm_up_has_its_steps_and_on_a_gpu_its_seconds(
         (29, 300.0, "time"),
     ],
 )
-def test_a_window_has_its_seconds_and_steps_or_ends_when_its_time_is_over(
+def test_window_has_its_seconds_and_steps_or_ends_at_its_time_limit(
     steps: int, elapsed_s: float, reason: str | None
 ) -> None:
     assert find_stop_reason(steps, elapsed_s, PROTOCOL) == reason
 
 
-def test_a_window_that_may_take_less_than_it_should_ends_all_the_same() -> None:
+def test_window_ends_at_its_time_limit_below_its_minimum() -> None:
     assert find_stop_reason(100, 5.0, PROTOCOL.model_copy(update={"max_s": 5.0})) == "time"
 
 
@@ -85,7 +85,7 @@ def end_early(median_s: float, generator: np.random.Generator) -> bool:
     return any(is_slower(steps[:seen], 1.1, 5) for seen in range(5, 101, 5))
 
 
-def test_what_could_win_is_hardly_ever_ended_early_and_what_takes_half_as_long_again_is() -> None:
+def test_slow_trials_are_ended_early_and_close_ones_rarely() -> None:
     """The limit is 10 % above the best median. A trial that is at most 5 % slower than the best must not be ended
     early."""
     generator = np.random.default_rng(0)

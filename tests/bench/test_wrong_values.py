@@ -63,7 +63,7 @@ def list_names() -> set[str]:
 
 
 @pytest.mark.parametrize(("choices", "key"), [pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in list_cases()])
-def test_a_wrong_value_is_told_with_its_rule_and_a_remedy(choices: list[Pair], key: str) -> None:
+def test_wrong_value_is_reported_with_rule_and_remedy(choices: list[Pair], key: str) -> None:
     refusals = list(list_refusals(choices, key))
     assert refusals, "some of these values must be wrong"
     for error in refusals:
