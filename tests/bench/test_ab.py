@@ -83,7 +83,7 @@ def nothing_left(checkout: Path) -> bool:
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
-def test_both_sides_run_in_every_round_and_take_turns_in_being_first() -> None:
+def test_both_sides_run_in_every_round_and_alternate_in_order() -> None:
     turns = order_runs(4, seed=0)
     assert Counter(turns) == Counter((number, side) for number in range(4) for side in (0, 1))
     first = [side for _, side in turns[::2]]
@@ -99,7 +99,7 @@ def test_both_sides_run_in_every_round_and_take_turns_in_being_first() -> None:
         ("--upload-pack=x", "--upload-pack=x: neither a git revision nor a Python environment; choose from HEAD, "),
     ],
 )
-def test_a_side_that_does_not_exist_is_one_line_and_leaves_nothing(
+def test_unknown_side_is_refused_in_one_line_and_leaves_no_files(
     checkout: Path, named: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
@@ -109,12 +109,12 @@ def test_a_side_that_does_not_exist_is_one_line_and_leaves_nothing(
     assert nothing_left(checkout)
 
 
-def test_a_revision_needs_a_checkout(tmp_path: Path) -> None:
+def test_revision_requires_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkout of zeroscale here"), open_sides("HEAD", "HEAD", None):
         pass
 
 
-def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
+def test_side_is_a_revision_the_working_tree_or_an_environment(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "torch 2.12" / "bin" / "python"
@@ -134,12 +134,12 @@ def test_a_side_is_a_revision_the_code_as_it_is_or_an_environment(
     assert nothing_left(checkout)
 
 
-def test_rounds_are_added_by_doubling_up_to_the_most() -> None:
+def test_number_of_rounds_doubles_up_to_its_maximum() -> None:
     assert looks(5, 5) == looks(5, 3) == [5]
     assert looks(5, 30) == [5, 10, 20, 30]
 
 
-def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
+def test_overrides_change_only_their_keys_of_the_small_point() -> None:
     assert {"model=tiny", "engine=zero2", "engine.reduce_bucket_size=1000000", "batch.micro=4"} <= set(
         _list_small_overrides([])
     )
@@ -148,7 +148,7 @@ def test_overrides_change_the_small_point_and_leave_the_rest_of_it() -> None:
     assert {"model=tiny", "devices_per_node=2", "measure=smoke", "sequence.encoder=128"} <= set(small)
 
 
-def test_a_model_that_learns_otherwise_has_its_own_lengths() -> None:
+def test_model_with_another_objective_has_its_own_lengths() -> None:
     for wrong_or_not in ([], ["sequence.encoder=32"], ["no_such_key=1"]):
         assert not [word for word in _list_small_overrides(["model=gpt2_tiny", *wrong_or_not]) if "sequence" in word]
     small = _list_small_overrides(["model=gpt2_tiny"])
@@ -183,7 +183,7 @@ cp "$here/$(sed -n "${k}p" "$here/$study").json" "$results/$study/id/$n.0/record
         (["busy"] * 9, ["busy"] * 9, 9, (0, 1, 2)),  # on a machine that is always busy, all rounds still end
     ],
 )
-def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
+def test_round_on_a_busy_machine_is_repeated_at_most_twice(
     a: list[str], b: list[str], ran: int, busy: tuple[int, ...], tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
@@ -215,7 +215,7 @@ def test_a_round_on_a_busy_machine_is_measured_again_twice_at_most(
 
 
 @pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])
-def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
+def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -246,7 +246,7 @@ def test_rounds_on_a_machine_that_is_always_busy_give_a_verdict_that_says_so(
 
 
 @pytest.mark.processes
-def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) -> None:
+def test_added_collective_is_detected_as_a_regression(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, *words)
     said, errors = process.communicate(timeout=PATIENCE_S)
@@ -264,7 +264,7 @@ def test_a_planted_collective_breaks_the_gate(checkout: Path, tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.thorough
-def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Path) -> None:
+def test_revision_compared_with_itself_shows_no_change(checkout: Path, tmp_path: Path) -> None:
     words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, "sound", "sound", *words)
     said, errors = process.communicate(timeout=PATIENCE_S)
@@ -274,7 +274,7 @@ def test_a_revision_against_itself_changes_nothing(checkout: Path, tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path) -> None:
+def test_meaningless_overrides_are_refused_in_one_line(checkout: Path, tmp_path: Path) -> None:
     process = ab(checkout, "sound", "main", "batch.mico=2", "--results", str(tmp_path / "runs"))
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
@@ -283,7 +283,7 @@ def test_overrides_that_mean_nothing_are_one_line(checkout: Path, tmp_path: Path
 
 
 @pytest.mark.processes
-def test_who_is_asked_to_end_ends_the_run_in_good_order_and_leaves_no_worktree(checkout: Path, tmp_path: Path) -> None:
+def test_interrupted_ab_ends_its_run_and_removes_its_worktree(checkout: Path, tmp_path: Path) -> None:
     process = ab(checkout, "sound", "main", *ENDLESS, *SMALL, "--results", str(tmp_path / "runs"))
     beat = wait_for_steps(tmp_path / "runs", process)
     process.send_signal(signal.SIGTERM)

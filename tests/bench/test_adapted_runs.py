@@ -15,7 +15,7 @@ RANK, LAYERS, WIDTH, INNER, PARAMETERS = 4, 4, 128, 512, 973_568  # of gpt2_tiny
 WORDS = (*QUICK, "engine=ddp", "adapter=qlora", f"adapter.rank={RANK}")
 
 
-def test_trained_and_all_parameters_are_two_numbers_everywhere(
+def test_record_table_and_prediction_have_trained_and_total_parameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Command(tmp_path, WORDS)
@@ -32,7 +32,7 @@ def test_trained_and_all_parameters_are_two_numbers_everywhere(
     assert row.adapter == "qlora rank=4 alpha=32 quantization=nf4 double_quantization=true"
 
 
-def test_a_target_that_the_model_lacks_is_refused_with_the_names_that_it_has(tmp_path: Path) -> None:
+def test_unknown_adapter_target_is_refused_with_the_known_names(tmp_path: Path) -> None:
     process = Command(tmp_path, (*WORDS, "adapter.targets=[query]")).process
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2

@@ -78,7 +78,7 @@ def test_full_training_and_adapters_are_compared_on_a_device(
     assert all(choice["micro_batch"] >= 1 and choice["hours"] > 0 for choice in listed)
 
 
-def test_the_advised_adapter_is_an_override_with_both_numbers_of_parameters(
+def test_advised_adapter_is_an_override_with_both_parameter_counts(
     ask: Ask, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (*LLAMA, "machine=a100_80", "adapter=none,lora", "adapter.rank=8", "batch.micro=2")
@@ -89,7 +89,7 @@ def test_the_advised_adapter_is_an_override_with_both_numbers_of_parameters(
     assert "learn per token is not predicted" in told
 
 
-def test_the_answer_names_the_point_its_cost_and_its_rivals(
+def test_answer_names_the_point_its_cost_and_its_rivals(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_the_answer_names_the_point_its_cost_and_its_rivals(
         assert word in told
 
 
-def test_numbers_agree_with_each_other(ask: Ask) -> None:
+def test_numbers_of_the_answer_are_consistent(ask: Ask) -> None:
     winner = ask(*XL, "tokens=1e11", "price=2")["winner"]
     assert winner["global_batch"] == winner["micro_batch"] * winner["accumulation"] * 8
     assert winner["tokens_per_s"] == pytest.approx(winner["global_batch"] * 640 / winner["step"]["step_s"])
@@ -119,7 +119,7 @@ def test_numbers_agree_with_each_other(ask: Ask) -> None:
     assert winner["device_bytes"]["high"] <= 150_000_000_000
 
 
-def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
+def test_no_rival_is_certainly_better_than_the_winner(ask: Ask) -> None:
     answer = ask(*XL)
     rates = {row["engine"]: row["tokens_per_s"] for row in answer["engines"] if row["fits"]}
     whole = {"ddp", "fsdp", "fsdp_hybrid", "fsdp_no_reshard", "zero0", "zero1", "zero2", "zero3"}
@@ -128,7 +128,7 @@ def test_no_rival_is_surely_better_than_the_winner(ask: Ask) -> None:
     assert answer["winner"]["tokens_per_s"] >= 0.95 * max(rates.values())
 
 
-def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundredth(ask: Ask) -> None:
+def test_small_gain_does_not_justify_128_nodes_instead_of_one(ask: Ask) -> None:
     answer = ask(*XL[:3], "engine=fsdp,fsdp_no_reshard,zero1,zero2")
     winner, most = answer["winner"], answer["nodes"][-1]
     assert (winner["nodes"], winner["micro_batch"], most["nodes"]) == (1, 53, 128)
@@ -137,14 +137,14 @@ def test_the_first_example_is_advised_one_node_and_not_128_for_less_than_a_hundr
     assert not any("Searched up to" in line or "far above the usual" in line for line in answer["doubts"])
 
 
-def test_a_deadline_that_fewer_nodes_keep_for_sure_is_left_to_them(ask: Ask) -> None:
+def test_fewest_nodes_that_certainly_meet_the_deadline_are_advised(ask: Ask) -> None:
     words = ("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "engine=fsdp_no_reshard,zero1,zero2")
     answer = ask(*words, "tokens=1e9", "deadline=1h")
     kept = [row["nodes"] for row in answer["nodes"] if row["within_limits"] and row["fits"]]
     assert answer["winner"]["nodes"] == min(kept) == 4
 
 
-def test_where_the_end_of_the_search_or_a_large_batch_decides_it_is_said(ask: Ask, refused: Callable[..., str]) -> None:
+def test_answer_states_if_a_search_limit_or_the_batch_decided(ask: Ask, refused: Callable[..., str]) -> None:
     words = ("model=mt5_xl", "machine=h100", "devices_per_node=8", "engine=zero1,zero2", "tokens=1e12")
     doubts = ask(*words, "node_hours=1e6")["doubts"]
     assert any(line.startswith("Searched up to 128 nodes") for line in doubts)
@@ -161,15 +161,13 @@ def test_where_the_end_of_the_search_or_a_large_batch_decides_it_is_said(ask: As
     [("mt5_xl", "mT5", 2**20), ("gpt2_xl", "GPT-3 of 1.3B", 1_000_000), ("gpt_175b", "GPT-3 of 175B", 3_200_000),
      ("llama_2_7b", "Llama 2", 2**22)],
 )  # fmt: skip
-def test_the_reference_batch_is_that_of_the_models_own_family(model: str, name: str, tokens: int) -> None:
+def test_reference_batch_is_that_of_the_model_family(model: str, name: str, tokens: int) -> None:
     asked = compose.compose_request([("model", model), ("machine", "h100"), ("devices_per_node", 8)], None)
     found = find_reference_batch(asked.spec)
     assert found and (found.name, found.tokens) == (name, tokens)
 
 
-def test_a_deadline_is_promised_only_where_the_far_end_of_the_interval_meets_it(
-    ask: Ask, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deadline_is_met_only_if_the_upper_bound_meets_it(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*XL[:3], "nodes=1", "engine=zero1", "batch.micro=16", "activation_checkpointing=false", "tokens=1e10")
     step, hours = (ask(*words)["winner"][key] for key in ("step", "hours"))
     far = hours * step["high_s"] / step["step_s"]
@@ -179,20 +177,20 @@ def test_a_deadline_is_promised_only_where_the_far_end_of_the_interval_meets_it(
         assert ("not promised" in capsys.readouterr().out) is (kept is None)
 
 
-def test_the_class_of_software_is_part_of_the_question(ask: Ask) -> None:
+def test_class_of_software_is_part_of_the_question(ask: Ask) -> None:
     words = (*XL[:3], "nodes=1", "engine=zero1", "batch.micro=16", "activation_checkpointing=false")
     usual, fused = ask(*words), ask(*words, "software=fused")
     assert (usual["asked"]["software"], fused["asked"]["software"]) == ("usual", "fused")
     assert fused["winner"]["step"]["step_s"] < usual["winner"]["step"]["step_s"]
 
 
-def test_t5_in_fp16_is_warned_of(ask: Ask) -> None:
+def test_t5_in_fp16_gets_a_warning(ask: Ask) -> None:
     words = ("model=mt5_base", "machine=v100_32", "devices_per_node=8", "nodes=1", "batch.micro=4", "engine=zero1")
     assert any("fp16 often diverges" in line for line in ask(*words, "precision=fp16")["doubts"])
     assert not any("diverges" in line for line in ask(*words, "precision=fp32")["doubts"])
 
 
-def test_weights_that_fit_a_device_only_once_do_not_stop_the_lower_stages_and_the_host_is_told(ask: Ask) -> None:
+def test_host_memory_is_checked_for_lower_stages_of_large_models(ask: Ask) -> None:
     engines = "engine=ddp,zero0,zero1,zero2,zero3"
     answer = ask("model=mt5_xxl", "machine=a100_40", "devices_per_node=8", "nodes=8", engines)
     assert {"zero1", "zero2", "zero3"} == {row["engine"] for row in answer["engines"] if row["fits"]}
@@ -200,7 +198,7 @@ def test_weights_that_fit_a_device_only_once_do_not_stop_the_lower_stages_and_th
     assert any("flattening 413" in line for line in answer["doubts"]), "8 ranks, 2 copies of 25.8 GB each"
 
 
-def test_a_deadline_takes_as_many_nodes_as_it_needs(ask: Ask) -> None:
+def test_deadline_determines_the_number_of_nodes(ask: Ask) -> None:
     words = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "tokens=1e11", "engine=zero3", "batch.micro=16",
              "nodes=1,2,4", "machine.inter_node_bytes_per_s=4e11", "activation_checkpointing=false")  # fmt: skip
     free = ask(*words)
@@ -210,21 +208,21 @@ def test_a_deadline_takes_as_many_nodes_as_it_needs(ask: Ask) -> None:
     assert ask(*words, f"node_hours={1e6}")["winner"]["nodes"] == 4
 
 
-def test_a_machine_without_links_between_nodes_is_advised_on_one(ask: Ask) -> None:
+def test_machine_without_inter_node_links_gets_advice_for_one_node(ask: Ask) -> None:
     answer = ask(*XL[:3], "engine=zero2", "nodes=1,2", "machine.inter_node_bytes_per_s=null", "batch.micro=8")
     assert answer["winner"]["nodes"] == 1
     (left,) = [item for item in answer["left_out"] if item["what"] == "several nodes"]
     assert "machine.inter_node_bytes_per_s" in left["why"] and "give" in left["why"]
 
 
-def test_an_engine_that_cannot_fit_is_left_out_with_the_reason(ask: Ask) -> None:
+def test_engine_that_does_not_fit_is_omitted_with_the_reason(ask: Ask) -> None:
     answer = ask("model=mt5_xxl", "machine=a100_80", "devices_per_node=8", "nodes=1", "batch.micro=1")
     reasons = {item["what"]: item["why"] for item in answer["left_out"]}
     assert {"ddp", "zero0"} <= set(reasons)
     assert re.search(r"needs at least [\d.]+ GB more", reasons["ddp"])
 
 
-def test_an_engine_that_cannot_be_is_left_out_unless_it_was_named(ask: Ask, refused: Callable[..., str]) -> None:
+def test_infeasible_engine_is_omitted_unless_named(ask: Ask, refused: Callable[..., str]) -> None:
     words = (
         "model=mt5_base",
         "machine=v100_32",
@@ -252,7 +250,7 @@ def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> No
     assert answer["winner"]["step"]["step_s"] == pytest.approx(sorted(window)[len(window) // 2], rel=0.05)
 
 
-def test_the_next_point_of_the_pareto_front_and_the_number_of_ties_stand_with_the_answer(
+def test_answer_has_the_next_pareto_point_and_the_number_of_ties(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training on eight nodes costs about the same as on one node, and takes an eighth of the time."""
@@ -267,15 +265,13 @@ def test_the_next_point_of_the_pareto_front_and_the_number_of_ties_stand_with_th
     assert "times as long at" not in capsys.readouterr().out, "one node saves less than 5 % of the cost"
 
 
-def test_a_layout_that_is_predicted_faster_but_less_sure_says_why_it_is_listed_later(ask: Ask) -> None:
+def test_faster_but_less_certain_layout_is_listed_later_with_the_reason(ask: Ask) -> None:
     doubts = ask(*XL[:3], "engine=fsdp,zero3", "nodes=1")["doubts"]
     (line,) = [line for line in doubts if "listed after the answer: zero3 on 1 node" in line]
     assert line.startswith("The surer choice is advised.") and "work on the host" in line
 
 
-def test_one_device_per_node_without_a_rate_between_nodes_is_advised_on_one_node(
-    ask: Ask, refused: Callable[..., str]
-) -> None:
+def test_unknown_inter_node_rate_limits_advice_to_one_node(ask: Ask, refused: Callable[..., str]) -> None:
     words = ("machine=rtx_4090", "devices_per_node=1", "engine=zero1,zero2")
     answer = ask("model=mt5_base", *words)
     assert {row["nodes"] for row in answer["nodes"]} == {1}
@@ -287,7 +283,7 @@ def test_one_device_per_node_without_a_rate_between_nodes_is_advised_on_one_node
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h100"])
-def test_an_unknown_number_of_devices_is_asked_for_without_a_word_on_launchers(
+def test_unknown_device_count_is_refused_without_mention_of_launchers(
     refused: Callable[..., str], machine: str
 ) -> None:
     told = refused("model=mt5_base", f"machine={machine}")
@@ -316,7 +312,7 @@ WORDY = (
 
 
 @pytest.mark.parametrize("words", WORDY, ids=" ".join)
-def test_no_line_is_wider_than_100_columns_and_every_number_of_the_table_is_kept(
+def test_answer_fits_100_columns_with_every_number_of_the_table(
     ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     assert main(["advise", *words]) == 0
@@ -347,7 +343,7 @@ _SHELL = "zeroscale() { printf '%s\\n' \"$@\"; }; "
     ],
     ids=["elsewhere", "named", "complete", "here"],
 )  # fmt: skip
-def test_the_command_that_would_make_the_advice_surer_runs_as_it_is_pasted(
+def test_suggested_measurement_command_runs_as_printed(
     ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], added: list[str]
 ) -> None:
     """A shell reads the printed lines. The sweep's points are the advised configuration and nothing else."""
@@ -404,7 +400,7 @@ def test_the_command_that_would_make_the_advice_surer_runs_as_it_is_pasted(
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_a_wrong_question_is_answered_in_one_line(
+def test_invalid_question_is_refused_in_one_line(
     refused: Callable[..., str], words: tuple[str, ...], told: str
 ) -> None:
     assert told in refused("model=mt5_base", "machine=h200", "devices_per_node=8", *words)
@@ -426,19 +422,19 @@ def test_a_wrong_question_is_answered_in_one_line(
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_what_does_not_fit_is_told_what_would_make_it_fit_if_memory_says_so(
+def test_layout_that_does_not_fit_gets_a_remedy_that_predicts_to_fit(
     refused: Callable[..., str], words: tuple[str, ...], told: str
 ) -> None:
     assert told in refused(*words, "nodes=1")
 
 
-def test_an_engine_that_only_a_fused_optimizer_makes_fit_is_left_out_with_that_advice(ask: Ask) -> None:
+def test_engine_that_fits_only_with_a_fused_optimizer_gets_that_advice(ask: Ask) -> None:
     words = ("model=mt5_xl", "machine=a100_80", "devices_per_node=8", "nodes=1", "batch.micro=1")
     (why,) = [item["why"] for item in ask(*words)["left_out"] if item["what"] == "ddp"]
     assert why.endswith("try optimizer.implementation=fused, with which it fits")
     assert "ddp" in {row["engine"] for row in ask(*words, "optimizer.implementation=fused")["engines"]}
 
 
-def test_what_fits_nowhere_says_by_how_much(refused: Callable[..., str]) -> None:
+def test_model_that_fits_nowhere_is_reported_with_the_missing_bytes(refused: Callable[..., str]) -> None:
     told = refused("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "nodes=1", "precision=fp16")
     assert re.search(r"needs at least [\d,.]+ GB more than a device has", told)

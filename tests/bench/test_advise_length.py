@@ -47,7 +47,7 @@ def test_failures_lengthen_the_training(say: Say) -> None:
     assert "goodput" not in free
 
 
-def test_goodput_is_told_with_its_source_or_that_it_is_not_counted(say: Say) -> None:
+def test_goodput_has_its_source_or_is_stated_as_not_counted(say: Say) -> None:
     words = (*XL, "nodes=16", "tokens=1e12")
     assert "a job that never fails: set storage=2e9" in say(*words)
     told = say(*words, "storage=2e9")
@@ -88,7 +88,7 @@ def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None
     assert f"ask for {limit} at most" in say(*XL, "loss=3.5", f"batch.global={limit + 1}", fails=True)
 
 
-def test_large_batch_that_is_as_fast_per_token_loses_where_a_loss_is_asked_for(say: Say) -> None:
+def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(say: Say) -> None:
     """A target loss is cheapest with a global batch far below the critical batch. With a fixed number of tokens, the
     larger batch is advised, since it has fewer updates."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
@@ -136,7 +136,7 @@ def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
         (("storage=2e9",), "storage: the training has no length; add tokens=1e12"),
     ],
 )
-def test_bad_question_gets_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
+def test_invalid_length_question_is_refused_in_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
     assert line in say(*XL, *words, fails=True)
 
 

@@ -83,7 +83,7 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
     return store.list_attempts(folder / point.config_id)
 
 
-def test_points_follow_each_other_in_fresh_processes_between_two_control_points(tmp_path: Path) -> None:
+def test_points_run_in_new_processes_between_two_control_points(tmp_path: Path) -> None:
     """The job's environment variables are larger than one message to the fork server."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
@@ -99,7 +99,7 @@ def test_points_follow_each_other_in_fresh_processes_between_two_control_points(
     assert spent.ended_at and spent.ended_at > spent.began_at
 
 
-def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path) -> None:
+def test_forked_rank_measures_the_same_as_a_newly_started_rank(tmp_path: Path) -> None:
     point = requested("engine=zero2", "devices_per_node=2", "data=text")
     cold = Command(tmp_path / "cold", [*QUICK, "machine=cpu", "engine=zero2", "devices_per_node=2", "data=text"])
     fresh = cold.record()
@@ -121,7 +121,7 @@ def test_a_forked_rank_measures_what_one_started_afresh_measures(tmp_path: Path)
     assert a.collectives == b.collectives and a.engine_config == b.engine_config
 
 
-def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_too(tmp_path: Path) -> None:
+def test_two_nodes_or_one_task_per_device_run_the_points_together(tmp_path: Path) -> None:
     points = [
         requested("nodes=2", "devices_per_node=1", "batch.micro=2"),
         requested("nodes=2", "devices_per_node=1", "batch.micro=3"),
@@ -132,7 +132,7 @@ def test_two_nodes_go_through_the_points_together_and_one_task_per_device_does_t
     assert [process.returncode for process in allocation.processes] == [0, 0]
 
 
-def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_finish_is_left(tmp_path: Path) -> None:
+def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path) -> None:
     """A requeued job starts again. It skips points with a final result, pruned points and points without attempts left,
     and a point too long for its time limit. The log contains the reason for each."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
@@ -157,7 +157,7 @@ def test_what_has_an_answer_or_is_pruned_or_used_up_is_not_run_and_what_cannot_f
 
 
 @pytest.mark.thorough
-def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_process(tmp_path: Path) -> None:
+def test_interrupted_allocation_leaves_notes_but_no_record_or_process(tmp_path: Path) -> None:
     point = requested(quick=ENDLESS)
     allocation = Allocation(tmp_path, [point, requested()])
     heartbeat = _stepping(tmp_path / point.config_id / "0.0", point.spec)
@@ -174,7 +174,7 @@ def test_an_interrupted_allocation_leaves_no_record_but_its_traces_and_no_proces
 
 
 @pytest.mark.thorough
-def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> None:
+def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
     """Data loader processes outlive their rank for a moment. The leader of the allocation becomes their parent and must
     reap them, so that no zombies are left."""
     last = requested("devices_per_node=1", quick=ENDLESS)
@@ -191,7 +191,7 @@ def test_processes_that_ranks_leave_behind_do_not_pile_up(tmp_path: Path) -> Non
 
 @pytest.mark.cold
 @pytest.mark.thorough
-def test_a_fork_server_that_was_killed_is_started_again_for_the_next_point(tmp_path: Path) -> None:
+def test_killed_fork_server_is_restarted_for_the_next_point(tmp_path: Path) -> None:
     """The killed fork servers neither exclude their nodes from the job nor affect the next point."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
@@ -236,7 +236,7 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Path) -> None:
+def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
     """Slurm declares a node down when its slurmd is gone, and requeues the job. The processes of the old start still
     run, and must end."""
     point = requested("devices_per_node=1", quick=ENDLESS)
@@ -249,7 +249,7 @@ def test_a_start_that_was_given_up_ends_when_its_job_has_begun_anew(tmp_path: Pa
     assert [process.returncode for process in old.processes] == [1]
 
 
-def test_what_an_earlier_start_of_the_same_job_is_at_keeps_no_later_one_from_a_point(tmp_path: Path) -> None:
+def test_attempt_of_an_earlier_start_does_not_block_a_later_start(tmp_path: Path) -> None:
     point = requested()
 
     def ours(found: snapshot.UnfinishedAttempt) -> bool:
@@ -263,7 +263,7 @@ def test_what_an_earlier_start_of_the_same_job_is_at_keeps_no_later_one_from_a_p
 
 
 @pytest.mark.cold
-def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path: Path) -> None:
+def test_allocation_ended_during_its_start_reports_one_line(tmp_path: Path) -> None:
     points = [requested("nodes=2", "devices_per_node=1")]
     allocation = Allocation(tmp_path, points, nodes=2)
     parents = {str(process.pid) for process in allocation.processes}
@@ -275,7 +275,7 @@ def test_an_allocation_that_is_ended_while_it_starts_says_so_in_a_line(tmp_path:
     assert "Traceback" not in said and allocation.records() == [], said
 
 
-def test_a_job_whose_folder_is_not_there_says_that_it_has_to_be_shared(tmp_path: Path) -> None:
+def test_missing_job_folder_is_reported_as_not_shared(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.sweep.allocation", str(tmp_path / "runs/s/jobs/s-1")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1

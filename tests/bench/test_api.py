@@ -28,7 +28,7 @@ def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_import_package_offers_both_faces_and_is_light() -> None:
+def test_import_package_exports_both_interfaces_without_heavy_imports() -> None:
     import zeroscale
 
     assert set(zeroscale.__all__) == {*api.__all__, *analysis.__all__}
@@ -41,7 +41,7 @@ def test_the_import_package_offers_both_faces_and_is_light() -> None:
 
 
 @pytest.mark.processes
-def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_path: Path) -> None:
+def test_notebook_plans_runs_reads_and_predicts_a_study(tmp_path: Path) -> None:
     from analysis import results
 
     shared = dict(text.split("=") for text in QUICK) | {"machine": "cpu", "devices_per_node": "1"}
@@ -72,7 +72,7 @@ def test_a_notebook_plans_runs_reads_and_predicts_a_study_without_a_shell(tmp_pa
 
 
 @pytest.mark.processes
-def test_one_point_is_measured_or_rehearsed_at_every_call(tmp_path: Path) -> None:
+def test_every_call_measures_or_rehearses_one_point(tmp_path: Path) -> None:
     small = [*QUICK[:-1], "machine=cpu", "engine=ddp", "devices_per_node=1"]
     for repeat in range(2):
         folder, record = api.measure(api.point(small, study="mine"), results=tmp_path)
@@ -82,9 +82,7 @@ def test_one_point_is_measured_or_rehearsed_at_every_call(tmp_path: Path) -> Non
     assert (rehearsed.outcome.kind, rehearsed.evidence, rehearsed.spec.world_size) == ("ok", "rehearsed", 8)
 
 
-def test_a_plan_writes_nothing_and_is_what_the_command_would_ask_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_writes_nothing_and_equals_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = api.plan("smoke", {"engine": ["ddp", "zero2"]}, prune=False)
     assert {point.spec["engine"]["name"] for point in plan.sweep.points} == {"ddp", "zero2"}
@@ -99,7 +97,7 @@ def test_options_of_a_queue_are_those_of_its_launcher() -> None:
     assert (plan.sweep.launcher["nice"], plan.sweep.rules.max_queued) == (5, 3)
 
 
-def test_a_plan_goes_only_where_it_is_for(tmp_path: Path) -> None:
+def test_plan_for_another_launcher_is_refused(tmp_path: Path) -> None:
     queued, here = (api.plan(overrides=QUEUED), api.plan("smoke", {"engine": "ddp"}))
     with pytest.raises(api.UserError, match="launcher=slurm: submits to a queue; use `submit`"):
         api.run(queued, results=tmp_path)
@@ -108,7 +106,7 @@ def test_a_plan_goes_only_where_it_is_for(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_prediction_says_what_it_knows_and_why_it_knows_no_more() -> None:
+def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
     large, small = api.predict(overrides=GPUS | {"model": "mt5_xxl", "engine": ["ddp", "zero3"], "batch.micro": 1})
     assert large.fits is False and small.fits is not False
     assert small.memory and small.time and not small.time_unknown
@@ -120,7 +118,7 @@ def test_a_prediction_says_what_it_knows_and_why_it_knows_no_more() -> None:
 
 
 @pytest.mark.parametrize("machine", ["cpu", "h100"])
-def test_a_study_is_predicted_with_the_defaults_with_which_it_would_be_measured(machine: str) -> None:
+def test_study_is_predicted_with_the_defaults_of_its_measurement(machine: str) -> None:
     """On a CPU, a study without a base gets the sizes of the smoke study. Elsewhere it keeps its own."""
     study = api.Study(name="mine", axes={"engine": ["ddp", "zero2"]})
     shared = {"machine": machine, "devices_per_node": 2}
@@ -129,7 +127,7 @@ def test_a_study_is_predicted_with_the_defaults_with_which_it_would_be_measured(
     assert predicted == [one.config_id for one in api.plan(study, shared | launcher).sweep.points]
 
 
-def test_advice_takes_plain_words_beside_overrides() -> None:
+def test_advice_accepts_plain_words_and_overrides() -> None:
     question = GPUS | {"model": "mt5_xl", "nodes": [1, 2], "engine": ["zero2", "zero3"], "tokens": 1e10}
     answer = api.advise(question | {"deadline": "30d"})
     assert answer.advice.winner.spec.engine.name in ("zero2", "zero3")
@@ -144,7 +142,7 @@ def test_advice_takes_plain_words_beside_overrides() -> None:
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
     (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
-def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
+def test_impossible_requests_of_the_api_are_refused_in_one_line(call: Any, told: str) -> None:
     with pytest.raises(api.UserError) as raised:
         call()
     assert str(raised.value).startswith(told)
@@ -153,7 +151,7 @@ def test_what_cannot_be_done_is_one_line(call: Any, told: str) -> None:
 @pytest.mark.parametrize("value", [
     True, None, 3, 1e-5, "zero2", "a b", "it's", "back\\", "back\\'s", {"device": "cpu", "ratio": 0.5}, "5,6", "a=b",
 ])  # fmt: skip
-def test_values_of_a_mapping_arrive_as_they_were_given(value: Any) -> None:
+def test_values_of_a_mapping_are_passed_unchanged(value: Any) -> None:
     assert compose.parse_overrides(format_overrides({"engine.some_key": value})) == [("engine.some_key", [value])]
     assert compose.parse_overrides(format_overrides({"engine.some_key": [value, 1]})) == [
         ("engine.some_key", [value, 1])
@@ -164,7 +162,7 @@ def test_values_of_a_mapping_arrive_as_they_were_given(value: Any) -> None:
 
 
 @pytest.mark.processes
-def test_the_face_loads_no_training_library() -> None:
+def test_python_interface_loads_no_training_library() -> None:
     heavy = "{'torch', 'deepspeed', 'transformers', 'datasets', 'pandas'}"
     script = (
         "import sys; from bench import api; api.plan('smoke'); api.predict(overrides='model=tiny machine=h100 "

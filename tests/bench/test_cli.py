@@ -42,14 +42,14 @@ def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str) -> None:
+def test_every_verb_has_help(verb: str) -> None:
     told = zeroscale(verb, "--help")
     assert told.returncode == 0
     assert told.stdout.startswith(f"usage: zeroscale {verb}")
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_fits_100_columns_but_for_commands_to_be_copied(
+def test_help_fits_100_columns_except_for_commands_to_copy(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -60,7 +60,7 @@ def test_help_fits_100_columns_but_for_commands_to_be_copied(
 
 
 @pytest.mark.processes
-def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> None:
+def test_error_is_one_line_with_exit_code_2_and_v_adds_the_traceback() -> None:
     told = zeroscale("run", "batch.mico=3")
     assert told.returncode == 2
     assert told.stderr == "zeroscale: batch.mico: no such key; did you mean batch.micro?\n"
@@ -68,13 +68,13 @@ def test_an_error_is_one_line_and_exit_code_2_and_v_shows_the_traceback() -> Non
 
 
 @pytest.mark.processes
-def test_an_unknown_verb_names_its_neighbour() -> None:
+def test_unknown_verb_suggests_the_nearest() -> None:
     told = zeroscale("swep")
     assert (told.returncode, told.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
 
 
 @pytest.mark.processes
-def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
+def test_dry_run_lists_every_point_and_starts_nothing(tmp_path: Path) -> None:
     told = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
     assert told.returncode == 0
     started, *_, repeats, command = told.stdout.splitlines()
@@ -88,7 +88,7 @@ def test_a_dry_run_shows_every_point_and_starts_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_dry_run_speaks_json_to_programs() -> None:
+def test_dry_run_prints_json() -> None:
     plain = json.loads(zeroscale("run", "model=t5_11b", "engine=zero3", "--dry-run", "--json").stdout)
     assert plain["spec"]["model"]["parameters"] == 11_307_321_344
     points = json.loads(zeroscale("sweep", "study=smoke", "--dry-run", "--json").stdout)
@@ -96,13 +96,13 @@ def test_a_dry_run_speaks_json_to_programs() -> None:
 
 
 @pytest.mark.processes
-def test_a_study_that_is_not_there_names_its_neighbour() -> None:
+def test_unknown_study_suggests_the_nearest() -> None:
     told = zeroscale("sweep", "study=smok", "--dry-run")
     assert told.stderr == "zeroscale: study=smok: no such file in conf/study; did you mean smoke?\n"
 
 
 @pytest.mark.processes
-def test_doctor_says_what_this_machine_can_do() -> None:
+def test_doctor_reports_the_capabilities_of_this_machine() -> None:
     findings = json.loads(zeroscale("doctor", "--json").stdout)
     by_subject = {finding["subject"]: finding for finding in findings}
     assert by_subject["torch"]["state"] == "ok"
@@ -119,7 +119,7 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
     (["sweep", "--study", "mine"], "sweep: unrecognized arguments: --study; write study=NAME"),
     (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; give at least 1"),
 ])  # fmt: skip
-def test_a_wrong_option_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_is_refused_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"zeroscale: {told}")
@@ -166,7 +166,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: not a positive number; give at least 1"),
     (["ledger"], "ledger: this verb was removed; call `zeroscale claims`"),
 ])  # fmt: skip
-def test_a_wrong_value_of_any_option_is_one_line(
+def test_wrong_value_of_every_option_is_refused_in_one_line(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -175,7 +175,7 @@ def test_a_wrong_value_of_any_option_is_one_line(
     assert (out, error.count("\n")) == ("", 1)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("zeroscale ")
 
@@ -183,7 +183,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("words", [
     ["run", "--x\ny"], ["status", "a\nb"], ["table", "x" * 300], ["run", "seed='\x1b[31m\n'"], ["swe\nep"],
 ])  # fmt: skip
-def test_whatever_is_given_the_answer_is_one_line_without_control_signs(
+def test_any_input_is_answered_in_one_line_without_control_characters(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -192,7 +192,7 @@ def test_whatever_is_given_the_answer_is_one_line_without_control_signs(
 
 
 @pytest.mark.parametrize("verb", ["run", "rehearse", "sweep"])
-def test_a_results_folder_that_cannot_be_made_is_one_line(
+def test_results_folder_that_cannot_be_created_is_refused_in_one_line(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -202,7 +202,7 @@ def test_a_results_folder_that_cannot_be_made_is_one_line(
     assert error.startswith(f"zeroscale: {tmp_path}/file") and "ot a directory" in error
 
 
-def test_an_option_of_the_launcher_is_checked_before_a_sweep_is_written(
+def test_launcher_options_are_checked_before_a_sweep_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["sweep", "launcher=slurm", "devices_per_node=1", "--begin", "20:00\n#", "--results", str(tmp_path)]

@@ -34,35 +34,35 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
     return ask
 
 
-def test_verbs(complete: Complete) -> None:
+def test_completion_of_verbs(complete: Complete) -> None:
     assert complete("") == list(VERBS)
     assert complete("re") == [verb for verb in VERBS if verb.startswith("re")]
 
 
-def test_options_of_a_verb_and_their_choices(complete: Complete) -> None:
+def test_completion_of_options_and_their_choices(complete: Complete) -> None:
     assert "--dry-run" in complete("run", "--")
     assert complete("table", "--form") == ["--format"]
     assert complete("table", "--format", "") == ["text", "md", "csv", "json"]
     assert complete("completion", "") == ["bash", "zsh"]
 
 
-def test_groups_with_their_files_as_bash_takes_words_apart(complete: Complete) -> None:
+def test_completion_of_config_groups_as_bash_splits_words(complete: Complete) -> None:
     assert complete("run", "mod")[:1] == ["model.attention="] and "model=" in complete("run", "mod")
     files = sorted(path.stem for path in Path("conf/engine").glob("*.yaml"))
     assert [word for word in complete("run", "engine", "=") if word] == files
     assert complete("sweep", "seed=1", "study", "=", "smo") == ["smoke"]
 
 
-def test_keys_of_verbs_that_take_them(complete: Complete) -> None:
+def test_completion_of_config_keys(complete: Complete) -> None:
     assert complete("predict", "batch.mi") == ["batch.micro="]
     assert complete("report", "batch.mi") == []
 
 
-def test_names_to_explain(complete: Complete) -> None:
+def test_completion_of_names_to_explain(complete: Complete) -> None:
     assert complete("explain", "tokens_per_s_") == ["tokens_per_s_high", "tokens_per_s_low"]
 
 
-def test_without_shtab_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_shtab_is_reported_in_one_line_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(UserError, match="needs the package shtab; install it: pip install shtab"):
         build_script("bash")
@@ -84,7 +84,7 @@ the command receives."""
 
 @pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
-def test_zsh_completes_a_word_and_adds_a_space_where_it_is_whole(tmp_path: Path) -> None:
+def test_zsh_adds_a_space_after_a_complete_word(tmp_path: Path) -> None:
     script = tmp_path / "zeroscale.zsh"
     script.write_text(build_script("zsh"))
 

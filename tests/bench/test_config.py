@@ -49,7 +49,7 @@ def test_header_of_every_study_states_question_cost_and_result(path: Path) -> No
     assert all(any(line.startswith(f"# {word}") for line in head) for word in words)
 
 
-def test_groups_and_values_are_chosen_in_hydras_grammar() -> None:
+def test_groups_and_values_use_hydras_grammar() -> None:
     composed = ask("model=mt5_base", "engine=zero3", "batch.micro=8", "optimizer.betas=[0.8,0.99]", "+seed=3")
     assert composed.spec.model.parameters == 582_401_280
     assert composed.spec.engine.options["stage"] == 3
@@ -58,32 +58,32 @@ def test_groups_and_values_are_chosen_in_hydras_grammar() -> None:
     assert composed.spec.seed == 3
 
 
-def test_options_of_the_zero_section_are_reached_without_a_plus() -> None:
+def test_options_of_deepspeeds_zero_section_need_no_plus() -> None:
     composed = ask("engine=zero2", "engine.offload_optimizer.device=cpu", "optimizer.implementation=native")
     assert composed.spec.engine.options["offload_optimizer"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
-def test_a_bucket_that_comes_from_a_preset_is_no_larger_than_the_model(engine: str) -> None:
+def test_bucket_of_a_preset_is_at_most_the_size_of_the_model(engine: str) -> None:
     tiny, large = ask("model=tiny", f"engine={engine}").spec, ask("model=mt5_base", f"engine={engine}").spec
     assert tiny.engine.options["reduce_bucket_size"] == 2_200_000, "2,116,352 parameters, rounded up to 100,000"
     assert large.engine.options["reduce_bucket_size"] == 50_000_000, "a model of 582,401,280 parameters can fill it"
 
 
 @pytest.mark.parametrize("size", [1_000_000, 50_000_000])
-def test_a_bucket_that_a_user_sets_is_kept(size: int) -> None:
+def test_bucket_set_by_the_user_is_kept(size: int) -> None:
     given = ask("model=tiny", "engine=zero2", f"engine.reduce_bucket_size={size}").spec
     assert given.engine.options["reduce_bucket_size"] == size
 
 
-def test_a_bucket_in_a_preset_of_ones_own_is_kept(tmp_path: Path) -> None:
+def test_bucket_of_a_users_own_preset_is_kept(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     preset = "name: mine\nbackend: deepspeed\nstage: 1\nreduce_bucket_size: 50_000_000\noverlap_comm: true\n"
     (tmp_path / "engine/mine.yaml").write_text(preset)
     assert ask("model=tiny", "engine=mine", config_dir=tmp_path).spec.engine.options["reduce_bucket_size"] == 50_000_000
 
 
-def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_ones_with_the_preset_size() -> None:
+def test_fitted_bucket_gives_another_config_id_than_the_preset_size() -> None:
     recorded = {"stage": 2, "reduce_bucket_size": 50_000_000, "overlap_comm": True}
     preset_size, fitted = ask("engine=zero2", "engine.reduce_bucket_size=50_000_000").spec, ask("engine=zero2").spec
     assert preset_size.engine.options == recorded, "a study can be resumed whose records have this size"
@@ -139,19 +139,19 @@ def test_a_run_with_a_fitted_bucket_is_another_configuration_than_the_recorded_o
         ("seed=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
-def test_a_wrong_input_is_told_in_one_line_with_its_remedy(override: str, told: str) -> None:
+def test_wrong_input_is_reported_in_one_line_with_its_remedy(override: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
         ask(override)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_precision_that_the_machine_cannot_compute_in_is_refused() -> None:
+def test_precision_unsupported_by_the_machine_is_refused() -> None:
     with pytest.raises(UserError, match="precision=bf16: machine=v100_16 cannot compute in it; choose from fp16, fp32"):
         ask("machine=v100_16", "precision=bf16")
 
 
-def test_a_model_of_ones_own_is_a_shape_in_a_yaml(tmp_path: Path) -> None:
+def test_users_own_model_is_a_shape_in_yaml(tmp_path: Path) -> None:
     tmp_path = tmp_path / "my conf, isn't it"
     (tmp_path / "model").mkdir(parents=True)
     text = (compose.find_conf_folder() / "model" / "tiny.yaml").read_text()
@@ -162,7 +162,7 @@ def test_a_model_of_ones_own_is_a_shape_in_a_yaml(tmp_path: Path) -> None:
     assert composed.spec.model.parameters is None
 
 
-def test_a_model_of_ones_own_is_a_hugging_face_config_file(tmp_path: Path) -> None:
+def test_users_own_model_is_a_hugging_face_config_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(
         '{"model_type": "mt5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6,'
@@ -173,11 +173,11 @@ def test_a_model_of_ones_own_is_a_hugging_face_config_file(tmp_path: Path) -> No
     assert composed.spec.model.shape == published.spec.model.shape
 
 
-def test_where_and_how_a_run_starts_is_no_part_of_its_identity() -> None:
+def test_launcher_and_machine_are_not_part_of_the_identity() -> None:
     assert config_id(ask("machine=cpu", "launcher.hang_s=5").spec) == config_id(ask().spec)
 
 
-def test_a_mapping_is_merged_into_what_is_there_and_a_list_replaces_it() -> None:
+def test_mapping_is_merged_and_list_is_replaced() -> None:
     composed = ask("engine=zero3", "engine.offload_param={device: cpu, pin_memory: false}", "optimizer.betas=[0.5,0.6]",
                 "engine.offload_param.pin_memory=true", "sequence={decoder: 7}")  # fmt: skip
     assert composed.spec.engine.options["offload_param"] == {"device": "cpu"}, "true is the default"
@@ -185,13 +185,13 @@ def test_a_mapping_is_merged_into_what_is_there_and_a_list_replaces_it() -> None
     assert composed.spec.sequence == {"encoder": 512, "decoder": 7}
 
 
-def test_an_interpolation_is_resolved_wherever_it_stands() -> None:
+def test_interpolations_are_resolved_everywhere() -> None:
     assert ask("seed=7", "batch.micro=${seed}").spec.batch.micro == 7
     study = Study(name="s", base={"data.workers": "${nodes}"}, axes={"nodes": [1]})
     assert compose.compose_points(study, []).points[0].composed.spec.data.workers == 1
 
 
-def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
+def test_point_of_a_study_equals_the_single_point() -> None:
     study = Study(
         name="s",
         base={"model": "mt5_base", "devices_per_node": 2},
@@ -202,7 +202,7 @@ def test_a_point_of_a_study_is_the_same_point_as_asked_for_alone() -> None:
         assert point.config_id == config_id(point.composed.spec)
 
 
-def test_rules_leave_points_out_and_each_tells_how_many() -> None:
+def test_every_exclude_rule_counts_its_excluded_points() -> None:
     study = Study(
         name="s",
         axes={"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4]},
@@ -215,7 +215,7 @@ def test_rules_leave_points_out_and_each_tells_how_many() -> None:
     assert list(found.excluded.values()) == [2, 3, 1, 0]
 
 
-def test_what_a_rule_leaves_out_need_not_be_possible() -> None:
+def test_excluded_points_may_be_infeasible() -> None:
     engines = {"engine": ["zero0", "zero1"]}
     cannot_run = Study(name="s", base={"precision": "fp16"}, axes=engines, exclude=("engine.stage == 0",))
     assert len(compose.compose_points(cannot_run, []).points) == 1
@@ -230,18 +230,18 @@ def test_what_a_rule_leaves_out_need_not_be_possible() -> None:
         compose.compose_points(cannot_decode.model_copy(update={"exclude": ("nodes > 1",)}), [])
 
 
-def test_a_study_of_which_nothing_is_left_says_so() -> None:
+def test_study_without_points_left_is_refused() -> None:
     with pytest.raises(UserError, match="study=s: none of its 2 points is left"):
         compose.compose_points(Study(name="s", axes={"seed": [1, 2]}, exclude=("seed > 0",)), [])
 
 
-def test_a_rule_with_an_unknown_name_is_told_before_a_point_is_decoded() -> None:
+def test_unknown_name_in_a_rule_is_refused_before_decoding() -> None:
     study = Study(name="s", axes={"model": ["nonexistent"]}, exclude=("engine.stge == 0",))
     with pytest.raises(UserError, match=r"`engine.stge` is no name of a point; did you mean engine.stage\?"):
         compose.compose_points(study, [])
 
 
-def test_points_that_are_one_run_on_one_machine_are_merged() -> None:
+def test_equal_points_on_one_machine_are_merged() -> None:
     study = Study(name="s", axes={"machine": ["cpu", "auto"], "batch.accumulation": [None, 1, 2]})
     found = compose.compose_points(study, [])
     assert [point.overrides for point in found.points] == [
@@ -252,7 +252,7 @@ def test_points_that_are_one_run_on_one_machine_are_merged() -> None:
     assert found.merged == 2
 
 
-def test_points_are_checked_for_the_device_that_each_would_run_on() -> None:
+def test_points_are_checked_for_their_own_device() -> None:
     study = Study(name="s", base={"model.attention": "flex"}, axes={"seed": [1, 2]})
     assert len(compose.compose_points(study, [], None, lambda composed: "cuda").points) == 2
     with pytest.raises(UserError, match="flex attention needs a GPU"):
@@ -260,7 +260,7 @@ def test_points_are_checked_for_the_device_that_each_would_run_on() -> None:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])
-def test_a_rule_sees_every_field_of_a_point_as_it_will_run(engine: str) -> None:
+def test_exclude_rule_uses_the_completed_fields_of_a_point(engine: str) -> None:
     composed = ask("model=mt5_xl", f"engine={engine}", "data=text", "batch.accumulation=3", "machine=cpu")
     seen, spec = collect_fields(composed), composed.spec.model_dump(by_alias=True)
     flat = {
@@ -297,7 +297,7 @@ def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, 
     return found
 
 
-def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(tmp_path: Path) -> None:
+def test_users_own_file_with_the_name_of_a_shipped_one_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "machine" / "h200.yaml"
     own.parent.mkdir()
     own.write_text("name: h200\n")
@@ -314,13 +314,13 @@ def test_a_group_file_of_ones_own_that_is_called_like_one_that_ships_is_refused(
         "machine.peak_tflops.bf16", "seed", "batch.micro",
     ],
 )  # fmt: skip
-def test_a_number_that_is_not_finite_is_refused(key: str, value: str) -> None:
+def test_infinite_number_is_refused(key: str, value: str) -> None:
     with pytest.raises(UserError, match=rf"{key}=-?(inf|nan): must be a finite number; ") as caught:
         ask(f"{key}={value}")
     assert str(caught.value).isprintable()
 
 
-def test_options_of_engine_and_data_are_finite_too() -> None:
+def test_infinite_options_of_engine_and_data_are_refused() -> None:
     for words in (("data=text", "data.noise_density=nan"), ("engine=ddp", "engine.bucket_cap_mb=inf")):
         with pytest.raises(UserError, match="must be a finite number; "):
             ask(*words)
@@ -342,7 +342,7 @@ def test_options_of_engine_and_data_are_finite_too() -> None:
         ("model=hugging_face model.config_file=/dev/null", "model.config_file=/dev/null: not a readable config.json"),
     ],
 )
-def test_what_nobody_would_write_is_told_in_one_short_line(
+def test_absurd_input_is_refused_in_one_short_line(
     override: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["run", "--dry-run", "machine=cpu", "devices_per_node=1", *override.split(" ")]) == 2
@@ -352,19 +352,19 @@ def test_what_nobody_would_write_is_told_in_one_short_line(
 
 
 @pytest.mark.parametrize("text", ["[]", '"x"', '{"model_type": "t5", "feed_forward_proj": ["a"]}', "[" * 100_000, "{"])
-def test_a_config_file_that_is_none_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_invalid_config_file_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
     with pytest.raises(UserError):
         ask("model=hugging_face", f"model.config_file={file}")
 
 
-def test_a_folder_of_files_of_ones_own_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_folder_of_users_own_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--config-dir .*/none: no such folder; give one laid out like conf/"):
         ask(config_dir=tmp_path / "none")
 
 
-def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
+def test_keys_of_the_older_protocol_are_read_with_a_hint_to_the_new_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Old keys are accepted in overrides and in a user's group file, each with a warning that names the new key."""
@@ -381,7 +381,7 @@ def test_keys_of_the_older_protocol_are_read_with_a_line_that_names_todays(
     assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in said) and len(said) == 6
 
 
-def test_a_study_of_the_older_protocol_is_read() -> None:
+def test_study_with_the_older_protocol_is_read() -> None:
     study = compose.read_study(str(Path(__file__).parents[1] / "data/studies/step_time.yaml"))
     [protocol] = {point.composed.spec.measure for point in compose.compose_points(study, []).points}
     assert (protocol.window_s, protocol.min_steps, protocol.max_s) == (2.0, 16, 9.0)

@@ -61,7 +61,7 @@ def refusal(text: str) -> str:
         ("batch.micro\n  == 4", True),
     ],
 )
-def test_a_rule_means_what_it_reads_like(text: str, expected: bool) -> None:
+def test_rules_have_their_expected_values(text: str, expected: bool) -> None:
     assert holds(text) is expected
 
 
@@ -79,7 +79,7 @@ rules = st.recursive(
 
 
 @given(rules)
-def test_a_rule_means_what_python_means_by_it(text: str) -> None:
+def test_rules_have_the_values_of_python_expressions(text: str) -> None:
     values = {"nodes": 3, "workers": 0, "micro": 4}
     names = {name: (name,) for name in values}
     assert exclude_rules.parse_rule(text, names).holds(values) is bool(eval(text, values.copy()))
@@ -94,7 +94,7 @@ def test_a_rule_means_what_python_means_by_it(text: str) -> None:
         "[*optimizer.betas] == []", "(nodes := 3) == 3", "'a'.upper == 'A'",
     ],
 )  # fmt: skip
-def test_what_is_not_on_the_white_list_is_refused_with_what_is(text: str) -> None:
+def test_unsupported_syntax_is_refused_with_the_supported_one(text: str) -> None:
     told = refusal(text)
     assert told.startswith(f"exclude: {text}: `")
     assert "is not allowed; write names, numbers, 'words' and [lists] with and, or, not, in" in told
@@ -126,16 +126,16 @@ def test_what_is_not_on_the_white_list_is_refused_with_what_is(text: str) -> Non
         ("batch.global / (batch.micro - 4) > 1", "division by zero; put `NAME != 0 and` before it"),
     ],
 )  # fmt: skip
-def test_what_has_no_sense_is_told_in_one_line(text: str, told: str) -> None:
+def test_meaningless_rule_is_refused_in_one_line(text: str, told: str) -> None:
     assert told in refusal(text)
 
 
-def test_an_unknown_name_is_found_before_any_point_is_looked_at() -> None:
+def test_unknown_name_is_found_before_points_are_evaluated() -> None:
     with pytest.raises(UserError, match=r"`engine\.stag` is no name of a point; did you mean engine\.stage\?"):
         exclude_rules.parse_rule("nodes == 1 or engine.stag == 1", NAMES)
 
 
-def test_a_rule_of_two_thousand_terms_is_read_in_a_second_and_a_longer_one_is_refused() -> None:
+def test_rule_of_2000_terms_takes_a_second_and_a_longer_one_is_refused() -> None:
     begin = time.process_time()
     exclude_rules.parse_rule(" or ".join(f"batch.micro == {number}" for number in range(2000)), list_field_names())
     assert time.process_time() - begin < 1

@@ -25,7 +25,7 @@ GPU = torch.device("cuda", 0)
 MIB = 2**20
 
 
-def test_the_device_clock_tells_what_a_host_tells_that_waits_and_lets_the_host_run_ahead() -> None:
+def test_event_clock_agrees_with_a_waiting_host_without_blocking_it() -> None:
     clock = create_clock(GPU)
     assert isinstance(clock, DeviceClock)
     matrix = torch.randn(4096, 4096, device=GPU)
@@ -49,7 +49,7 @@ def test_the_device_clock_tells_what_a_host_tells_that_waits_and_lets_the_host_r
     assert launched < waited / 2
 
 
-def test_a_block_is_read_while_the_next_one_runs() -> None:
+def test_events_of_a_block_are_read_during_the_next_block() -> None:
     clock, matrix = create_clock(GPU), torch.randn(4096, 4096, device=GPU)
 
     def launch() -> ReadBlock:
@@ -72,7 +72,7 @@ def test_a_block_is_read_while_the_next_one_runs() -> None:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> None:
+def test_batches_are_copied_completely_before_their_use(pinned: bool) -> None:
     """Many batches are copied in succession. Host and device free each batch as soon as it is summed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
@@ -83,7 +83,7 @@ def test_batches_arrive_whole_before_they_are_computed_with(pinned: bool) -> Non
     assert torch.stack(sums).tolist() == [number * 64 * 512 for number in range(50)]
 
 
-def test_batches_from_page_locked_memory_leave_the_host_free() -> None:
+def test_copies_from_page_locked_memory_do_not_block_the_host() -> None:
     copy, busy = create_batch_copy(GPU, pinned=True), torch.randn(8192, 8192, device=GPU)
     batch = {"input_ids": torch.ones(1024, 512, dtype=torch.int64).pin_memory()}
     copy(batch)
@@ -97,7 +97,7 @@ def test_batches_from_page_locked_memory_leave_the_host_free() -> None:
     assert launched < (time.perf_counter() - begin) / 2
 
 
-def test_the_allocators_peak_is_that_of_a_hand_calculation() -> None:
+def test_peak_of_the_cuda_allocator_equals_a_hand_calculation() -> None:
     with memory.trace_memory(GPU) as trace:
         kept = torch.empty(64 * MIB, dtype=torch.uint8, device=GPU)
         passing = torch.empty(128 * MIB, dtype=torch.uint8, device=GPU)
@@ -118,7 +118,7 @@ def test_counted_bytes_equal_the_storages_reachable_from_python() -> None:
     assert now - live == reached - reachable == sum(tensor.nbytes for tensor in tensors)
 
 
-def test_the_driver_and_torch_speak_of_the_same_device() -> None:
+def test_driver_and_torch_identify_the_same_device() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     assert devices.read_name(uuid) == torch.cuda.get_device_name(0)
     assert devices.count_devices() >= torch.cuda.device_count()
@@ -133,7 +133,7 @@ def test_the_driver_and_torch_speak_of_the_same_device() -> None:
         assert seen["name"] and seen["sm_clock_mhz"] and seen["power_cap_w"] and seen["temperature_c"] is not None
 
 
-def test_energy_is_counted_while_the_device_works() -> None:
+def test_energy_increases_while_the_device_computes() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     before, begin = devices.query(uuid, "energy_j"), time.perf_counter()
     if before is None:
@@ -176,7 +176,7 @@ def test_a_group_of_one_has_nccl_for_tensors_of_the_device_and_gloo_for_the_harn
     assert (found.backend, found.bus_bytes_per_s) == ("nccl", None)
 
 
-def test_another_device_than_the_machines_is_refused() -> None:
+def test_device_other_than_the_machines_is_refused() -> None:
     point = compose.compose_request(compose.parse_single(["model=tiny", "machine=v100_16", "devices_per_node=1"]))
     if point.machine.accepts(torch.cuda.get_device_name(0)):
         pytest.skip("this is the one")
@@ -186,7 +186,7 @@ def test_another_device_than_the_machines_is_refused() -> None:
         find_device(point.machine, 99, 0)
 
 
-def test_the_allocators_own_exception_is_out_of_memory() -> None:
+def test_exception_of_the_allocator_is_out_of_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=GPU)
     assert classify_error(caught.value)[0] == "oom"

@@ -82,7 +82,7 @@ def asked(*overrides: str) -> RunSpec:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "too large"])
-def test_a_run_is_measured_with_all_that_a_gpu_tells(runs: dict[str, RunRecord], name: str) -> None:
+def test_record_of_a_gpu_run_has_all_device_counters(runs: dict[str, RunRecord], name: str) -> None:
     record = runs[name]
     assert record.outcome.kind == "ok", (record.outcome.reason, record.outcome.evidence)
     seen = record.observations
@@ -101,21 +101,21 @@ def test_a_run_is_measured_with_all_that_a_gpu_tells(runs: dict[str, RunRecord],
 
 
 @pytest.mark.parametrize("name", SAME_LOSS)
-def test_losses_are_those_of_ddp(runs: dict[str, RunRecord], name: str) -> None:
+def test_losses_equal_those_of_ddp(runs: dict[str, RunRecord], name: str) -> None:
     reference, other = (runs[which].observations for which in ("ddp", name))
     assert reference and other and reference.steps and other.steps
     # The tolerance is two and a half spacings of bf16 numbers, as in analysis.verify.
     assert other.steps.loss[:5] == pytest.approx(reference.steps.loss[:5], rel=2e-2)
 
 
-def test_out_of_memory_is_a_result(runs: dict[str, RunRecord]) -> None:
+def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> None:
     outcome = runs["too large"].outcome
     assert outcome.kind == "oom", outcome.reason
     assert outcome.shortage and outcome.shortage.where == "device" and "device memory: asked for" in outcome.reason
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
-def test_memory_is_as_predicted(runs: dict[str, RunRecord], name: str) -> None:
+def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
     """The tolerances were required before any GPU run existed. They are not derived from measured errors."""
     told, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
@@ -137,7 +137,7 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
 
 
 @pytest.mark.parametrize("span", ["node", "device"])
-def test_ranks_forked_from_one_that_has_done_their_imports_find_the_device(span: Any, tmp_path: Path) -> None:
+def test_ranks_forked_after_the_imports_find_the_device(span: Any, tmp_path: Path) -> None:
     """The fork server must not call CUDA, because its child processes could then not use the device."""
     point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})

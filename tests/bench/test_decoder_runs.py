@@ -75,7 +75,7 @@ def losses(record: RunRecord) -> list[float]:
 
 
 @pytest.mark.parametrize("model", RUNS)
-def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) -> None:
+def test_losses_of_every_engine_equal_those_of_ddp(model: str, records: list[RunRecord]) -> None:
     of = [record for record in records if record.spec.model.name == model]
     (reference,) = (losses(record) for record in of if record.spec.engine.name == "ddp")
     assert {record.spec.objective for record in of} == {"causal_lm"}
@@ -85,7 +85,7 @@ def test_every_engine_loses_what_ddp_does(model: str, records: list[RunRecord]) 
 
 
 @pytest.mark.parametrize("engine", COMPILED)
-def test_compiled_layers_learn_what_others_do(engine: str, records: list[RunRecord], folder: Path) -> None:
+def test_losses_with_compiled_layers_equal_those_without(engine: str, records: list[RunRecord], folder: Path) -> None:
     found = [store.read_record(path) for path in store.find_records([folder / "compiled"])]
     (compiled,) = (record for record in found if record.spec.engine.name == engine)
     (plain,) = (r for r in records if (r.spec.model.name, r.spec.engine.name) == ("gpt2_tiny", "ddp"))
@@ -119,7 +119,7 @@ def test_rates_count_all_tokens_and_formulas_flops(folder: Path, records: list[R
     assert "tokens/s, with padding" in (folder / "report" / "report.html").read_text()
 
 
-def test_text_is_learned_document_by_document(folder: Path) -> None:
+def test_documents_of_a_text_are_trained_separately(folder: Path) -> None:
     (record,) = (store.read_record(path) for path in store.find_records([folder / "text"]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
     assert record.observations.data and record.observations.data["source"] == "text"
@@ -127,7 +127,7 @@ def test_text_is_learned_document_by_document(folder: Path) -> None:
     assert predicted == pytest.approx(max(m.peak_allocated_bytes or 0 for m in record.observations.memory), rel=0.02)
 
 
-def test_a_large_one_is_predicted_advised_and_planned_without_naming_its_objective(tmp_path: Path) -> None:
+def test_large_decoder_is_predicted_advised_and_planned_by_default_objective(tmp_path: Path) -> None:
     where = ("machine=h100", "devices_per_node=8")
     (told,) = json.loads(zeroscale("predict", "model=llama_2_7b", *where, "engine=zero3", "nodes=2", "--json"))
     assert told["fits"] and told["time"]["step_s"] > 0

@@ -79,7 +79,7 @@ class Nvml:
         (1, "name", None),
     ],
 )
-def test_a_slice_of_a_card_is_asked_for_itself_and_its_card_for_what_all_slices_share(
+def test_mig_slice_has_own_memory_and_shares_counters_of_its_card(
     name: int | str, question: Question, answer: Any
 ) -> None:
     assert NvidiaDriver(Nvml()).ask(name, question) == answer
@@ -151,14 +151,14 @@ class AmdSmi:
         ("throttle_reasons", None),  # AMD's codes have other meanings than NVIDIA's
     ],
 )
-def test_amd_answers_the_same_questions(question: Question, answer: Any) -> None:
+def test_amd_devices_give_the_same_facts(question: Question, answer: Any) -> None:
     driver = AmdDriver(AmdSmi())
     assert driver.ask("0000:c1:00.0", question) == driver.ask(0, question) == answer
     assert driver.ask("0000:c2:00.0", question) is driver.ask(1, question) is None
     assert (driver.count(), driver.ask(0, "driver_version")) == (1, "6.12.12")
 
 
-def test_how_long_a_device_was_held_back_is_a_share_of_the_counts_between_two_looks() -> None:
+def test_throttled_time_is_the_share_of_counts_between_two_samples() -> None:
     """NVIDIA counts the seconds of throttling, which are divided by seconds of the clock. AMD counts samples with
     throttling, which are divided by all samples."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
@@ -173,7 +173,7 @@ def one_amd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_amd")
-def test_a_watch_asks_whatever_driver_is_here() -> None:
+def test_device_watch_uses_the_available_driver() -> None:
     watch = DeviceMonitor(0, "0000:c1:00.0", {7})
     watch.open()
     watch.sample()
@@ -184,7 +184,7 @@ def test_a_watch_asks_whatever_driver_is_here() -> None:
 
 
 @pytest.mark.usefixtures("one_amd")
-def test_a_torch_for_amd_is_known_by_its_hip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_for_amd_is_recognised_by_its_hip_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_read_torch_constant", {"hip": "6.4.43483"}.get)
     for name in environment.VISIBLE:
         monkeypatch.delenv(name, raising=False)
@@ -198,7 +198,9 @@ def test_a_torch_for_amd_is_known_by_its_hip(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("hip", "name"), [(None, "GPU-5f2a"), ("6.4", "0000:c1:00.0")]
 )  # fmt: skip
-def test_a_device_is_named_as_its_driver_knows_it(hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_has_the_name_that_its_driver_reports(
+    hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     properties = SimpleNamespace(uuid="5f2a", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.version, "hip", hip)

@@ -34,19 +34,19 @@ def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("found", [("", []), (NO_CLUSTER, [])], indirect=True, ids=["no sbatch", "no slurm.conf"])
-def test_a_machine_of_no_cluster_is_told_nothing_of_slurm(found: dict[str, Check]) -> None:
+def test_doctor_omits_slurm_outside_a_cluster(found: dict[str, Check]) -> None:
     assert found == {}
 
 
 @pytest.mark.parametrize("found", [("", ["mlx5_0"]), (NO_CLUSTER, ["mlx5_0"])], indirect=True)
-def test_an_rdma_card_without_slurm_is_told_what_to_set_on_this_machine(found: dict[str, Check]) -> None:
+def test_doctor_recommends_local_settings_for_an_rdma_card_without_slurm(found: dict[str, Check]) -> None:
     check = found.pop("locked memory")
     assert not found and check.remedy == "ulimit -l unlimited, or memlock in /etc/security/limits.conf"
     assert "jobs" not in check.found and "lurm" not in check.found
 
 
 @pytest.mark.parametrize("found", [(VERSION, [])], indirect=True)
-def test_a_machine_of_a_cluster_is_told_of_slurm(found: dict[str, Check]) -> None:
+def test_doctor_reports_slurm_on_a_cluster(found: dict[str, Check]) -> None:
     assert found["Slurm"] == Check("Slurm", "ok", "slurm-wlm 22.05.8")
     assert "jobs submitted from here" in found["locked memory"].found
     assert "slurm.conf" in found["locked memory"].remedy
@@ -60,5 +60,5 @@ def test_a_machine_of_a_cluster_is_told_of_slurm(found: dict[str, Check]) -> Non
     ],
     indirect=["found"],
 )
-def test_an_old_or_unknown_version_is_noted(found: dict[str, Check], told: str) -> None:
+def test_doctor_notes_an_old_or_unknown_version(found: dict[str, Check], told: str) -> None:
     assert found["Slurm"].state == "note" and found["Slurm"].found.startswith(told)

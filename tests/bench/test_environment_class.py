@@ -26,7 +26,7 @@ def told(cores: list[int], ranks: int = 2, **variables: str) -> str:
     return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
+def test_environment_class_contains_cores_and_threads() -> None:
     """Simulates machines with one or two cores by binding processes to fewer cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
@@ -36,7 +36,7 @@ def test_cores_and_threads_are_part_of_what_an_answer_depends_on() -> None:
     assert told(HERE[:2], OMP_NUM_THREADS="1") == two, "its part of two cores, whoever chose it"
 
 
-def test_how_threads_wait_is_part_of_it_where_a_rank_has_several() -> None:
+def test_environment_class_contains_the_wait_policy_of_several_threads() -> None:
     if len(HERE) < 2:
         pytest.skip("one core has one thread")
     chosen = choose_openmp_variables("cpu", 1).items() - {("OMP_NUM_THREADS", str(len(HERE)))}
@@ -61,7 +61,7 @@ def test_threads_of_a_rank_on_a_cpu_do_not_spin_unless_the_user_says_so(no_choic
             assert choose_openmp_variables("cpu", 1).keys() == {"OMP_NUM_THREADS"}, name
 
 
-def test_a_rank_has_its_share_of_the_cores_that_slurm_gave_not_of_the_node(no_choice: pytest.MonkeyPatch) -> None:
+def test_rank_has_its_share_of_the_jobs_cores_not_of_the_node(no_choice: pytest.MonkeyPatch) -> None:
     no_choice.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
 
     def threads(**variables: str) -> str:
@@ -76,7 +76,7 @@ def test_a_rank_has_its_share_of_the_cores_that_slurm_gave_not_of_the_node(no_ch
     assert threads(SLURM_CPUS_PER_TASK="64", SLURM_STEP_NUM_TASKS="4") == "16", "bound to fewer"
 
 
-def test_older_classes_keep_their_names() -> None:
+def test_older_environment_classes_keep_their_ids() -> None:
     known = EnvironmentClass(device="CPU", devices_per_node=2)
     assert compute_environment_id(known) != compute_environment_id(known.model_copy(update={"cores": 2}))
     assert compute_environment_id(known) == compute_environment_id(
@@ -84,7 +84,7 @@ def test_older_classes_keep_their_names() -> None:
     )
 
 
-def test_ranks_of_different_environments_are_refused_whatever_cores_they_are_bound_to() -> None:
+def test_ranks_of_different_environments_are_refused() -> None:
     first = classify("cpu", 2)
     check_alike([first, first.model_copy(update={"cores": 99, "threads": 99})])
     with pytest.raises(Refused, match="ranks 2 and 0 are of different environments: device GPU B and "):

@@ -18,7 +18,7 @@ def known() -> list[Explanation]:
     return list(list_explanations())
 
 
-def test_it_knows_every_column_flag_note_and_outcome_by_its_own_text(known: list[Explanation]) -> None:
+def test_every_column_flag_note_and_outcome_is_explained(known: list[Explanation]) -> None:
     meanings = {(one.kind, one.name): one.meaning for one in known}
     assert {name for kind, name in meanings if kind == "column"} == set(list_all_columns())
     assert meanings["column", "tokens_per_s"] == list_all_columns()["tokens_per_s"].meaning
@@ -55,12 +55,12 @@ def test_options_and_words_are_explained_by_their_help(
     assert told in capsys.readouterr().out
 
 
-def test_an_option_with_dashes_is_refused_with_the_way_to_write_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_with_dashes_is_refused_with_its_correct_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--max-queued"]) == 2
     assert capsys.readouterr().err.endswith("; write it without dashes: zeroscale explain max-queued\n")
 
 
-def test_no_name_but_that_of_a_key_or_file_is_without_a_meaning(known: list[Explanation]) -> None:
+def test_every_name_except_keys_and_files_has_an_explanation(known: list[Explanation]) -> None:
     assert [one for one in known if not one.meaning and "key" not in one.kind and "file" not in one.kind] == []
 
 
@@ -73,19 +73,19 @@ def test_several_names_are_explained_one_after_the_other(capsys: pytest.CaptureF
     )
 
 
-def test_the_last_part_of_a_key_or_of_a_file_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_part_of_a_key_or_file_is_sufficient(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "micro", "mt5_xl", "--json"]) == 0
     found = [(one["kind"], one["name"]) for one in json.loads(capsys.readouterr().out)]
     assert found == [("column", "micro"), ("config key", "batch.micro"), ("file of conf/model", "model=mt5_xl")]
 
 
-def test_every_flag_and_note_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_and_note_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(REMEDIES) == {*FLAGS, *NOTES}
     assert cli.main(["explain", "short"]) == 0
     assert "\n  what to do: measure longer: measure=full" in capsys.readouterr().out
 
 
-def test_a_group_is_explained_by_its_files_and_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_is_explained_by_its_files_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "engine", "engine.stage"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("engine (group of config keys)\n  the engine that trains")
@@ -95,11 +95,11 @@ def test_a_group_is_explained_by_its_files_and_its_keys(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("group", ["batch", "measure", "model", "launcher", "data", "parallel", "learning"])
-def test_every_group_of_keys_has_a_meaning(group: str, known: list[Explanation]) -> None:
+def test_every_group_of_keys_has_an_explanation(group: str, known: list[Explanation]) -> None:
     assert next(one.meaning for one in known if one.name == group)
 
 
-def test_without_a_name_it_lists_all_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_without_a_name_lists_all_names_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("verb:\n  run  init  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
@@ -114,9 +114,7 @@ def test_without_a_name_it_lists_all_by_kind(capsys: pytest.CaptureFixture[str])
         ("qqqqqqqq", "`zeroscale explain` lists all names"),
     ],
 )
-def test_a_name_that_nobody_knows_is_refused_in_one_line(
-    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_name_is_refused_in_one_line(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 2
     rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/"
     assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

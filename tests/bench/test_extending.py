@@ -100,7 +100,7 @@ def test_a_plan_shows_family_objective_and_source(house: House) -> None:
     assert " ".join(text.split()).count("64 tokens counting continuation") == text.count("  decoder_tiny ") == 2
 
 
-def test_every_engine_begins_with_the_same_weights_and_samples_and_learns(counting: dict[str, RunRecord]) -> None:
+def test_engines_train_the_added_family_from_equal_weights_and_samples(counting: dict[str, RunRecord]) -> None:
     losses = [record.observations.steps.loss for record in counting.values() if record.observations]
     assert len(losses) == len(ENGINES)
     for first, *_, last in losses:
@@ -109,7 +109,7 @@ def test_every_engine_begins_with_the_same_weights_and_samples_and_learns(counti
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_memory_of_a_described_family_is_what_its_runs_take(
+def test_predicted_memory_of_a_described_family_equals_its_runs(
     engine: str, house: House, counting: dict[str, RunRecord]
 ) -> None:
     (predicted,) = json.loads(house.zeroscale("predict", *COUNTING, *ENGINES[engine], "--json"))
@@ -119,14 +119,14 @@ def test_memory_of_a_described_family_is_what_its_runs_take(
     assert predicted["resident_bytes"] == pytest.approx(max(m.resident_bytes or 0 for m in observed.memory), rel=0.001)
 
 
-def test_time_and_advice_of_a_described_family_are_told(house: House) -> None:
+def test_described_family_has_predicted_time_and_advice(house: House) -> None:
     words = ("model=decoder_tiny", "objective=causal_lm", "sequence.tokens=64", "machine=h200", "devices_per_node=8")
     (predicted,) = json.loads(house.zeroscale("predict", *words, "engine=zero1", "--json"))
     assert predicted["time"]["step_s"] > 0 and predicted["fits"]
     assert "decoder_tiny" in house.zeroscale("advise", *words, "nodes=1")
 
 
-def test_table_and_report_show_what_was_added(house: House, counting: dict[str, RunRecord], tmp_path: Path) -> None:
+def test_table_and_report_show_the_added_plugins(house: House, counting: dict[str, RunRecord], tmp_path: Path) -> None:
     columns = "model,objective,data,lengths,engine,tokens_per_s,model_tflops_per_device"
     text = house.zeroscale("table", str(house.root / "counting"), "--columns", columns, "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
@@ -145,7 +145,7 @@ def findings(house: House) -> dict[str, str]:
     return {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
 
 
-def test_doctor_names_what_was_added(findings: dict[str, str]) -> None:
+def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
     for kind, name in (("family", "decoder"), ("objective", "continuation"), ("data", "counting")):
         assert name in findings[f"{kind} plug-ins"].split(", ")
 
@@ -161,20 +161,18 @@ def test_doctor_names_what_was_added(findings: dict[str, str]) -> None:
         (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
-def test_what_was_added_refuses_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
+def test_added_plugins_refuse_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
     kept = [word for word in COUNTING if not any(word.split("=")[0] == new.split("=")[0] for new in words)]
     error = house.zeroscale("sweep", *kept, *words, "engine=ddp", "--dry-run", code=2)
     assert told in error and error.count("\n") == 1
 
 
-def test_text_serves_an_objective_that_it_does_not_know(house: House) -> None:
+def test_text_data_support_an_added_objective(house: House) -> None:
     words = (word.replace("data=counting", "data=text") for word in COUNTING)
     assert "text continuation" in " ".join(house.zeroscale("sweep", *words, "engine=ddp", "--dry-run").split())
 
 
-def test_a_family_reads_configs_of_its_kind_and_another_is_measured_and_not_predicted(
-    house: House, tmp_path: Path
-) -> None:
+def test_family_reads_its_hugging_face_configs_and_others_are_only_measured(house: House, tmp_path: Path) -> None:
     sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64, "multi_query": False}
     for kind in ("gpt_bigcode", "opt"):
         config = {"model_type": kind, **sizes}
@@ -207,7 +205,7 @@ def elsewhere(house: House, tmp_path_factory: pytest.TempPathFactory) -> House:
     return house._replace(results=site / "results", packages=(site,))
 
 
-def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: House, tmp_path: Path) -> None:
+def test_objective_of_an_installed_package_works_in_every_verb(elsewhere: House, tmp_path: Path) -> None:
     own = ("--config-dir", str(elsewhere.packages[0] / "conf"))
     words = (*(word for word in COUNTING if not word.startswith("objective=")), "objective=summed_lm", "engine=ddp")
     results = ("--results", str(elsewhere.results))
@@ -226,7 +224,7 @@ def test_an_installed_package_brings_an_objective_through_every_verb(elsewhere: 
     assert "summed_lm" in (tmp_path / "report.html").read_text()
 
 
-def test_a_family_that_takes_means_alone_refuses_such_an_objective(elsewhere: House, tmp_path: Path) -> None:
+def test_family_with_mean_losses_refuses_an_objective_with_sums(elsewhere: House, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "opt", "vocab_size": 96}')
     model = ("model=hugging_face", f"model.config_file={tmp_path}/config.json", "model.name=opt")
     own = ("--config-dir", str(elsewhere.packages[0] / "conf"))
@@ -274,7 +272,7 @@ def queued(house: House, spool: Path) -> Path:
     return results / "adhoc"
 
 
-def test_a_launcher_shows_the_script_of_a_job_and_queues_nothing(house: House, spool: Path) -> None:
+def test_dry_run_shows_the_script_of_a_job_without_submission(house: House, spool: Path) -> None:
     told = house.zeroscale("sweep", *POINTS, "--dry-run")
     assert "-m bench.sweep.allocation" in told and "2 points in 1 job" in told
     assert list(spool.glob("adhoc-*-*")) == []
@@ -288,12 +286,12 @@ def test_a_launcher_shows_the_script_of_a_job_and_queues_nothing(house: House, s
         (("--nice", "5"), "launcher.nice: no such key"),
     ],
 )
-def test_what_a_launcher_cannot_do_is_refused_in_one_line(house: House, words: tuple[str, ...], line: str) -> None:
+def test_unsupported_launcher_request_is_refused_in_one_line(house: House, words: tuple[str, ...], line: str) -> None:
     (told,) = house.zeroscale("sweep", *POINTS, *words, "--dry-run", code=2).splitlines()
     assert line in told
 
 
-def test_queued_runs_are_rows_of_the_table_in_the_jobs_that_ran_them(house: House, spool: Path, queued: Path) -> None:
+def test_table_rows_of_queued_runs_name_their_jobs(house: House, spool: Path, queued: Path) -> None:
     text = house.zeroscale("table", str(queued), "--columns", "micro,outcome,allocation,step_s", "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert table["outcome"].tolist() == ["ok", "ok"] and (table["step_s"] > 0).all()
@@ -302,24 +300,24 @@ def test_queued_runs_are_rows_of_the_table_in_the_jobs_that_ran_them(house: Hous
     )
 
 
-def test_a_study_that_was_queued_is_answered_and_nothing_is_left_to_do(house: House, queued: Path) -> None:
+def test_queued_study_is_complete_after_its_jobs(house: House, queued: Path) -> None:
     assert "2 points: 2 ok" in house.zeroscale("status", str(queued))
     assert "nothing to submit" in house.zeroscale("resume", str(queued))
     assert "no job of this sweep is in the queue" in house.zeroscale("cancel", str(queued))
 
 
-def test_a_metric_is_a_column_of_the_table(house: House, queued: Path) -> None:
+def test_added_metric_is_a_table_column(house: House, queued: Path) -> None:
     text = house.zeroscale("table", str(queued), "--columns", "micro,tokens_per_device_s", "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert (table["tokens_per_device_s"] > 0).all() and len(table) == 2
 
 
-def test_a_figure_is_a_picture_of_the_report_of_queued_runs(house: House, queued: Path, tmp_path: Path) -> None:
+def test_added_figure_is_in_the_report_of_queued_runs(house: House, queued: Path, tmp_path: Path) -> None:
     house.zeroscale("report", str(queued), "--out", str(tmp_path))
     assert "Step time over micro-batch" in (tmp_path / "report.html").read_text()
 
 
-def test_a_queued_study_is_cancelled_and_goes_on(house: House, spool: Path) -> None:
+def test_cancelled_queued_study_can_be_resumed(house: House, spool: Path) -> None:
     results, study = house.root / "cancelled", str(house.root / "cancelled" / "adhoc")
     house.zeroscale("sweep", *ENDLESS, *SPOOLED, "--results", str(results))
     for attempt in (0, 1):
@@ -360,14 +358,14 @@ def piped(house: House) -> dict[str, RunRecord]:
     return {record.spec.engine.name: record for record in found}
 
 
-def test_a_plan_shows_the_layout_of_ranks(house: House) -> None:
+def test_dry_run_shows_the_layout_of_ranks(house: House) -> None:
     text = house.zeroscale("sweep", *PIPED, "batch.micro=2,4", "--dry-run", "--results", str(house.results))
     assert text.count("pipeline 2") == 2 and "micro 4 × 1 = global 4" in text, "two ranks and one data-parallel rank"
     why = "engine.backend=two_stages: no prediction of its memory"
     assert why in " ".join(text.split())
 
 
-def test_a_loss_on_one_rank_is_the_loss_of_the_run_and_that_of_the_reference(piped: dict[str, RunRecord]) -> None:
+def test_loss_of_a_single_rank_is_that_of_the_run_and_equals_the_reference(piped: dict[str, RunRecord]) -> None:
     ours, alone = piped["two_stages"].observations, piped["ddp"].observations
     assert ours and ours.steps and alone and alone.steps
     assert len(ours.memory) == 2 and ours.parameters == alone.parameters == ours.trainable_parameters
@@ -376,19 +374,19 @@ def test_a_loss_on_one_rank_is_the_loss_of_the_run_and_that_of_the_reference(pip
     assert ours.tokens == alone.tokens, "both ranks work on the same samples"
 
 
-def test_an_optional_member_is_recorded_where_the_facts_announce_it(piped: dict[str, RunRecord]) -> None:
+def test_optional_member_is_recorded_if_the_facts_declare_it(piped: dict[str, RunRecord]) -> None:
     ours, alone = piped["two_stages"].observations, piped["ddp"].observations
     assert ours and ours.idle_s and len(ours.idle_s) == 2 and all(seconds and seconds > 0 for seconds in ours.idle_s)
     assert alone and alone.idle_s is None and ours.step_phases_s is None
 
 
-def test_what_an_engine_does_not_say_is_not_predicted_and_not_rehearsed(house: House) -> None:
+def test_engine_without_declared_costs_is_not_predicted_or_rehearsed(house: House) -> None:
     assert "no prediction" in house.zeroscale("predict", *PIPED)
     told = house.zeroscale("rehearse", *PIPED, code=2)
     assert "engine=two_stages: cannot be rehearsed" in told and told.count("\n") == 1
 
 
-def test_advice_leaves_out_an_engine_of_which_nothing_is_predicted(house: House) -> None:
+def test_advice_omits_an_engine_without_predictions(house: House) -> None:
     point = ("model=mt5_base", "machine=h200", "devices_per_node=8", "nodes=1")
     assert "two_stages" in house.zeroscale("advise", *point)
     told = house.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
@@ -404,7 +402,7 @@ def test_advice_leaves_out_an_engine_of_which_nothing_is_predicted(house: House)
         (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: a chunked loss is not made by the decoder alone"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
+def test_unsupported_engine_request_is_refused_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
     error = house.zeroscale("sweep", *PIPED, *words, "--dry-run", code=2)
     assert told in error and error.count("\n") == 1
 
@@ -418,5 +416,5 @@ def test_table_and_report_show_an_engine_of_any_kind(house: House, piped: dict[s
     assert "two_stages" in (tmp_path / "report.html").read_text()
 
 
-def test_doctor_knows_the_engine(findings: dict[str, str]) -> None:
+def test_doctor_lists_the_added_engine(findings: dict[str, str]) -> None:
     assert "two_stages" in findings["engine plug-ins"].split(", ")

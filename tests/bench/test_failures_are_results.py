@@ -29,7 +29,7 @@ PIPELINE = (
 and the last rank for activations."""
 
 
-def test_a_rank_killed_from_outside_ends_the_run(zeroscale_run: Start) -> None:
+def test_killed_rank_ends_the_run(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PIPELINE)
     pids = [rank["pid"] for rank in run.stepping()["ranks"]]
     os.kill(pids[1], signal.SIGKILL)
@@ -40,7 +40,7 @@ def test_a_rank_killed_from_outside_ends_the_run(zeroscale_run: Start) -> None:
     assert not alive(pids)
 
 
-def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> None:
+def test_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PLAIN, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=2 action=raise"})
     record = run.record()
     assert record.outcome.kind == "error"
@@ -48,7 +48,7 @@ def test_a_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) ->
     assert 'File "bench/measure/failures.py", line' in record.outcome.evidence["traceback"]
 
 
-def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_looked_closer(
+def test_run_lost_after_its_window_is_measured_but_uninspected(
     zeroscale_run: Start,
 ) -> None:
     """Warm-up and window have three steps each. The failure is in the next step, the first untimed step."""
@@ -65,7 +65,7 @@ def test_a_run_that_is_lost_after_its_window_is_measured_and_says_that_nobody_lo
 
 
 @pytest.mark.timed
-def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Start) -> None:
+def test_sleeping_rank_is_a_hang_with_the_stacks_of_all_ranks(zeroscale_run: Start) -> None:
     drill = os.environ | {"ZEROSCALE_DRILL": "rank=1 step=2 action=sleep"}
     record = zeroscale_run(*PIPELINE, "launcher.hang_s=4", env=drill).record()
     assert record.outcome.kind == "hang"
@@ -77,7 +77,7 @@ def test_a_rank_that_sleeps_is_a_hang_with_every_ranks_stacks(zeroscale_run: Sta
         assert "train_step" in stacks[neighbour], "the waiting rank's stack shows what it waits in"
 
 
-def test_a_host_that_has_no_more_memory_is_host_oom(zeroscale_run: Start) -> None:
+def test_exhausted_host_memory_is_host_oom(zeroscale_run: Start) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (10 * 2**30, 10 * 2**30))
 
@@ -99,7 +99,7 @@ def test_a_host_that_has_no_more_memory_is_host_oom(zeroscale_run: Start) -> Non
     assert f"asked for {short.requested_bytes / 2**30:.3g} GiB, " in record.outcome.reason
 
 
-def test_a_loss_that_is_not_a_number_is_invalid(zeroscale_run: Start) -> None:
+def test_nan_loss_is_the_outcome_invalid(zeroscale_run: Start) -> None:
     record = zeroscale_run(*QUICK, "engine=ddp", "optimizer.lr=1e30", "devices_per_node=1").record()
     assert record.outcome.kind == "invalid"
     assert "is not finite at step" in record.outcome.reason
@@ -128,7 +128,7 @@ def fill(folder: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_a_disk_that_fills_up_during_the_run_loses_no_record(zeroscale_run: Start, small_disk: Path) -> None:
+def test_disk_that_fills_during_a_run_loses_no_record(zeroscale_run: Start, small_disk: Path) -> None:
     run = zeroscale_run(*PLAIN[:-1], "measure.max_s=8", results=small_disk / "runs")
     run.stepping()
     fill(small_disk)
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_during_the_run_loses_no_record(zeroscale_run: Star
     assert (run.folder() / "steps.parquet").exists()
 
 
-def test_a_disk_that_is_full_already_is_said_before_anything_starts(zeroscale_run: Start, small_disk: Path) -> None:
+def test_full_disk_is_reported_before_the_start(zeroscale_run: Start, small_disk: Path) -> None:
     fill(small_disk)
     (small_disk / "filler").open("r+b").truncate((small_disk / "filler").stat().st_size - 64 * 1024)
     run = zeroscale_run(*QUICK, results=small_disk / "runs")
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_already_is_said_before_anything_starts(zeroscale_ru
     ],
     ids=str,
 )
-def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(
+def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
     zeroscale_run: Start, number: int, point: tuple[str, ...], told: str
 ) -> None:
     run = zeroscale_run(*point)
@@ -177,7 +177,7 @@ def test_whatever_ends_the_command_leaves_a_record_and_no_orphan(
 
 
 @pytest.mark.cold
-def test_ctrl_c_before_the_run_has_begun_leaves_a_record_and_no_traceback(zeroscale_run: Start) -> None:
+def test_ctrl_c_before_the_start_leaves_a_record_and_no_traceback(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PLAIN)
     until = time.monotonic() + SOON_S
     while not list(run.results.glob(f"*/*/*/{store.SPEC}")) and time.monotonic() < until:
@@ -187,7 +187,7 @@ def test_ctrl_c_before_the_run_has_begun_leaves_a_record_and_no_traceback(zerosc
     assert "Traceback" not in run.errors
 
 
-def test_a_supervisor_that_is_killed_itself_leaves_a_record_and_no_orphan(zeroscale_run: Start) -> None:
+def test_killed_supervisor_leaves_a_record_and_no_orphans(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PLAIN)
     beat = run.stepping()
     os.kill(beat["supervisor"], signal.SIGKILL)
@@ -197,13 +197,13 @@ def test_a_supervisor_that_is_killed_itself_leaves_a_record_and_no_orphan(zerosc
     assert not survivors([rank["pid"] for rank in beat["ranks"]])
 
 
-def test_the_time_limit_ends_a_run_as_timeout(zeroscale_run: Start) -> None:
+def test_time_limit_ends_a_run_with_outcome_timeout(zeroscale_run: Start) -> None:
     record = zeroscale_run(*PLAIN, "devices_per_node=1", "launcher.time_limit_min=0.2").record()
     assert record.outcome.kind == "timeout"
     assert record.outcome.reason == "the time limit of 0.2 min was reached"
 
 
-def test_an_attempt_that_failed_has_at_most_ten_files(zeroscale_run: Start) -> None:
+def test_failed_attempt_has_at_most_ten_files(zeroscale_run: Start) -> None:
     run = zeroscale_run(*PLAIN, env=os.environ | {"ZEROSCALE_DRILL": "rank=0 step=1 action=exit"})
     record = run.record()
     assert record.outcome.reason == "rank 0 exited with 3 in fetch at step 1"

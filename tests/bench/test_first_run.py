@@ -70,7 +70,7 @@ def devices(*overrides: str) -> int:
 
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 2), (64, 2)])
-def test_on_a_cpu_two_processes_run_or_one_on_a_single_core(
+def test_default_on_a_cpu_is_two_processes_or_one_on_a_single_core(
     processor: Callable[[int], None], cores: int, processes: int
 ) -> None:
     processor(cores)
@@ -81,7 +81,7 @@ def test_on_a_cpu_two_processes_run_or_one_on_a_single_core(
 @pytest.mark.parametrize(
     ("visible", "number"), [(None, 4), ("0", 1), ("2,3", 2), ("0,1,2,3,4", 4), ("1,-1,2", 1), ("GPU-8a,GPU-9b", 2)]
 )
-def test_all_gpus_that_are_not_hidden_are_used(
+def test_default_is_all_visible_gpus(
     gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, visible: str | None, number: int
 ) -> None:
     gpus(4)
@@ -91,15 +91,13 @@ def test_all_gpus_that_are_not_hidden_are_used(
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
-def test_where_all_gpus_are_hidden_the_cpu_is_used(
-    gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, hidden: str
-) -> None:
+def test_hidden_gpus_select_the_cpu(gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
     gpus(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert devices() == min(2, environment.count_cores())
 
 
-def test_a_machine_by_its_name_is_counted_where_it_is_this_one(gpus: Callable[..., None]) -> None:
+def test_devices_of_a_named_machine_are_counted_if_it_is_this_machine(gpus: Callable[..., None]) -> None:
     gpus(4, "NVIDIA H200")
     assert devices("machine=h200") == 4
     assert devices("machine=h200", "machine.devices_per_node=2") == 2, "what its file says goes first"
@@ -110,20 +108,20 @@ def test_a_machine_by_its_name_is_counted_where_it_is_this_one(gpus: Callable[..
     assert devices("machine=a100_80", "machine.devices_per_node=8") == 8
 
 
-def test_elsewhere_the_number_of_devices_is_to_be_given() -> None:
+def test_device_count_is_required_for_other_machines() -> None:
     with pytest.raises(UserError, match="devices_per_node: launcher=slurm starts on other machines"):
         devices("launcher=slurm")
     assert devices("launcher=slurm", "machine.devices_per_node=8") == 8
     assert devices("launcher=slurm", "devices_per_node=4") == 4
 
 
-def test_a_prediction_is_of_the_run_that_would_start_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prediction_is_for_the_run_that_would_start_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=tiny", "nodes=4", "machine=cpu"]) == 0
     assert f"4 × {min(2, environment.count_cores())} devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", [("run",), ("sweep",), ("run", "--dry-run"), ("sweep", "--dry-run")])
-def test_devices_that_are_not_here_are_refused_before_anything_starts(
+def test_missing_devices_are_refused_before_the_start(
     verb: tuple[str, ...], gpus: Callable[..., None], refused: Refused, tmp_path: Path
 ) -> None:
     gpus(1)
@@ -135,9 +133,7 @@ def test_devices_that_are_not_here_are_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_processes_than_a_processor_can_run_are_refused(
-    processor: Callable[[int], None], refused: Refused
-) -> None:
+def test_too_many_processes_for_the_processor_are_refused(processor: Callable[[int], None], refused: Refused) -> None:
     processor(2)
     assert "devices_per_node=100000: too many processes for 2 cores; give at most 16" in refused(
         "run", "--dry-run", "devices_per_node=100000"
@@ -152,9 +148,7 @@ def chosen(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, ob
     return [one["spec"] for one in (plain if isinstance(plain, list) else [plain])]
 
 
-def test_on_a_cpu_a_point_is_small_where_nothing_else_is_given(
-    processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_point_on_a_cpu_is_small(processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
     processor(2)
     smoke = compose.compose_points(compose.read_study("smoke"), []).points[0].composed.spec
     for words in (("run", "engine=zero3"), ("sweep", "engine=zero3"), ("sweep", "engine=ddp,zero3")):
@@ -175,7 +169,7 @@ def test_on_a_cpu_a_point_is_small_where_nothing_else_is_given(
     ],
 )
 @pytest.mark.parametrize("verb", ["run", "sweep"])
-def test_on_a_cpu_an_override_changes_no_other_key(
+def test_override_on_a_cpu_changes_no_other_key(
     verb: str,
     override: str,
     key: str,
@@ -190,7 +184,7 @@ def test_on_a_cpu_an_override_changes_no_other_key(
     assert {name for name in flat if flat[name] != before[name]} == {key}
 
 
-def test_on_a_cpu_a_protocol_by_its_name_is_all_of_its_file(
+def test_named_protocol_on_a_cpu_uses_its_whole_file(
     processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(2)
@@ -206,7 +200,7 @@ def test_on_a_cpu_a_protocol_by_its_name_is_all_of_its_file(
         (("model=gpt2_tiny", "measure=quick"), "precision=fp32 sequence.tokens=256"),
     ],
 )
-def test_on_a_cpu_a_line_names_exactly_the_keys_that_were_chosen(
+def test_line_of_cpu_defaults_names_exactly_the_changed_keys(
     words: tuple[str, ...], named: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(2)
@@ -214,7 +208,7 @@ def test_on_a_cpu_a_line_names_exactly_the_keys_that_were_chosen(
     assert capsys.readouterr().err.splitlines() == [f"defaults on a CPU: {named}"]
 
 
-def test_a_study_and_a_gpu_get_what_they_ask_for(
+def test_studies_and_gpus_have_no_cpu_defaults(
     gpus: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine\nbase: {devices_per_node: 1}\naxes: {engine: [ddp]}\n")
@@ -232,7 +226,7 @@ def _parse_next(text: str) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_path: Path) -> None:
+def test_first_run_prints_its_rate_flags_and_the_next_command(tmp_path: Path) -> None:
     run = Command(tmp_path, ["machine=cpu"])
     output, errors = run.process.communicate(timeout=PATIENCE_S)
     assert run.process.returncode == 0, errors
@@ -255,7 +249,7 @@ def test_the_first_run_answers_with_a_rate_its_doubts_and_the_next_command(tmp_p
     assert "precision=fp32" in errors and "precision=fp32" in record.circumstance.overrides
 
 
-def test_the_next_command_repeats_the_folders_and_the_study_and_works(
+def test_printed_next_command_has_the_same_folders_and_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "my conf"
@@ -272,7 +266,7 @@ def test_the_next_command_repeats_the_folders_and_the_study_and_works(
     assert "ddp" in capsys.readouterr().out
 
 
-def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
+def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(
     processor: Callable[[int], None], refused: Refused
 ) -> None:
     """The missing GPU and the unknown number of devices are reported in one error, not one after the other."""
@@ -300,7 +294,7 @@ def test_a_gpu_machine_without_a_gpu_is_one_error_with_all_that_is_wrong(
         ),
     ],
 )
-def test_a_dry_run_predicts_memory_and_time_or_says_why_not(
+def test_dry_run_predicts_memory_and_time_or_gives_the_reason(
     words: tuple[str, ...], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--dry-run", "machine=cpu", "devices_per_node=2", *words]) == 0
@@ -310,7 +304,7 @@ def test_a_dry_run_predicts_memory_and_time_or_says_why_not(
         assert part in "\n".join(predicted)
 
 
-def test_a_point_that_does_not_fit_is_named_before_it_runs(
+def test_point_that_does_not_fit_is_reported_before_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command prints that the point does not fit, and starts the run all the same, because running out of memory
@@ -321,7 +315,7 @@ def test_a_point_that_does_not_fit_is_named_before_it_runs(
     assert "does not fit" in capsys.readouterr().out
 
 
-def test_a_results_folder_that_cannot_be_made_is_found_before_the_wait_for_the_lock(
+def test_unwritable_results_folder_is_found_before_the_wait_for_the_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_attempt, "take_turn", lambda *given: pytest.fail("waits for the lock"))

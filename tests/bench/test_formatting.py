@@ -9,11 +9,11 @@ from bench.predict.advice import format_hours_interval
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0012345, "0.00123"), (12.345, "12.3"), (999.6, "1,000"), (1_366_414, "1,370,000"), (0, "0")]
 )
-def test_a_number_has_three_digits(value: float, text: str) -> None:
+def test_number_has_three_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
-def test_a_number_stands_before_its_range() -> None:
+def test_number_precedes_its_range() -> None:
     assert format_interval(1_366_414, 677_085, 1_369_733) == "1,370,000 (677,000–1,370,000)"
 
 

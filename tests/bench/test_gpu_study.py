@@ -29,7 +29,7 @@ def study() -> ModuleType:
     return module
 
 
-def test_every_study_that_is_swept_is_a_file_of_conf(study: ModuleType, tmp_path: Path) -> None:
+def test_every_swept_study_is_a_file_of_conf(study: ModuleType, tmp_path: Path) -> None:
     steps = list(study.list_steps("h200", tmp_path / "runs", tmp_path))
     swept = [word.partition("=")[2] for step in steps for word in step.words if word.startswith("study=")]
     assert len(swept) == 5 and "single_gpu" in swept
@@ -39,7 +39,7 @@ def test_every_study_that_is_swept_is_a_file_of_conf(study: ModuleType, tmp_path
     assert all(importlib.util.find_spec(module) for module in modules)
 
 
-def test_what_has_its_answer_is_not_called_again(study: ModuleType, tmp_path: Path) -> None:
+def test_answered_points_are_not_run_again(study: ModuleType, tmp_path: Path) -> None:
     answered = tmp_path / "told.txt"
     assert study.call(study.Step("json.tool", ("--help",), answered)) and "usage" in answered.read_text()
     answered.write_text("answered")
@@ -48,7 +48,7 @@ def test_what_has_its_answer_is_not_called_again(study: ModuleType, tmp_path: Pa
     assert not (tmp_path / "other.txt").exists()
 
 
-def test_the_fastest_run_of_every_model_is_asked_for_as_it_was(study: ModuleType, tmp_path: Path) -> None:
+def test_fastest_point_of_every_model_is_repeated_unchanged(study: ModuleType, tmp_path: Path) -> None:
     unpack(RECORDED, tmp_path / "smoke")
     [overrides] = study.list_fastest(tmp_path / "smoke")
     runs = analysis.load(RECORDED)
@@ -59,7 +59,7 @@ def test_the_fastest_run_of_every_model_is_asked_for_as_it_was(study: ModuleType
     assert today == spec.model_copy(update={"measure": today.measure, "loss_mean": today.loss_mean})
 
 
-def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive(
+def test_trial_plans_all_studies_and_makes_an_archive_of_one_point(
     study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -83,7 +83,7 @@ def test_a_trial_plans_every_study_measures_one_tiny_point_and_makes_the_archive
     assert len(records) == len(list(store.find_records([RECORDED])))
 
 
-def test_a_study_cut_short_after_eight_points_has_every_model_with_the_reference_and_with_zero() -> None:
+def test_first_eight_points_cover_every_model_with_ddp_and_zero() -> None:
     composed = compose.read_study("single_gpu")
     points = compose.compose_points(composed, []).points
     begun = [points[index].composed.spec for _, index in order_runs([point.turn for point in points], composed)[:8]]

@@ -60,7 +60,7 @@ def message(group: str, body: bytes, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("group", compose.GROUPS)
-def test_a_file_that_is_none_is_named_with_its_mistake(group: str, tmp_path: Path) -> None:
+def test_invalid_group_file_is_named_with_its_fault(group: str, tmp_path: Path) -> None:
     for number, (body, told) in enumerate(NO_FILE.values()):
         folder = tmp_path / str(number)
         said = message(group, body, folder)
@@ -69,7 +69,7 @@ def test_a_file_that_is_none_is_named_with_its_mistake(group: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("group", compose.GROUPS)
-def test_a_file_that_fits_no_other_is_told_in_one_line(group: str, tmp_path: Path) -> None:
+def test_incompatible_group_files_are_refused_in_one_line(group: str, tmp_path: Path) -> None:
     for number, (body, told) in enumerate(NO_GROUP.values()):
         folder = tmp_path / str(number)
         said = message(group, body, folder)
@@ -78,7 +78,7 @@ def test_a_file_that_fits_no_other_is_told_in_one_line(group: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", NO_FILE)
-def test_a_study_that_is_no_file_is_named_with_its_mistake(what: str, tmp_path: Path) -> None:
+def test_invalid_study_file_is_named_with_its_fault(what: str, tmp_path: Path) -> None:
     body, told = NO_FILE[what]
     (tmp_path / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:
@@ -88,7 +88,7 @@ def test_a_study_that_is_no_file_is_named_with_its_mistake(what: str, tmp_path: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_group_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").touch(mode=0)
     with pytest.raises(UserError, match=r"model/mine.yaml: Permission denied"):

@@ -48,7 +48,5 @@ def record(*throttled_s: float | None) -> RunRecord:
     ("throttled_s", "hosts"),
     [((0.0, 0.2, None, 0.0), []), ((0.0, 0.0, 0.0, 0.3), ["b"]), ((0.3, 0.0, 5.0, 0.0), ["a", "b"])],
 )
-def test_a_device_of_any_node_that_was_too_hot_speaks_against_its_host(
-    throttled_s: tuple[float | None, ...], hosts: list[str]
-) -> None:
+def test_overheated_device_excludes_its_host(throttled_s: tuple[float | None, ...], hosts: list[str]) -> None:
     assert sorted(find_defects(record(*throttled_s))) == hosts

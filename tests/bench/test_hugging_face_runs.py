@@ -58,7 +58,9 @@ def find_one(folder: Path) -> RunRecord:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])
-def test_flops_are_counted(runs: dict[str, Path], engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flops_of_hugging_face_models_are_counted(
+    runs: dict[str, Path], engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = find_one(runs[engine])
     assert record.observations and record.observations.counted_flops == FLOPS
     assert "counted_flops" in list_flags(record)
@@ -68,13 +70,13 @@ def test_flops_are_counted(runs: dict[str, Path], engine: str, capsys: pytest.Ca
     assert row.model == "own" and row.model_tflops_per_device > 0
 
 
-def test_engines_agree(runs: dict[str, Path]) -> None:
+def test_losses_of_all_engines_agree(runs: dict[str, Path]) -> None:
     ddp, zero3 = (find_one(runs[engine]).observations for engine in ("ddp", "zero3"))
     assert ddp and zero3 and ddp.steps and zero3.steps
     assert zero3.steps.loss[:5] == pytest.approx(ddp.steps.loss[:5], rel=1e-5)
 
 
-def test_recomputation_is_no_part_of_the_models_flops(runs: dict[str, Path]) -> None:
+def test_model_flops_exclude_recomputation(runs: dict[str, Path]) -> None:
     record = find_one(runs["recomputing"])
     hardware = compute_step_flops(record, "hardware")
     assert compute_step_flops(record, "model") is None, "the counter cannot tell it apart"
@@ -82,7 +84,7 @@ def test_recomputation_is_no_part_of_the_models_flops(runs: dict[str, Path]) -> 
 
 
 @pytest.mark.parametrize(("verb", "code"), [("predict", 0), ("advise", 2)])
-def test_it_is_said_that_nothing_is_predicted(
+def test_missing_prediction_is_stated(
     verb: str, code: int, asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = [*(text for text in asked if not text.startswith("machine=")), "machine=a100_80"]
@@ -91,7 +93,7 @@ def test_it_is_said_that_nothing_is_predicted(
     assert "no prediction: the family does not describe this model's network; measure it" in printed
 
 
-def test_a_rank_of_a_larger_job_is_rehearsed(
+def test_rank_of_a_larger_job_is_rehearsed(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rehearsal needs no formulas, because it runs the model itself."""

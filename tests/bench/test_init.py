@@ -20,7 +20,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_it_prints_next_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_commands_run_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", str(tmp_path / "my studies")]) == 0
     commands = re.findall(r"zeroscale (sweep .*?--dry-run)", capsys.readouterr().out.replace("\\\n", ""), re.DOTALL)
     assert len(commands) == 2
@@ -31,7 +31,7 @@ def test_what_it_prints_next_runs_as_printed(tmp_path: Path, capsys: pytest.Capt
         assert len(points) == 4
 
 
-def test_its_files_name_a_schema_that_they_keep_to(written: Path) -> None:
+def test_created_files_match_the_schema_they_name(written: Path) -> None:
     for path in (written / "study" / "my_study.yaml", written / "launcher" / "my_site.yaml"):
         pointed = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
         assert pointed
@@ -39,7 +39,7 @@ def test_its_files_name_a_schema_that_they_keep_to(written: Path) -> None:
         jsonschema.Draft202012Validator(schema).validate(read_yaml(path, path.name))
 
 
-def test_the_site_file_says_nothing_until_a_line_is_let_in(written: Path) -> None:
+def test_site_file_has_no_effect_until_a_line_is_uncommented(written: Path) -> None:
     text = (written / "launcher" / "my_site.yaml").read_text()
     assert yaml.safe_load(text) == {"defaults": ["slurm", "_self_"]}
     let_in = re.sub(r"^#(?! )|^#(?=  )", "", text, flags=re.MULTILINE)
@@ -49,7 +49,7 @@ def test_the_site_file_says_nothing_until_a_line_is_let_in(written: Path) -> Non
     }
 
 
-def test_nothing_is_overwritten(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_overwrites_nothing(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, site = written / "study" / "my_study.yaml", written / "launcher" / "my_site.yaml"
     before = study.read_text()
     site.rename(other := site.with_name("other.yaml"))
@@ -59,13 +59,13 @@ def test_nothing_is_overwritten(written: Path, capsys: pytest.CaptureFixture[str
     other.rename(site)
 
 
-def test_the_schemas_alone_are_renewed(written: Path) -> None:
+def test_repeated_init_renews_only_the_schemas(written: Path) -> None:
     (written / "schema" / "study.json").write_text("{}")
     assert cli.main(["init", str(written), "--schema"]) == 0
     assert "properties" in json.loads((written / "schema" / "study.json").read_text())
 
 
-def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
+def test_folder_that_cannot_be_created_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")

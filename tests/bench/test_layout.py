@@ -45,7 +45,7 @@ def test_tensor_is_innermost_and_pipeline_outermost(case: tuple[int, int, int]) 
 
 
 @given(tensor=st.integers(1, 8), pipeline=st.integers(1, 8), data=st.integers(1, 8), nodes=st.integers(1, 4))
-def test_every_place_has_one_rank(tensor: int, pipeline: int, data: int, nodes: int) -> None:
+def test_every_layout_position_has_one_rank(tensor: int, pipeline: int, data: int, nodes: int) -> None:
     made = spec(nodes, tensor * pipeline * data, tensor, pipeline)
     places = [place(made, rank) for rank in range(made.world_size)]
     assert len(set(places)) == len(places)

@@ -59,49 +59,49 @@ def test_tokens_are_rounded_up_to_whole_steps() -> None:
     assert [steps.count_steps(spec(tokens=tokens)) for tokens in (1, STEP, STEP + 1, 10 * STEP)] == [1, 1, 2, 10]
 
 
-def test_a_constant_rate_rises_in_equal_parts_and_stays() -> None:
+def test_constant_schedule_warms_up_linearly_and_stays() -> None:
     warm = spec(tokens=6 * STEP, warmup_tokens=4 * STEP)
     assert rates(warm) == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
 
 
-def test_a_cosine_is_that_of_torch() -> None:
+def test_cosine_schedule_equals_torchs() -> None:
     asked = spec(tokens=20 * STEP, schedule="cosine", final_lr=0.1)
     schedulers = torch.optim.lr_scheduler
     expected = torch_rates(asked, lambda own: schedulers.CosineAnnealingLR(own, T_max=20, eta_min=0.05), 20)
     assert rates(asked) == pytest.approx(expected)
 
 
-def test_a_straight_line_behind_its_warm_up_is_that_of_torch() -> None:
+def test_linear_schedule_after_warm_up_equals_torchs() -> None:
     asked = spec(tokens=20 * STEP, schedule="linear", warmup_tokens=5 * STEP)
     schedulers = torch.optim.lr_scheduler
     expected = torch_rates(asked, lambda own: schedulers.LinearLR(own, 1.0, 0.0, total_iters=15), 15)
     assert rates(asked) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, *expected])
 
 
-def test_behind_its_last_step_a_rate_stays_what_it_came_to() -> None:
+def test_learning_rate_stays_constant_after_the_last_step() -> None:
     asked = spec(tokens=10 * STEP, schedule="cosine", final_lr=0.2)
     assert steps.compute_learning_rate(asked, 10) == steps.compute_learning_rate(asked, 99) == pytest.approx(0.1)
 
 
-def test_the_held_out_loss_is_taken_first_and_last_and_every_so_often() -> None:
+def test_evaluations_are_at_start_end_and_regular_intervals() -> None:
     assert list(steps.list_evaluations(spec(tokens=10 * STEP))) == [0, 10]
     assert list(steps.list_evaluations(spec(tokens=10 * STEP, evaluate_every=4 * STEP))) == [0, 4, 8, 10]
     assert list(steps.list_evaluations(spec(tokens=10 * STEP, evaluate_every=5 * STEP))) == [0, 5, 10]
 
 
-def test_there_is_no_checkpoint_where_nothing_is_left_to_do() -> None:
+def test_no_checkpoint_is_written_at_the_end_of_a_training() -> None:
     assert list(steps.list_checkpoints(spec(tokens=10 * STEP))) == []
     assert list(steps.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=5 * STEP))) == [5]
     assert list(steps.list_checkpoints(spec(tokens=10 * STEP, checkpoint_every=4 * STEP))) == [4, 8]
 
 
-def test_the_window_is_the_whole_training_whatever_the_protocol_says() -> None:
+def test_window_of_a_training_is_the_whole_training() -> None:
     window = spec(tokens=100 * STEP).measure
     assert (window.warmup_steps, window.min_steps, window.window_s, window.gpu_warmup_s) == (10, 90, 0, 0)
     assert spec(tokens=STEP).measure.min_steps == 1
 
 
-def test_how_often_a_checkpoint_is_written_names_no_other_point() -> None:
+def test_checkpoint_interval_is_not_part_of_the_identity() -> None:
     assert config_id(spec(tokens=99)) == config_id(spec(tokens=99, checkpoint_every=50))
     assert config_id(spec(tokens=99)) != config_id(spec(tokens=98))
     again = RunSpec.model_validate_json(spec(tokens=99).model_dump_json(by_alias=True))
@@ -119,7 +119,7 @@ def test_how_often_a_checkpoint_is_written_names_no_other_point() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(chosen: dict[str, Any], message: str) -> None:
+def test_contradicting_learning_options_are_refused(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         spec(**chosen)
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_meant_is_refused(chosen: dict[str, Any], message: str) -
         (("batch.micro=7",), "learning.evaluation_samples=64: not a multiple of batch.micro=7 × 2 .*; choose 70"),
     ],
 )
-def test_a_point_that_cannot_learn_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_training_unsupported_by_engine_or_data_is_refused(overrides: tuple[str, ...], message: str) -> None:
     given = {"model": "gpt2_tiny", "machine": "cpu", "devices_per_node": "2", "data": "text"}
     given |= {"learning.tokens": "9000", "learning.checkpoint_every": "3000"}
     given |= dict(one.split("=", 1) for one in overrides)
@@ -147,7 +147,7 @@ def test_a_point_that_cannot_learn_is_refused(overrides: tuple[str, ...], messag
         compose.check(composed, "cpu")
 
 
-def test_targets_are_labels_that_something_predicts() -> None:
+def test_targets_exclude_labels_without_a_prediction() -> None:
     labels = torch.tensor([[5, 6, 7, IGNORED], [8, 9, IGNORED, IGNORED]])
     assert count_targets(span_corruption.KINDS, {"labels": labels}) == 5
     assert count_targets(causal_lm.KINDS, {"labels": labels}) == 3, "the first of a row is predicted from nothing"
@@ -155,7 +155,7 @@ def test_targets_are_labels_that_something_predicts() -> None:
     assert count_targets(causal_lm_documents.KINDS, {"labels": apart}) == 2
 
 
-def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Path) -> None:
+def test_held_out_samples_without_targets_do_not_change_the_loss(tmp_path: Path) -> None:
     """Three micro-batches have 3, 0 and 1 target tokens. Their mean losses are 2, NaN and 4.
 
     The loss per target token is (3 × 2 + 1 × 4) / 4 = 2.5.
@@ -173,7 +173,7 @@ def test_held_out_samples_without_a_target_leave_the_loss_as_it_is(tmp_path: Pat
     assert (found.loss, found.target_tokens) == (2.5, 4)
 
 
-def test_a_queue_wants_the_limit_of_a_training_where_nothing_predicts_it() -> None:
+def test_queued_training_without_a_predicted_time_needs_a_time_limit() -> None:
     asked = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=2", "data=text", "learning.tokens=9000"]
     asked += ["launcher=slurm", "learning.evaluation_samples=64"]
     with pytest.raises(

@@ -36,7 +36,7 @@ def read_last(results: Path) -> RunRecord:
     return [store.read_record(path) for path in store.find_records([results])][-1]
 
 
-def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
+def test_killed_training_resumes_to_the_result_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The killed training has two ranks with DDP. It is compared with an uninterrupted training on one rank with
@@ -79,7 +79,7 @@ def test_a_training_that_was_killed_goes_on_and_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.thorough
-def test_the_better_of_two_short_trainings_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_better_of_two_short_trainings_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     fields = (word.partition("=") for word in (*TRAINING, "engine=ddp", "devices_per_node=1", "batch.micro=8"))
     base = {key: yaml.safe_load(value) for key, _, value in fields if key not in ("optimizer.lr", "batch.global")}
     rungs = {"least": 5000, "factor": 2}
@@ -115,7 +115,7 @@ QUALITY = (
 )  # fmt: skip
 
 
-def test_answers_are_measured_before_and_after_a_training_and_are_right_in_the_end(tmp_path: Path) -> None:
+def test_quality_of_answers_is_measured_before_and_after_a_training(tmp_path: Path) -> None:
     """The answer is always the same, so that few steps are enough. DDP and FSDP train on two ranks each."""
     lines = [{"prompt": f"Is {number} a number?", "answer": "yes, it is"} for number in range(10, 99)]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -136,7 +136,7 @@ def test_answers_are_measured_before_and_after_a_training_and_are_right_in_the_e
 
 
 @pytest.mark.thorough
-def test_a_tiny_model_learns_to_reverse_letters(tmp_path: Path) -> None:
+def test_tiny_model_learns_to_reverse_letters(tmp_path: Path) -> None:
     size = ("devices_per_node=1", "batch.micro=32", "sequence.tokens=12", "learning.tokens=57600")
     rate = ("engine=ddp", "optimizer.lr=3e-3", "learning.schedule=cosine", "learning.warmup_tokens=7680")
     record = Command(tmp_path, (*QUALITY, *size, *rate)).record()

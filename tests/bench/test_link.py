@@ -19,7 +19,7 @@ RATES_MBIT = (200, 200, 40, 200)
 
 
 @pytest.mark.parametrize("nodes", range(2, 12))
-def test_neighbours_meet_once_each_and_nobody_is_in_two_places(nodes: int) -> None:
+def test_neighbours_are_paired_once_and_no_rank_has_two_partners_at_a_time(nodes: int) -> None:
     met = [{one, other} for together in pair_in_rounds(nodes) for one, other in together]
     ring = [{node, (node + 1) % nodes} for node in range(nodes if nodes > 2 else 1)]
     assert len(met) == len(ring) and all(pair in met for pair in ring)
@@ -28,7 +28,7 @@ def test_neighbours_meet_once_each_and_nobody_is_in_two_places(nodes: int) -> No
     assert len(pair_in_rounds(nodes)) <= 3, "the time does not grow with the nodes"
 
 
-def test_a_node_has_the_better_one_of_its_two_pairs() -> None:
+def test_bandwidth_of_a_node_is_that_of_its_better_pair() -> None:
     # Rates of the pairs: nodes 0 and 1 have 9, 1 and 2 have 2, 2 and 3 have 3, 3 and 0 have 8. Node 2 is slow.
     assert compute_node_rates([9, 2, 3, 8]) == (9, 9, 3, 8)
     assert compute_node_rates([5, 0]) == (5, 5), "two nodes are one pair, and none of them can be told"
@@ -87,7 +87,7 @@ print(json.dumps([found, took, carried.transport, carried.sent_bytes]))
 
 @pytest.mark.timed
 @pytest.mark.processes
-def test_a_slow_link_is_measured_and_its_node_alone_is_named(namespaces: list[str]) -> None:
+def test_slow_link_is_measured_and_only_its_node_is_named(namespaces: list[str]) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     ranks = []
     for number, namespace in enumerate(namespaces):

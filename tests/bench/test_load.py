@@ -54,7 +54,7 @@ def read(machine: Machine, *sessions: int) -> HostMonitor:
     return HostMonitor([HERE._replace(session=session, cores=(0, 1)) for session in sessions], machine.root)
 
 
-def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_others(tmp_path: Path) -> None:
+def test_processes_of_the_run_are_not_background_load(tmp_path: Path) -> None:
     """Two cores have 20 s of CPU time in 10 s.
 
     The run uses 13.5 s, kernel threads 0.5 s, background load 4 s, and other guests of the hypervisor 1 s. The cores
@@ -84,7 +84,7 @@ def test_ranks_their_loaders_other_nodes_of_the_run_and_its_supervisors_are_not_
     assert compute_background_load(load) == pytest.approx(5 / 20)
 
 
-def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Path) -> None:
+def test_background_load_is_unknown_if_a_rank_is_invisible(tmp_path: Path) -> None:
     """Two ranks are in different containers on one machine, each with its own process ids."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
@@ -95,7 +95,7 @@ def test_nothing_is_said_of_others_where_not_all_ranks_can_be_seen(tmp_path: Pat
     assert load and load.others_share is None and load.stolen_share == 0
 
 
-def test_pressure_and_throttling_are_those_of_the_time_between(tmp_path: Path) -> None:
+def test_pressure_and_throttling_are_differences_over_the_window(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.counted(user=0, stolen=0, idle=0)
     (tmp_path / "proc/pressure").mkdir()
@@ -121,7 +121,7 @@ def test_pressure_and_throttling_are_those_of_the_time_between(tmp_path: Path) -
     assert read_quota_cores(tmp_path) == 1.5, "of a group around it"
 
 
-def test_a_machine_that_counts_nothing_has_no_load(tmp_path: Path) -> None:
+def test_load_is_unknown_without_kernel_counters(tmp_path: Path) -> None:
     assert read(Machine(tmp_path), 1).sample() is None
     assert compute_load(0, None, None) is None
 
@@ -147,7 +147,7 @@ def seconds_of(numbers: list[int]) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[int]) -> None:
+def test_background_load_equals_the_kernels_counters(spinning: list[int]) -> None:
     monitor = HostMonitor([HERE])
     before, at, used = monitor.sample(), time.monotonic(), seconds_of(spinning)
     time.sleep(2)
@@ -157,7 +157,7 @@ def test_what_others_compute_is_theirs_by_the_kernels_own_count(spinning: list[i
     assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "and others there may be besides"
 
 
-def test_a_command_is_not_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_does_not_count_as_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's process computes for 8 s, then another process of its session computes for 8 s."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     machine, session = Machine(tmp_path), os.getsid(0)
@@ -174,7 +174,7 @@ def test_a_command_is_not_its_own_background_load(tmp_path: Path, monkeypatch: p
     assert CommandMonitor(tmp_path / "nothing").explain_busy() == "", "a system without these counters"
 
 
-def test_a_busy_machine_is_warned_of_once_at_the_start_of_the_first_run(
+def test_busy_machine_gets_one_warning_before_the_first_run(
     spinning: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a lock of its own
@@ -211,7 +211,7 @@ def record_of(tmp_path: Path, *more: str) -> RunRecord:
 
 
 @pytest.mark.processes
-def test_a_run_says_what_others_took_and_is_flagged_beside_them(tmp_path: Path, spinning: list[int]) -> None:
+def test_run_with_background_load_is_flagged_with_its_share(tmp_path: Path, spinning: list[int]) -> None:
     record = record_of(tmp_path)
     assert record.outcome.kind == "ok" and record.observations and record.observations.load
     (load,) = record.observations.load
@@ -220,7 +220,7 @@ def test_a_run_says_what_others_took_and_is_flagged_beside_them(tmp_path: Path, 
 
 
 @pytest.mark.processes
-def test_a_run_that_shall_have_a_quiet_machine_is_given_up_beside_others(tmp_path: Path, spinning: list[int]) -> None:
+def test_run_that_requires_a_quiet_machine_ends_under_background_load(tmp_path: Path, spinning: list[int]) -> None:
     record = record_of(tmp_path, "launcher.quiet_within_s=2")
     assert record.outcome.kind == "error" and not record.outcome.final
     assert (
@@ -230,7 +230,7 @@ def test_a_run_that_shall_have_a_quiet_machine_is_given_up_beside_others(tmp_pat
 
 @pytest.mark.processes
 @pytest.mark.timed
-def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
+def test_run_without_background_load_is_not_flagged(tmp_path: Path) -> None:
     if not quiet():
         pytest.skip("somebody else computes here")
     record = record_of(tmp_path, "launcher.quiet_within_s=60")
@@ -244,6 +244,6 @@ def test_a_run_by_itself_is_not_flagged(tmp_path: Path) -> None:
     assert "busy" not in list_flags(record)
 
 
-def test_node_load_shares_are_added_where_they_are_known() -> None:
+def test_known_shares_of_node_load_are_added() -> None:
     assert compute_background_load(NodeLoad(node=0)) is None
     assert compute_background_load(NodeLoad(node=0, stolen_share=0.25)) == 0.25

@@ -36,7 +36,7 @@ def held(process: "subprocess.Popen[str]") -> bool:
 
 
 @pytest.mark.processes
-def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
+def test_second_command_waits_for_the_first_and_names_it() -> None:
     with holder() as first:
         assert held(first)
         with holder() as second:
@@ -51,7 +51,7 @@ def test_the_second_waits_for_the_first_and_says_for_whom() -> None:
             second.kill()
 
 
-def test_a_waiting_command_is_told_how_long_the_run_of_the_holder_takes_at_most(
+def test_waiting_command_shows_the_maximum_time_left_of_the_holder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Waited(Exception):
@@ -87,7 +87,7 @@ for turn in range(turns):
 
 
 @pytest.mark.processes
-def test_commands_get_the_lock_in_the_order_in_which_they_began_to_wait(tmp_path: Path) -> None:
+def test_lock_is_granted_in_the_order_of_waiting(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def start(name: str, turns: int, after: str) -> "subprocess.Popen[bytes]":
@@ -113,7 +113,7 @@ def test_commands_get_the_lock_in_the_order_in_which_they_began_to_wait(tmp_path
 
 
 @pytest.mark.processes
-def test_a_command_that_died_while_it_waited_is_not_waited_for() -> None:
+def test_dead_waiting_command_is_skipped() -> None:
     with holder() as first:
         assert held(first)
         with holder() as second:
@@ -125,7 +125,7 @@ def test_a_command_that_died_while_it_waited_is_not_waited_for() -> None:
 
 
 @pytest.mark.processes
-def test_the_lock_of_a_process_that_dies_is_free() -> None:
+def test_lock_of_a_dead_process_is_released() -> None:
     with holder() as first:
         assert held(first)
         first.send_signal(signal.SIGKILL)
@@ -134,13 +134,13 @@ def test_the_lock_of_a_process_that_dies_is_free() -> None:
     assert local_attempt.path(os.environ).read_text() == ""
 
 
-def test_the_lock_lies_in_the_users_session_or_else_beside_the_caches(tmp_path: Path) -> None:
+def test_lock_file_is_in_the_session_folder_or_next_to_the_caches(tmp_path: Path) -> None:
     assert local_attempt.path({"XDG_RUNTIME_DIR": str(tmp_path)}).parent == tmp_path / "zeroscale"
     gone = {"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "XDG_CACHE_HOME": str(tmp_path)}
     assert local_attempt.path(gone).parent == tmp_path / "zeroscale"
 
 
-def test_where_nothing_can_be_locked_nobody_is_waited_for(
+def test_commands_do_not_wait_if_locking_is_impossible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "zeroscale").write_text("a file where a folder should be")
@@ -152,7 +152,7 @@ def test_where_nothing_can_be_locked_nobody_is_waited_for(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("waits", ["true", "false"])
-def test_two_who_go_through_the_same_sweep_measure_a_point_once(tmp_path: Path, waits: str) -> None:
+def test_two_commands_on_one_sweep_measure_each_point_once(tmp_path: Path, waits: str) -> None:
     """Two sweep commands run one after another, or at the same time. The second must notice that the first has
     started the point."""
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]

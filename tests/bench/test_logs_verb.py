@@ -40,7 +40,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) 
     return capsys.readouterr().out.splitlines()
 
 
-def test_all_logs_of_a_point_are_named_and_their_ends_shown(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_logs_of_a_point_are_listed_with_their_ends(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (study, study.parent):
         lines = told(capsys, POINT[:6], folder, "--lines", "2")
         named = [line.removeprefix("── ") for line in lines if line.startswith("── ")]
@@ -50,13 +50,13 @@ def test_all_logs_of_a_point_are_named_and_their_ends_shown(study: Path, capsys:
         assert lines[1:3] == ["[0] attempt 0 line 29", "[1] attempt 0 line 29"] and lines[-1] == "of job 8"
 
 
-def test_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, f"{POINT}/0.1", study, "--rank", "1", "--lines", "3")
     assert lines[1:4] == [f"[1] attempt 1 line {line}" for line in (27, 28, 29)]
     assert lines[4:] == [f"── {study}/jobs/s-7/slurm-7.log", "of job 7"]
 
 
-def test_the_last_attempt_is_followed_until_it_has_a_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_of_the_last_attempt_is_followed_until_its_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / POINT / "0.1" / store.RECORD).write_text("{}")
     assert told(capsys, f"{POINT}/0.1", study, "--follow", "--lines", "1")
 
@@ -72,7 +72,7 @@ def test_the_last_attempt_is_followed_until_it_has_a_record(study: Path, capsys:
         ([POINT, "--lines", "0"], "--lines 0: not a positive number"),
     ],
 )
-def test_what_is_not_there_is_told_in_a_line(
+def test_missing_logs_are_reported_in_one_line(
     study: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     assert main(["logs", words[0], str(study), *words[1:]]) == 2

@@ -121,7 +121,7 @@ def in_window(series: Series) -> list[bool]:
     return column[::2]  # both ranks' rows are alike
 
 
-def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
+def test_step_times_of_a_window_add_up_to_its_duration() -> None:
     """The warm-up has two blocks of two steps. The window has a block of two steps and a block of one step.
 
     The slowest rank completes the first block's steps at 2 s and 4 s. The second block's step takes 3 s.
@@ -135,7 +135,7 @@ def test_the_steps_of_a_window_add_up_to_its_seconds() -> None:
 
 
 @pytest.mark.parametrize(("limit_s", "stopped"), [(None, "window"), (3.5, "window"), (2.5, "slower")])
-def test_a_window_ends_once_steps_are_surely_longer_than_they_may_be(limit_s: float | None, stopped: str) -> None:
+def test_window_ends_once_steps_certainly_exceed_their_limit(limit_s: float | None, stopped: str) -> None:
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 30, "window_s": 0})
     steps = [3 + 0.01 * (number % 3) for number in range(60)]
     series = trained(Scripted(steps), [1.0] * 60, spec, limit_s)
@@ -143,12 +143,12 @@ def test_a_window_ends_once_steps_are_surely_longer_than_they_may_be(limit_s: fl
     assert (len(series.ranks) - series.warmup < 30) is (stopped == "slower")
 
 
-def test_only_steps_of_a_window_are_in_it() -> None:
+def test_window_has_only_its_own_steps() -> None:
     series = trained(Scripted([1] * 7), [1] * 7)
     assert in_window(series) == [False] * 4 + [True] * 3
 
 
-def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
+def test_run_that_ends_in_its_warm_up_has_an_empty_window() -> None:
     """The run ends in its warm-up because its loss is not finite, or because it is interrupted."""
     series = trained(Scripted([1] * 7, [1.0, math.nan]), [1] * 7)
     steps = observe.reduce_steps(series)
@@ -158,7 +158,7 @@ def test_a_run_that_ends_in_its_warm_up_has_no_step_in_a_window() -> None:
     assert in_window(series) == [False, False]
 
 
-def test_a_run_whose_loss_is_lost_in_its_window_keeps_its_cut() -> None:
+def test_run_with_an_invalid_loss_in_its_window_keeps_its_warm_up() -> None:
     series = trained(Scripted([1] * 7, [1.0] * 5 + [math.nan] * 2), [1] * 7)
     assert (series.stopped, observe.reduce_steps(series).cut) == ("invalid", 4)
     assert in_window(series) == [False] * 4 + [True] * 2
@@ -181,7 +181,7 @@ class OneLoss(TwoRanks):
         return gathered
 
 
-def test_the_loss_of_a_step_is_that_of_the_ranks_that_have_one() -> None:
+def test_loss_of_a_step_is_that_of_the_ranks_with_a_loss() -> None:
     engine, series = WithoutLoss([1.0] * 7), Series(("encoder", "decoder"), loss_ranks=(1,))
     peers = OneLoss([1.0] * 7)
     trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, peers, has_loss=False)
@@ -197,7 +197,7 @@ def test_the_loss_of_a_step_is_that_of_the_ranks_that_have_one() -> None:
     [(WithoutLoss([1.0]), True, "no loss on a rank that by its engine's facts has one"),
      (Scripted([1.0]), False, "a loss on a rank that by its engine's facts has none")],
 )  # fmt: skip
-def test_a_loss_that_is_not_where_the_facts_say_is_refused(engine: Scripted, has_loss: bool, told: str) -> None:
+def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss: bool, told: str) -> None:
     trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, TwoRanks([]), has_loss=has_loss)
     with pytest.raises(Refused, match=told):
         trainer.step()
@@ -217,7 +217,7 @@ class Stepwise(Scripted):
         return torch.tensor(1.0)
 
 
-def test_a_micro_batch_is_fetched_when_the_one_before_it_was_computed_with() -> None:
+def test_micro_batch_is_fetched_after_the_previous_one_was_computed() -> None:
     """A micro-batch is fetched only after the engine has used the previous one. Its loader has this time to prepare
     it."""
     fetched: list[int] = []
@@ -317,7 +317,7 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
     return series
 
 
-def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> None:
+def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
     """A step takes 100 ms, its launch 10 ms, and the work between blocks 30 ms while the next block runs.
 
     The device is idle only once, where the window begins. In the comparison, the device is drained after each block,
@@ -332,7 +332,7 @@ def test_a_device_that_is_slower_than_its_host_never_waits_for_the_harness() -> 
     assert drained.step_s[drained.warmup :] == pytest.approx([0.11, 0.1] * 6)
 
 
-def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
+def test_host_waits_for_the_event_of_the_previous_block() -> None:
     """Blocks have 2 steps of 100 ms. Before the host reads the times of a block, it has launched the next block.
 
     It then waits only for the end of the first block.
@@ -346,7 +346,7 @@ def test_the_event_that_is_waited_for_is_that_of_the_block_before() -> None:
     assert [later - earlier for earlier, later in itertools.pairwise(ends)] == pytest.approx([0.2] * 5)
 
 
-def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_slower() -> None:
+def test_work_of_the_harness_between_blocks_is_not_timed() -> None:
     """A launch takes 50 ms and a step 10 ms on the device. Without timing, a step therefore takes 50 ms.
 
     The work between two blocks takes 30 ms. At most 10 ms of it, a device step, are added to the first step of a
@@ -357,19 +357,19 @@ def test_what_the_harness_does_between_blocks_is_left_out_where_the_host_is_the_
     assert all(0.0499 < first < 0.0601 for first in series.step_s[series.warmup :: 2])
 
 
-def test_a_window_on_a_device_has_no_more_steps_than_it_needs() -> None:
+def test_window_on_a_device_has_no_surplus_steps() -> None:
     series = timed_on(Device(step_s=0.1, launch_s=0.01))
     assert (len(series.ranks) - series.warmup, series.stopped) == (12, "window")
     assert series.times.step_s == series.step_s and len(series.step_s) == len(series.ranks)
 
 
-def test_what_is_under_way_when_a_window_has_its_seconds_belongs_to_it() -> None:
+def test_block_in_progress_at_the_minimum_time_belongs_to_the_window() -> None:
     series = timed_on(Device(step_s=0.1, launch_s=0.01), window_s=0.75, min_steps=4)
     assert series.stopped == "window"
     assert len(series.ranks) - series.warmup == 10, "four blocks were seen, and one was under way"
 
 
-def test_a_window_lasts_its_seconds_however_short_its_steps_are() -> None:
+def test_window_lasts_its_minimum_time_for_short_steps() -> None:
     """On a GPU, 500 steps of 5 ms take only 2.5 s. This is too short for the clock rate to settle, so a window has a
     minimum time."""
     quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
@@ -377,13 +377,13 @@ def test_a_window_lasts_its_seconds_however_short_its_steps_are() -> None:
     assert len(quick.ranks) - quick.warmup >= 100
 
 
-def test_a_window_whose_steps_are_too_long_ends_when_its_time_is_over() -> None:
+def test_window_with_long_steps_ends_at_its_time_limit() -> None:
     slow = timed_on(Device(step_s=1.0, launch_s=0.01), min_steps=30, max_s=9.0)
     assert slow.stopped == "time" and 9.0 <= slow.window_s < 14.1, "at most a block and the one under way more"
 
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
-def test_the_length_of_a_window_does_not_depend_on_what_its_steps_show(stalled: int | None) -> None:
+def test_length_of_a_window_does_not_depend_on_its_step_times(stalled: int | None) -> None:
     """One step takes 3 s, all others 1 s. The window must have the same length in seconds, with fewer steps."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
@@ -391,7 +391,7 @@ def test_the_length_of_a_window_does_not_depend_on_what_its_steps_show(stalled: 
     assert (series.stopped, series.window_s) == ("window", 40.0 if stalled is None else pytest.approx(40.5, abs=0.6))
 
 
-def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
+def test_invalid_loss_is_detected_one_block_later() -> None:
     device = Device(step_s=0.1, launch_s=0.01)
     engine, series = OnDevice(device), Series(())
     engine._losses = iter([1.0] * 12 + [math.nan] + [1.0] * 50)
@@ -407,7 +407,7 @@ def test_a_loss_that_is_lost_is_known_one_block_later() -> None:
     assert len(series.ranks) == 16, "of blocks of 2, that of steps 12 and 13 and the one behind it"
 
 
-def test_a_stretch_without_barriers_adds_up_to_the_slowest_rank() -> None:
+def test_steps_without_barriers_add_up_to_those_of_the_slowest_rank() -> None:
     """There is no barrier between two blocks. The ranks complete the first block at 3 s and 4 s, and the second at 7
     s and 6 s."""
     times = StepTimes()
