@@ -77,13 +77,13 @@ class ObjectStore:
     def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:
         self.url, self._patience_s = url.rstrip("/"), patience_s
         self._backend = _open_backend(self.url)
-        self.give_up_at = 0.0
-        """Seconds since the epoch. Until then, calls are repeated even if `patience_s` has passed."""
+        self.give_up_at: float | None = None
+        """Time until which calls are repeated, in seconds since the epoch. It replaces `patience_s`; None: not set."""
 
     def without_patience(self) -> "ObjectStore":
         """Return the same store, whose calls are not repeated."""
         single = copy.copy(self)
-        single._patience_s, single.give_up_at = 0.0, 0.0
+        single._patience_s, single.give_up_at = 0.0, None
         return single
 
     def create(self, name: str, content: bytes) -> bool:
@@ -136,7 +136,8 @@ class ObjectStore:
 
     def _repeat(self, call: Callable[[], _Result]) -> _Result:
         """Return the result of a call. Repeat the call while the store does not respond."""
-        until, pause_s = time.monotonic() + self._patience_s, _FIRST_RETRY_S
+        patience_s = self._patience_s if self.give_up_at is None else self.give_up_at - time.time()
+        until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
         while True:
             try:
                 return call()
@@ -145,7 +146,7 @@ class ObjectStore:
             except Exception as error:  # every file system of fsspec has its own exceptions
                 if refusal := _explain_refusal(error):
                     raise UserError(self.url, *refusal) from error
-                if time.monotonic() + pause_s > max(until, time.monotonic() + self.give_up_at - time.time()):
+                if time.monotonic() + pause_s > until:
                     rule = f"does not respond ({_describe(error)})"
                     raise StoreUnavailable(self.url, rule, "check the network, and try again") from error
             time.sleep(pause_s)

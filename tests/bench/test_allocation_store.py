@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from started_runs import ENDLESS, PATIENCE_S
+from storage_emulator import emulated_bucket
 from test_allocation import requested
 
 from bench.core import store
@@ -31,14 +32,17 @@ ONE = ("devices_per_node=1",)
 class StoredJob:
     """A job whose processes read its definition from an object store."""
 
-    def __init__(self, bucket: Path, name: str, points: list[RequestedRun], nodes: int = 1, **environment: str) -> None:
-        self.name, self.bucket, self.work = name, bucket, bucket.parent / f"work-{name}"
-        self.url = f"file://{bucket}/s"
+    def __init__(
+        self, folder: Path, name: str, points: list[RequestedRun], nodes: int = 1, url: str = "", **environment: str
+    ) -> None:
+        """Submit the job, and start its processes. Their work folders are in `folder`. By default the store is the
+        folder `bucket` there."""
+        self.url, self.work = url or f"file://{folder}/bucket/s", folder / f"work-{name}"
         job = Job(
             name=name, mode="packed", nodes=nodes, devices_per_node=points[0].spec.devices_per_node, time_limit_min=30,
             points=tuple(points),
         )  # fmt: skip
-        submitter = StudyStore(ObjectStore(self.url), bucket.parent / "study")
+        submitter = StudyStore(ObjectStore(self.url), folder / "study")
         submitter.push_job(jobs.write(submitter.folder, job))
         more = {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": name.rpartition("-")[2], **environment}
         self.processes = [
@@ -73,7 +77,7 @@ def wait_for(is_reached: Callable[[], bool]) -> None:
 @processes
 def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -> None:
     points = [requested(*TWO_NODES, f"batch.micro={micro}") for micro in (2, 3)]
-    job = StoredJob(tmp_path / "bucket", "s-1", points, nodes=2)
+    job = StoredJob(tmp_path, "s-1", points, nodes=2)
     said = job.end()
     assert [process.returncode for process in job.processes] == [0, 0], said
     assert said.count("repeat 0: ok") == 2
@@ -99,9 +103,30 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
 
 
 @processes
+def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(tmp_path: Path) -> None:
+    """The client is gcsfs, and the bucket an emulated one. It answers with errors from the claim to the record."""
+    point = requested(*TWO_NODES)
+    with emulated_bucket() as (bucket, emulator):
+        job = StoredJob(tmp_path, "s-1", [point], nodes=2, url=f"{bucket}/s")
+        wait_for(lambda: (job.work / "1/s" / point.config_id / "0.0" / store.CIRCUMSTANCE).exists())
+        emulator.set_away(away=True)
+        wait_for(lambda: (job.work / "0/s" / point.config_id / "0.0" / store.RECORD).exists())
+        time.sleep(1)
+        assert job.processes[0].poll() is None, "the job waits for the bucket"
+        emulator.set_away(away=False)
+        said = job.end()
+        assert [process.returncode for process in job.processes] == [0, 0], said
+        assert f"{point.config_id}/0.0/{store.RECORD}" in job.list()
+        assert not [name for name in job.list() if "meeting" in name]
+        sync(tmp_path / "study", job.url)
+    [attempt] = store.list_attempts(tmp_path / "study" / point.config_id)
+    assert attempt.outcome == "ok"
+
+
+@processes
 def test_two_jobs_run_no_point_twice(tmp_path: Path) -> None:
     points = [requested(*ONE, f"batch.micro={micro}") for micro in (2, 3)]
-    pair = [StoredJob(tmp_path / "bucket", name, points) for name in ("s-1", "s-2")]
+    pair = [StoredJob(tmp_path, name, points) for name in ("s-1", "s-2")]
     said = [job.end() for job in pair]
     sync(tmp_path / "study", pair[0].url)
     for point in points:
@@ -114,7 +139,7 @@ def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Pat
     """A file in the place of the bucket makes every access fail, as a network failure does."""
     bucket, aside = tmp_path / "bucket", tmp_path / "aside"
     point = requested(*ONE)
-    job = StoredJob(bucket, "s-1", [point])
+    job = StoredJob(tmp_path, "s-1", [point])
     wait_for(lambda: (bucket / "s" / point.config_id / "0.0" / CLAIM).exists())
     bucket.rename(aside)
     bucket.write_bytes(b"")
@@ -132,7 +157,7 @@ def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Pat
 @pytest.mark.thorough
 def test_a_bucket_that_stays_away_until_the_jobs_end_fails_the_job_and_leaves_the_files(tmp_path: Path) -> None:
     bucket, point = tmp_path / "bucket", requested(*ONE, limit_min=0.2)
-    job = StoredJob(bucket, "s-1", [point], SLURM_JOB_END_TIME=str(int(time.time()) + 90))
+    job = StoredJob(tmp_path, "s-1", [point], SLURM_JOB_END_TIME=str(int(time.time()) + 75))
     wait_for(lambda: (bucket / "s" / point.config_id / "0.0" / CLAIM).exists())
     bucket.rename(tmp_path / "aside")
     bucket.write_bytes(b"")
@@ -145,7 +170,7 @@ def test_a_bucket_that_stays_away_until_the_jobs_end_fails_the_job_and_leaves_th
 @processes
 def test_an_interrupted_job_uploads_its_traces(tmp_path: Path) -> None:
     point = requested(*ONE, quick=ENDLESS)
-    job = StoredJob(tmp_path / "bucket", "s-1", [point])
+    job = StoredJob(tmp_path, "s-1", [point])
     folder = tmp_path / "bucket/s" / point.config_id / "0.0"
     wait_for(lambda: (folder / store.HEARTBEAT).exists() and b'"step"' in (folder / store.HEARTBEAT).read_bytes())
     job.processes[0].send_signal(signal.SIGTERM)
