@@ -26,7 +26,6 @@ from bench.core.store import CIRCUMSTANCE, HEARTBEAT, INTERRUPTED, RECORD, SPEC,
 CLAIM = "claim.json"
 HEADERS = (CLAIM, HEARTBEAT, INTERRUPTED, RECORD)
 """Files of an attempt that show whether it runs, and how it ended."""
-LOG = "log"
 _STUDY_FOLDERS = ("excluded", "jobs", "sweeps", "trials")
 _ATTEMPT = re.compile(r"[^/]+/\d+\.\d+")
 _UNSENT = re.compile(r"\..*|checkpoint-\d+")  # hidden files, and checkpoints, which are large
@@ -36,8 +35,19 @@ _THREADS = 8
 
 def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
     """Return the log of a job, or of one task of a job array, in the job's folder. Every node has its own log."""
-    name = LOG if task is None else f"{LOG}-{task}"
-    return folder / (f"{name}.node{node}.txt" if node else f"{name}.txt")
+    name = f"node{node}" if node else "job"
+    return folder / (f"{name}.log" if task is None else f"{name}_{task}.log")
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Raise UserError for a run whose checkpoints another run or node needs. They stay on the disks of its nodes."""
+    learning, remedy = spec.learning, "use a launcher whose nodes share a folder"
+    if learning.stop_after is not None:
+        rule = "the checkpoint is not written to the object store, so that no run can resume from it"
+        raise UserError(f"learning.stop_after={learning.stop_after}", rule, remedy)
+    if learning.checkpoint_every is not None and spec.nodes > 1:
+        rule = f"each of the {spec.nodes} nodes would have a part of the checkpoint"
+        raise UserError(f"learning.checkpoint_every={learning.checkpoint_every}", rule, remedy)
 
 
 class StudyStore:

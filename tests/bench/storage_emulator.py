@@ -64,7 +64,7 @@ def _create_server(storage_class: Any, emulator: Any) -> http.server.HTTPServer:
                 raise FileExistsError(name)
             return super().create_file(bucket, name, *more)
 
-    class Handler(emulator.RequestHandler):  # type: ignore[misc, name-defined]
+    class Handler(emulator.RequestHandler):  # type: ignore[misc]
         def __init__(self, storage: Storage, *request: Any, states: dict[str, bool]) -> None:
             self._states = states
             super().__init__(storage, *request)

@@ -203,7 +203,7 @@ def test_parallel_processes_claim_different_attempts(tmp_path: Path, spec: RunSp
 def claim_in_parallel(url: str, tmp_path: Path, spec: RunSpec) -> None:
     count, jobs = 8, ("a", "b", "c")
     # Threads of gcsfs in this process do not survive a fork.
-    context = multiprocessing.get_context("spawn" if url.startswith("gs:") else "fork")
+    context: Any = multiprocessing.get_context("spawn" if url.startswith("gs:") else "fork")
     processes = [
         context.Process(target=claim_many, args=(url, tmp_path / job, spec.model_dump_json(), job, count))
         for job in jobs
@@ -338,12 +338,12 @@ def test_a_job_pulls_its_own_files_once(url: str, tmp_path: Path) -> None:
     (folder / "job.json").write_text("{}")
     submitter.push_job(folder)
     node.pull_job(node.folder / "jobs/s-1")
-    (node.folder / "jobs/s-1/log.txt").write_text("short")
-    node.push(node.folder / "jobs/s-1/log.txt", node.folder / "jobs/s-1/gone")
-    (node.folder / "jobs/s-1/log.txt").write_text("longer than before")
+    (node.folder / "jobs/s-1/job.log").write_text("short")
+    node.push(node.folder / "jobs/s-1/job.log", node.folder / "jobs/s-1/gone")
+    (node.folder / "jobs/s-1/job.log").write_text("longer than before")
     node.pull_job(node.folder / "jobs/s-1")
-    assert (node.folder / "jobs/s-1/log.txt").read_text() == "longer than before"
-    assert sorted(submitter.objects.list()) == ["jobs/s-1/job.json", "jobs/s-1/log.txt"]
+    assert (node.folder / "jobs/s-1/job.log").read_text() == "longer than before"
+    assert sorted(submitter.objects.list()) == ["jobs/s-1/job.json", "jobs/s-1/job.log"]
 
 
 def test_a_claim_that_is_no_claim_is_one_line(tmp_path: Path) -> None:
@@ -356,3 +356,21 @@ def test_a_claim_that_is_no_claim_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be written"):
         study_store.sync(tmp_path / "here", f"file://{tmp_path}/bucket/s")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        ((("learning.stop_after", 64),), "no run can resume from it"),
+        ((("learning.checkpoint_every", 64), ("nodes", 2)), "each of the 2 nodes would have a part"),
+        ((("learning.checkpoint_every", 64),), ""),
+    ],
+)
+def test_a_checkpoint_that_another_node_needs_is_refused(overrides: tuple[tuple[str, Any], ...], rule: str) -> None:
+    learns = [("data", "text"), ("learning.tokens", 4096)]
+    spec = compose.compose_request([("model", "gpt2_tiny"), ("devices_per_node", 1), *learns, *overrides]).spec
+    if rule:
+        with pytest.raises(UserError, match=rule):
+            study_store.check_spec(spec)
+    else:
+        study_store.check_spec(spec)

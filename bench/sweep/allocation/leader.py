@@ -19,7 +19,7 @@ from bench.core.files import is_disk_full
 from bench.core.quantities import find_slow_links
 from bench.core.record import Circumstance, Outcome, RunRecord
 from bench.core.scheduling import JobContext, SchedulerUnavailable
-from bench.core.study_store import StudyStore
+from bench.core.study_store import StudyStore, check_spec
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.node import count_supervisors
@@ -121,7 +121,10 @@ class JobLeader:
         self.requested = self.job.requested(context.task)
         self.began_at = time.time()
         self.ends_at = context.end(self.job.time_limit_min, self.began_at)
-        if study:  # a finished record must not be lost because the store is unavailable for a while
+        if study:
+            for requested in self.requested:
+                check_spec(requested.spec)
+            # A finished record must not be lost because the store is unavailable for a while.
             study.objects.give_up_at = self.ends_at - _END_MARGIN_S
         first = self.requested[0].circumstance
         self.device = first.machine.device or find_device_kind()
