@@ -137,7 +137,8 @@ class StudyStore:
         found = self.objects.list()
         new = [folder for folder in self._list_recorded() if not (folder / CLAIM).exists()]
         for folder in new:
-            self.push_attempt(self._claim_or_renumber(folder))
+            with contextlib.suppress(store.Unreadable):  # reported by whichever command reads this attempt
+                self.push_attempt(self._claim_or_renumber(folder))
         self._pull(self.objects.list() if new else found, _is_synced)
         for folder in self._list_recorded():
             if f"{self._name(folder)}/{RECORD}" not in found and folder not in new:

@@ -186,3 +186,12 @@ def test_a_job_that_the_store_does_not_have_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert f"file://{tmp_path}/bucket/s: has no job s-1" in done.stderr
+
+
+def test_a_job_that_cannot_begin_says_so_in_its_log(tmp_path: Path) -> None:
+    point = requested(*ONE, "data=text", "learning.tokens=4096", "learning.stop_after=2048")
+    job = StoredJob(tmp_path, "s-1", [point])
+    said = job.end()
+    assert job.processes[0].returncode == 1 and said.count("\n") == 1
+    assert "cannot begin: learning.stop_after=2048: the checkpoint is not written to the object store" in said
+    assert (tmp_path / "bucket/s/jobs/s-1/job.log").read_text() == said

@@ -31,7 +31,6 @@ def main(words: list[str]) -> int:
     parser.add_argument("--store", help="URL of the study in an object store")
     parser.add_argument("--work", type=Path, default=Path(), help="folder of this node for its copy of the study")
     args = parser.parse_args(words)
-    remedy = f"; {args.job} does not exist on this node: use a folder that all nodes share"
     try:
         context = read_job(os.environ) or JobContext()
         if args.store:
@@ -39,9 +38,9 @@ def main(words: list[str]) -> int:
         folder = Path(args.job)
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
     except (OSError, UserError) as error:
-        shared = "" if args.store or Path(args.job).is_dir() else remedy
-        print(f"{socket.gethostname()} cannot begin: {error}{shared}", file=sys.stderr, flush=True)
-        return jobs.EXIT_LATER if is_disk_full(error) else 1
+        is_found = args.store or Path(args.job).is_dir()
+        remedy = f"; {args.job} does not exist on this node: use a folder that all nodes share"
+        return _report_failure(error, "" if is_found else remedy)
 
 
 def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
@@ -52,9 +51,18 @@ def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
     if not folder.is_dir():
         raise UserError(url, f"has no job {name}", "submit the study again")
     with JobUploads(study, build_log_path(folder, context.task, context.number)) as uploads:
-        if context.number:
-            return JobAgent(folder, context, study).run()
-        return JobLeader(folder, context, study, uploads).run()
+        try:
+            if context.number:
+                return JobAgent(folder, context, study).run()
+            return JobLeader(folder, context, study, uploads).run()
+        except (OSError, UserError) as error:  # here, so that the job's log has the line
+            return _report_failure(error)
+
+
+def _report_failure(error: Exception, remedy: str = "") -> int:
+    """Print the error that prevents this process from starting, and return its exit code."""
+    print(f"{socket.gethostname()} cannot begin: {error}{remedy}", file=sys.stderr, flush=True)
+    return jobs.EXIT_LATER if is_disk_full(error) else 1
 
 
 if __name__ == "__main__":

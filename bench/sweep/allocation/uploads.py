@@ -32,15 +32,16 @@ class JobUploads:
         self._study, self._log = study.without_patience(), log
         self._attempt: Path | None = None
         self._sent: dict[Path, tuple[int, int]] = {}  # size and time of the last uploaded version
-        self._is_over = threading.Event()
+        self._is_over, self._copying = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._upload_repeatedly, daemon=True)
         self._copied_bytes = log.stat().st_size if log.exists() else 0
-        self._stdout, self._next_at = -1, 0.0
+        self._streams: list[int] = []  # duplicates of the original standard output and standard error
+        self._next_at = 0.0
 
     def __enter__(self) -> "JobUploads":
         sys.stdout.flush()
         sys.stderr.flush()
-        self._stdout = os.dup(1)
+        self._streams = [os.dup(1), os.dup(2)]
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -53,9 +54,10 @@ class JobUploads:
         sys.stderr.flush()
         self._is_over.set()
         self._thread.join(_END_S)
-        os.dup2(self._stdout, 1)
-        os.dup2(self._stdout, 2)
         self._copy_log()
+        streams, self._streams = self._streams, []
+        for number, stream in enumerate(streams, start=1):
+            os.dup2(stream, number)
         self._upload(self._log)
 
     @contextlib.contextmanager
@@ -89,8 +91,14 @@ class JobUploads:
 
     def _copy_log(self) -> None:
         """Copy new lines of the log to the original standard output."""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(self._copied_bytes)
-            while chunk := file.read(1 << 16):
-                os.write(self._stdout, chunk)
-                self._copied_bytes += len(chunk)
+        # The thread may still copy when the process ends, if the reader of the output is slow.
+        if not self._copying.acquire(timeout=_END_S):
+            return
+        try:
+            with contextlib.suppress(OSError), self._log.open("rb") as file:
+                file.seek(self._copied_bytes)
+                while self._streams and (chunk := file.read(1 << 16)):
+                    self._copied_bytes += os.write(self._streams[0], chunk)
+                    file.seek(self._copied_bytes)
+        finally:
+            self._copying.release()
