@@ -237,7 +237,10 @@ class _FsspecBackend:
 
         # gcsfs logs every failed call with its traceback, and waits without a limit for a lost connection.
         logging.getLogger("gcsfs").addHandler(logging.NullHandler())
-        more = {"requests_timeout": _REQUEST_S} if url.startswith(("gs:", "gcs:")) else {}
+        is_google = url.startswith(("gs:", "gcs:"))
+        more = {"requests_timeout": _REQUEST_S} if is_google else {}
+        # One request per object: between two requests, the object may be replaced by a longer one.
+        self._reading = {"concurrency": 1} if is_google else {}
         # With caches, objects that other processes write stay unseen.
         self._fs, self._root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **more)
         self._root = self._root.rstrip("/")
@@ -256,7 +259,7 @@ class _FsspecBackend:
         self._fs.put_file(str(path), self._path(name))
 
     def read(self, name: str) -> bytes:
-        return bytes(self._fs.cat_file(self._path(name)))
+        return bytes(self._fs.cat_file(self._path(name), **self._reading))
 
     def remove(self, name: str) -> None:
         self._fs.rm_file(self._path(name))
