@@ -180,6 +180,21 @@ def test_an_interrupted_job_uploads_its_traces(tmp_path: Path) -> None:
     assert not (folder / store.RECORD).exists(), "the scheduler knows the reason"
 
 
+@processes
+def test_a_restarted_job_on_a_new_machine_concludes_its_earlier_attempt(tmp_path: Path) -> None:
+    point = requested(*ONE)
+    lost = StudyStore(ObjectStore(f"file://{tmp_path}/bucket/s"), tmp_path / "lost machine")
+    launcher = {"name": "slurm", "job": "s-1", "task": None, "restart": 0}
+    circumstance = point.circumstance.model_copy(update={"launcher": launcher})
+    lost.open_attempt(lost.folder / point.config_id, point.spec, circumstance)
+    job = StoredJob(tmp_path, "s-1", [point], SLURM_RESTART_COUNT="1")
+    said = job.end()
+    assert job.processes[0].returncode == 0, said
+    sync(tmp_path / "study", job.url)
+    attempts = store.list_attempts(tmp_path / "study" / point.config_id)
+    assert [(attempt.attempt, attempt.outcome) for attempt in attempts] == [(0, "node_failure"), (1, "ok")]
+
+
 def test_a_job_that_the_store_does_not_have_is_one_line(tmp_path: Path) -> None:
     words = ["--store", f"file://{tmp_path}/bucket/s", "--work", str(tmp_path / "work"), "s-1"]
     command = [sys.executable, "-m", "bench.sweep.allocation", *words]
