@@ -294,6 +294,7 @@ def status(folder: Folder) -> Status:
     While the scheduler is unavailable, no attempt is declared dead, and the state is read from the study's folder
     alone.
     """
+    from bench.core.scheduling import SchedulerUnavailable
     from bench.sweep.lost import finalize_lost, keep_ends
     from bench.sweep.status import read_state
 
@@ -302,7 +303,8 @@ def status(folder: Folder) -> Status:
         view = read_state(folder)
     except UserError as error:
         return Status(read_state(folder, ask=False), str(error))  # raises again if the folder is the cause
-    with contextlib.suppress(OSError):  # without write permission, show the state without new records
+    # Without write permission, or if the scheduler is unavailable meanwhile, show the state without new records.
+    with contextlib.suppress(OSError, SchedulerUnavailable):
         concluded, ended = finalize_lost(view), keep_ends(view)
         if concluded or ended:
             view = read_state(folder)

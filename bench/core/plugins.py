@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -379,6 +379,17 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     def spread(self, command: Sequence[str], nodes: int) -> list[str]:
         """Return a command line that runs `command` once on each of the `nodes` of this process's job. Raise UserError
         if the scheduler cannot do this."""
+
+
+@runtime_checkable
+class StoringLauncherPlugin(Protocol):
+    """Optional part of a `QueueingLauncherPlugin` whose jobs cannot read the study's folder. They use a copy of it in
+    an object store (`bench.core.study_store`)."""
+
+    Options: type[SchedulingOptions]
+
+    def sync(self, folder: Path, options: Any) -> None:
+        """Exchange files between a study's folder and the object store. Called before the folder is read."""
 
 
 class MetricPlugin(Protocol):

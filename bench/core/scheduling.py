@@ -147,7 +147,7 @@ class Work(NamedTuple):
     The command is `python -m MODULE ARGUMENT …`. The launcher stores its own files in `folder`, two levels below the
     study's folder. The study's folder must be on a POSIX file system that all nodes and the submitting machine share.
     Runs are claimed there by mkdir, and files are put into place by hard links. The nodes of a job find each other
-    through files there.
+    through files there. A `StoringLauncherPlugin` has no such file system; its jobs use an object store.
     """
 
     name: str  # unique, and safe in a shell and as a file name

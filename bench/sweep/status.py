@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from bench import launchers
 from bench.core.formatting import format_count
+from bench.core.plugins import StoringLauncherPlugin
 from bench.core.scheduling import JobState
 from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
@@ -238,15 +239,19 @@ class StudyState(NamedTuple):
 
 
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
-    """Return the state of a study without changing anything.
+    """Return the state of a study. If its jobs use an object store, files are first exchanged with the store.
 
     If `ask` is set, the scheduler is asked about every job that may still run. With `about_all`, it is asked about all
     jobs.
     """
     sweeps = definition.read(folder)
+    launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
+    if ask and isinstance(launcher, StoringLauncherPlugin):
+        options = {key: value for key, value in sweeps[-1].launcher.items() if key != "name"}
+        launcher.sync(folder, launcher.Options.model_validate(options))
+        sweeps = definition.read(folder)  # another submitter may have extended the study
     seen, wanted = read_snapshot(folder), definition.merge_sweeps(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
-    launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
     queue = launcher.ask(names) if launcher and ask and names else {}
     return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, is_reached=ask), ask)
 

@@ -2,9 +2,9 @@
 first.
 
 The leader sends the next point to run; an agent reports when it is ready for another point. They connect at a port that
-the leader writes to a file in the job's folder. All tasks of a job array share that folder, and a requeued job finds
-its old files there. The file name therefore contains the name of the allocation, and agents of other allocations are
-refused.
+the leader writes to a file in the job's folder, which all nodes share, or to an object of that name. All tasks of a job
+array share that folder, and a requeued job finds its old files there. The file name therefore contains the name of the
+allocation, and agents of other allocations are refused.
 """
 
 import contextlib
@@ -19,8 +19,10 @@ from types import FrameType
 from typing import Any
 
 from bench.core import store
+from bench.core.errors import UserError
 from bench.core.files import is_disk_full
-from bench.core.scheduling import JobContext
+from bench.core.scheduling import JobContext, SchedulerUnavailable
+from bench.core.study_store import StudyStore
 from bench.measure.environment import find_device_kind
 from bench.runtime.node import NodeAgent
 from bench.runtime.process import ForkServer
@@ -28,6 +30,7 @@ from bench.runtime.transport import Connection, Rendezvous, TokenListener
 from bench.sweep import jobs
 
 _POLL_S = 0.1
+_STORE_POLL_S = 1.0  # every look into an object store is a request
 _READY_S = 30.0  # seconds after a point within which a node's ranks must have ended
 _RESTART_S = 300.0  # seconds allowed for the imports of a restarted fork server
 _ORDERS_POLL_S = 0.05
@@ -49,14 +52,16 @@ class JobAgents:
         allocation: str,
         patience_s: float,
         is_over: Callable[[], bool] = bool,
+        study: StudyStore | None = None,
     ) -> None:
-        """`host` is the leader's address. `allocation` is a name unique to this start of this job.
+        """`host` is the leader's address. `allocation` is a name unique to this start of this job. `study` is the
+        object store through which the nodes meet; without it, they share `folder`.
 
         TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True before that.
         """
         self._connections: dict[int, Connection] = {}
         self.hosts: dict[int, str] = {}
-        self._count, self._allocation = count, allocation
+        self._count, self._allocation, self._study = count, allocation, study
         if count:
             self._gather(host, build_meeting_path(folder, allocation), patience_s, is_over)
 
@@ -66,6 +71,8 @@ class JobAgents:
             # Only the owner may read the file, since its token allows a connection to the port.
             point = {"host": host, "port": listener.port, "token": listener.token}
             store.write_atomically(meeting_path, json.dumps(point).encode(), mode=0o600)
+            if self._study:
+                self._study.push(meeting_path)
             while len(self._connections) < self._count:
                 for connection, hello in listener.accept_known():
                     self._accept(connection, hello)
@@ -76,6 +83,9 @@ class JobAgents:
         finally:
             listener.close()
             meeting_path.unlink(missing_ok=True)
+            if self._study:
+                with contextlib.suppress(UserError):
+                    self._study.without_patience().remove(meeting_path)
 
     def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept an agent that has sent the right token. Refuse it if it belongs to another allocation."""
@@ -87,11 +97,11 @@ class JobAgents:
             refused = f"{host} was refused: it belongs to allocation {hello.get('allocation')}, and this is"
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
-    def run(self, folder: Path, point: Rendezvous) -> None:
-        """Send every agent the order to run the attempt in `folder`; `point` is the address where its
-        supervisors meet."""
+    def run(self, attempt: str, point: Rendezvous) -> None:
+        """Send every agent the order to run an attempt. `attempt` is its folder, relative to the study's folder.
+        `point` is the address where its supervisors meet."""
         for connection in self._connections.values():
-            connection.send({"run": str(folder), "point": point._asdict()})
+            connection.send({"run": attempt, "point": point._asdict()})
 
     def wait(self) -> list[str]:
         """Wait until every agent is ready for the next point. Return the hosts of agents that no longer respond.
@@ -117,21 +127,30 @@ class JobAgents:
 
 
 def join_leader(
-    folder: Path, allocation: str, number: int, host: str, patience_s: float, is_over: Callable[[], bool] = bool
+    folder: Path,
+    allocation: str,
+    number: int,
+    host: str,
+    patience_s: float,
+    is_over: Callable[[], bool] = bool,
+    study: StudyStore | None = None,
 ) -> Connection:
-    """Connect to the leader of an allocation of the job in `folder`.
+    """Connect to the leader of an allocation of the job in `folder`, whose address is in the object store of `study`
+    or, without it, in `folder` itself.
 
     TimeoutError if no leader can be reached within `patience_s` seconds, or if `is_over` returns True before that.
     """
     until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
+    study = study.without_patience() if study else None
     while True:
         try:
-            point: dict[str, Any] = json.loads(meeting_path.read_bytes())
+            content = study.read(meeting_path) if study else meeting_path.read_bytes()
+            point: dict[str, Any] = json.loads(content)
             connection = Connection(socket.create_connection((point["host"], point["port"]), timeout=10))
-        except (OSError, ValueError) as error:  # not there yet
+        except (OSError, ValueError, SchedulerUnavailable) as error:  # not there yet
             if time.monotonic() > until or is_over():
                 raise TimeoutError(f"the first node could not be reached within {patience_s:.0f} s") from error
-            time.sleep(_POLL_S)
+            time.sleep(_STORE_POLL_S if study else _POLL_S)
         else:
             connection.send({"token": point["token"], "allocation": allocation, "number": number, "host": host})
             return connection
@@ -140,8 +159,8 @@ def join_leader(
 class JobAgent:
     """Runs the points that the leader sends, until the leader ends the job or the connection closes."""
 
-    def __init__(self, folder: Path, context: JobContext) -> None:
-        self._job, self._context = jobs.read(folder), context
+    def __init__(self, folder: Path, context: JobContext, study: StudyStore | None = None) -> None:
+        self._job, self._context, self._study = jobs.read(folder), context, study
         first = self._job.points[0].circumstance
         self._folder, self._patience_s = folder, first.limits.startup_s
         self._agent: NodeAgent | None = None
@@ -157,7 +176,7 @@ class JobAgent:
         """
         try:
             return self._handle_orders()
-        except OSError as error:  # the fork server has died, for example
+        except (OSError, UserError) as error:  # the fork server has died, for example
             if not self._interrupted:
                 print(f"{socket.gethostname()} leaves the allocation: {error}", file=sys.stderr, flush=True)
             return 0 if self._interrupted else jobs.EXIT_LATER if is_disk_full(error) else 1
@@ -166,14 +185,15 @@ class JobAgent:
         with contextlib.closing(self._server):
             self._server.wait_until_ready()
             place = self._context.allocation, self._context.number, socket.gethostname()
-            connection = join_leader(self._folder, *place, self._patience_s, lambda: self._interrupted)
+            patience = self._patience_s, lambda: self._interrupted
+            connection = join_leader(self._folder, *place, *patience, self._study)
             while not self._interrupted and not connection.closed:
                 for order in connection.take():
                     if "end" in order:
                         return 0
                     if "run" in order:
                         self._restart_server(connection)  # if it was killed a moment ago
-                        self._run(Path(order["run"]), Rendezvous(**order["point"]))
+                        self._run(self._folder.parent.parent / order["run"], Rendezvous(**order["point"]))
                         self._restart_server(connection)  # before the next point's time begins
                         connection.send({"ready": True})
                 time.sleep(_ORDERS_POLL_S)
@@ -186,6 +206,8 @@ class JobAgent:
             self._server.restart()
 
     def _run(self, folder: Path, rendezvous: Rendezvous) -> None:
+        if self._study:
+            self._study.pull_attempt(folder)
         self._agent = NodeAgent(
             folder,
             self._context.number,

@@ -18,7 +18,8 @@ from bench.core.errors import UserError
 from bench.core.files import is_disk_full
 from bench.core.quantities import find_slow_links
 from bench.core.record import Circumstance, Outcome, RunRecord
-from bench.core.scheduling import JobContext
+from bench.core.scheduling import JobContext, SchedulerUnavailable
+from bench.core.study_store import StudyStore, check_spec
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.runtime.coordinator import RunCoordinator
 from bench.runtime.node import count_supervisors
@@ -26,6 +27,7 @@ from bench.runtime.outcome import RankState, list_survivors
 from bench.runtime.process import ForkServer
 from bench.sweep import jobs, lost, snapshot
 from bench.sweep.allocation.agents import JobAgents
+from bench.sweep.allocation.uploads import JobUploads
 from bench.sweep.definition import RequestedRun, RunKey
 from bench.sweep.jobs import Exclusion
 from bench.sweep.policy import (
@@ -108,12 +110,22 @@ class JobLeader:
     """Runs the points of a job in one allocation. If a point fails, its record is written and the next point
     follows."""
 
-    def __init__(self, folder: Path, context: JobContext) -> None:
+    def __init__(
+        self, folder: Path, context: JobContext, study: StudyStore | None = None, uploads: JobUploads | None = None
+    ) -> None:
+        """`study` is the study's object store, which replaces the folder that all nodes share. `uploads` uploads the
+        progress of each attempt to it."""
         self.job, self.context, self.folder = jobs.read(folder), context, folder
+        self.study, self.uploads = study, uploads
         self.study_folder = folder.parent.parent
         self.requested = self.job.requested(context.task)
         self.began_at = time.time()
         self.ends_at = context.end(self.job.time_limit_min, self.began_at)
+        if study:
+            for requested in self.requested:
+                check_spec(requested.spec)
+            # A finished record must not be lost because the store is unavailable for a while.
+            study.objects.give_up_at = self.ends_at - _END_MARGIN_S
         first = self.requested[0].circumstance
         self.device = first.machine.device or find_device_kind()
         self.environment_id = compute_environment_id(classify(self.device, self.job.devices_per_node))
@@ -134,6 +146,7 @@ class JobLeader:
         )
         note = jobs.begin_allocation(self.folder, spent)
         try:
+            self._push(note)
             with contextlib.closing(self.server):
                 self._finalize_earlier()
                 self.server.wait_until_ready()
@@ -145,16 +158,16 @@ class JobLeader:
         finally:
             if self.agents:
                 self.agents.send_end()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UserError):
                 jobs.end_allocation(note, time.time())
+                self._push(note)
 
     def _go_through(self) -> int:
         network = self.requested[0].circumstance.network
         others = count_supervisors(self.requested[0].spec, self.job.span) - 1
         address, allocation = network.address(self.host), self.context.allocation
-        self.agents = JobAgents(
-            others, address, self.folder, allocation, self.patience_s, lambda: self.interrupted_by is not None
-        )
+        is_over = lambda: self.interrupted_by is not None  # noqa: E731
+        self.agents = JobAgents(others, address, self.folder, allocation, self.patience_s, is_over, self.study)
         plan = self._plan()
         passed: list[Decision] = []
         # The folder is read again for each decision: other jobs of the study add answers meanwhile.
@@ -189,11 +202,38 @@ class JobLeader:
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
         return Snapshot(
-            lambda config_id: store.list_attempts(self.study_folder / config_id),
+            self._list_attempts,
             busy=self._busy,
             left_s=left_s,
             passed=passed,
         )
+
+    def _list_attempts(self, config_id: str) -> list[store.RunAttempt]:
+        """Return all attempts at a configuration, including those of other jobs."""
+        if self.study:
+            self.study.pull_attempts(config_id)
+        return store.list_attempts(self.study_folder / config_id)
+
+    def _open_attempt(self, requested: RequestedRun, circumstance: Circumstance) -> store.RunAttempt:
+        """Claim the next attempt at a point."""
+        open_attempt = self.study.open_attempt if self.study else store.open_attempt
+        config_folder = self.study_folder / requested.config_id
+        return open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
+
+    def _finalize(self, folder: Path, outcome: Outcome) -> None:
+        """Write the record of an attempt that this process does not run."""
+        store.finalize(folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
+        if self.study:
+            self.study.push_attempt(folder)
+
+    def _push(self, path: Path) -> None:
+        """Write a file of the study's folder to the object store, if there is one."""
+        if self.study:
+            self.study.push(path)
+
+    def _push_exclusions(self) -> None:
+        if self.study:
+            self.study.push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
 
     def _carry_out(self, decision: Decision) -> str:
         """Carry out a decision. Return the reason why the allocation has to end; empty if it continues."""
@@ -208,10 +248,10 @@ class JobLeader:
                 if self.agents and (gone := self.agents.wait()):
                     return f"{', '.join(gone)} cannot be reached any more"
                 if reason := self.health.format_excluded():
+                    self._push_exclusions()
                     return f"{reason}; its node is excluded from now on"
             case RecordWithoutRun(outcome=outcome):
-                here = requested.model_copy(update={"circumstance": self._circumstance(requested)})
-                lost.write_outcome(self.study_folder, here, outcome)
+                self._finalize(self._open_attempt(requested, self._circumstance(requested)).folder, outcome)
                 _print_progress(requested, outcome.reason)
             case PostponeRun(why=why) | SkipRun(why=why):
                 _print_progress(requested, why)
@@ -225,18 +265,17 @@ class JobLeader:
     def _run_attempt(self, requested: RequestedRun) -> None:
         """Make one attempt at a point on all nodes of the allocation."""
         assert self.agents
-        config_folder, circumstance = self.study_folder / requested.config_id, self._circumstance(requested)
-        attempt = store.open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
-        rival = None
+        attempt, rival = self._open_attempt(requested, self._circumstance(requested)), None
         if not requested.control:
+            config_folder = attempt.folder.parent
             rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_ours)
         if rival:
             reason = f"job {rival.job} began this point a moment earlier: {rival.attempt.folder.name}"
-            store.finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
+            self._finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
             return
         self.supervisor = RunCoordinator(
             attempt.folder,
-            announce=partial(self.agents.run, attempt.folder),
+            announce=partial(self.agents.run, attempt.folder.relative_to(self.study_folder).as_posix()),
             span=self.job.span,
             start=self.server.start,
             scheduled=True,
@@ -247,10 +286,13 @@ class JobLeader:
         # A signal may have arrived before `self.supervisor` was set.
         if self.interrupted_by:
             self.supervisor.interrupt(self.interrupted_by)
-        record = self.supervisor.run()
+        with self.uploads.of_attempt(attempt.folder) if self.uploads else contextlib.nullcontext():
+            record = self.supervisor.run()
         left = list_survivors(self.supervisor.states())
         self.supervisor = None
         self.server.reap()
+        if self.study:
+            self.study.push_attempt(attempt.folder)
         _print_progress(requested, _format_end(record))
         self.health.examine(record, left, attempt.folder)
 
@@ -268,11 +310,11 @@ class JobLeader:
     def _finalize_earlier(self) -> None:
         """Write records for the attempts that this job began before it was put back into the queue."""
         for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
-            for attempt in store.list_attempts(self.study_folder / requested.config_id):
+            for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_ours(found):
                     left_behind = lost.LeftBehind.read(attempt.folder)
-                    store.finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
+                    self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
         """Return whether this job made the attempt, now or before it was requeued. An attempt from before a requeue
@@ -285,6 +327,9 @@ class JobLeader:
         A scheduler restarts a job after it has lost a node, even if the processes of the first start still run. Runs of
         those processes no longer belong to the job.
         """
+        if self.study:
+            with contextlib.suppress(SchedulerUnavailable):
+                self.study.without_patience().pull_job(self.folder)
         latest = jobs.find_latest_restart(self.folder, self.context.task)
         newer = latest > self.context.restart
         return f"start {latest} of this job has begun, so that this one was given up" if newer else ""

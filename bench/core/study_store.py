@@ -1,0 +1,301 @@
+"""Copy of a study's folder in an object store, for jobs on machines that cannot read the folder itself.
+
+Objects have the names of the files: `<config_id>/<repeat>.<attempt>/…`, `jobs/<name>/…`. The creation of an attempt's
+object `claim.json` claims the attempt. The claim contains the files that describe the attempt, so that every claimed
+attempt is described. The object `record.json` is created after all other files, and the first record of an attempt
+counts.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.core import store
+from bench.core.errors import UserError
+from bench.core.object_store import ObjectInfo, ObjectStore
+from bench.core.record import Circumstance
+from bench.core.spec import RunSpec
+from bench.core.store import CIRCUMSTANCE, HEARTBEAT, INTERRUPTED, RECORD, SPEC, RunAttempt
+
+CLAIM = "claim.json"
+HEADERS = (CLAIM, HEARTBEAT, INTERRUPTED, RECORD)
+"""Files of an attempt that show whether it runs, and how it ended."""
+_STUDY_FOLDERS = ("excluded", "jobs", "sweeps", "trials")
+_ATTEMPT = re.compile(r"[^/]+/\d+\.\d+")
+_UNSENT = re.compile(r"\..*|checkpoint-\d+")  # hidden files, and checkpoints, which are large
+_SAME_TIME_S = 0.001  # object stores give times in milliseconds
+_THREADS = 8
+
+
+def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
+    """Return the log of a job, or of one task of a job array, in the job's folder. Every node has its own log."""
+    name = f"node{node}" if node else "job"
+    return folder / (f"{name}.log" if task is None else f"{name}_{task}.log")
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Raise UserError for a run whose checkpoints another run or node needs. They stay on the disks of its nodes."""
+    learning, remedy = spec.learning, "use a launcher whose nodes share a folder"
+    if learning.stop_after is not None:
+        rule = "the checkpoint is not written to the object store, so that no run can resume from it"
+        raise UserError(f"learning.stop_after={learning.stop_after}", rule, remedy)
+    if learning.checkpoint_every is not None and spec.nodes > 1:
+        rule = f"each of the {spec.nodes} nodes would have a part of the checkpoint"
+        raise UserError(f"learning.checkpoint_every={learning.checkpoint_every}", rule, remedy)
+
+
+class StudyStore:
+    """A study in an object store, and the study's folder on this machine."""
+
+    def __init__(self, objects: ObjectStore, folder: Path) -> None:
+        """`objects` has the URL of the study. `folder` is created when the first file is pulled."""
+        self.objects, self.folder = objects, folder
+
+    def without_patience(self) -> "StudyStore":
+        """Return the same study, in a store whose calls are not repeated."""
+        return StudyStore(self.objects.without_patience(), self.folder)
+
+    def open_attempt(
+        self, config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
+    ) -> RunAttempt:
+        """Claim the next attempt, as `store.open_attempt` does, among all jobs that use the store."""
+        while True:
+            attempt = store.open_attempt(config_folder, spec, circumstance, new_repeat=new_repeat)
+            if self._claim(attempt.folder):
+                return attempt
+            shutil.rmtree(attempt.folder)
+            self.pull_attempts(config_folder.name)  # the attempt of the other job is now known here
+
+    def push_attempt(self, folder: Path) -> None:
+        """Write all files of a claimed attempt to the store, the record last.
+
+        If the store has another record of this attempt, that record replaces the record in `folder`.
+        """
+        for path in sorted(_list_files(folder)):
+            if path not in (folder / CLAIM, folder / RECORD):
+                self.push(path)
+        self._push_record(folder)
+
+    def pull_attempts(self, config_id: str, names: Collection[str] = HEADERS) -> None:
+        """Read the files with these names of all attempts at one configuration, if they are new or changed."""
+        self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in names)
+
+    def pull_attempt(self, folder: Path) -> None:
+        """Read the description of one claimed attempt."""
+        name = self._name(folder)
+        self._pull(self.objects.list(name), lambda found: found == f"{name}/{CLAIM}")
+
+    def push(self, *paths: Path) -> None:
+        """Write files of the study's folder to the store. A file that disappears meanwhile is left out."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self.objects.put(path, self._name(path))
+
+    def pull_job(self, folder: Path) -> None:
+        """Read those files of a job that do not exist on this machine."""
+        found = self.objects.list(self._name(folder))
+        self._pull(found, lambda name: not (self.folder / name).exists())
+
+    def push_job(self, folder: Path) -> None:
+        """Write a job's definition to the store, before the job is submitted."""
+        self.push(*_list_files(folder))
+
+    def withdraw_job(self, folder: Path) -> None:
+        """Delete all files of a refused job from the store."""
+        for name in self.objects.list(self._name(folder)):
+            self.objects.remove(name)
+
+    def pull_file(self, path: Path) -> None:
+        """Read one file if the store has it."""
+        with contextlib.suppress(FileNotFoundError):
+            name = self._name(path)
+            info = self.objects.stat(name)  # before the content, which may be newer but never older
+            self._save(name, self.objects.read(name), info)
+
+    def read(self, path: Path) -> bytes:
+        """Return the content that a file has in the store. Raise FileNotFoundError if the store does not have it."""
+        return self.objects.read(self._name(path))
+
+    def remove(self, path: Path) -> None:
+        """Delete a file from the store, and from this machine."""
+        path.unlink(missing_ok=True)
+        self.objects.remove(self._name(path))
+
+    def sync(self) -> None:
+        """Exchange all files with the store.
+
+        New and changed files of attempts and jobs are read. Records, job files and sweeps that only this machine has
+        are written. Trained weights stay in the store.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = self.objects.list()
+        new = [folder for folder in self._list_recorded() if not (folder / CLAIM).exists()]
+        for folder in new:
+            with contextlib.suppress(store.Unreadable):  # reported by whichever command reads this attempt
+                self.push_attempt(self._claim_or_renumber(folder))
+        self._pull(self.objects.list() if new else found, _is_synced)
+        for folder in self._list_recorded():
+            if f"{self._name(folder)}/{RECORD}" not in found and folder not in new:
+                self._push_record(folder)
+        self._push_study_files(found)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _claim(self, folder: Path) -> bool:
+        """Claim the attempt in a described local folder. Return False if another process has claimed its number."""
+        described = {name: (folder / name).read_text() for name in (SPEC, CIRCUMSTANCE)}
+        content = json.dumps({"token": secrets.token_hex(8), **described}, indent=1).encode()
+        if not self.objects.create(self._name(folder / CLAIM), content):
+            return False
+        store.write_atomically(folder / CLAIM, content)
+        return True
+
+    def _claim_or_renumber(self, folder: Path) -> Path:
+        """Claim an attempt that has a record already. If its number is taken, move the attempt to the next number.
+        Return the attempt's folder."""
+        if self._claim(folder):
+            return folder
+        record = store.read_record(folder / RECORD)
+        moved = self.open_attempt(folder.parent, record.spec, record.circumstance).folder
+        placed = store.read_value(moved / CIRCUMSTANCE, Circumstance)
+        for path in _list_files(folder):
+            if path.parent == folder and path.name not in (RECORD, SPEC, CIRCUMSTANCE):
+                shutil.copy2(path, moved / path.name)
+        store.write_reserved(moved / RECORD, store.to_json(record.model_copy(update={"circumstance": placed})))
+        store.release_reserved(moved)
+        shutil.rmtree(folder)
+        return moved
+
+    def _push_record(self, folder: Path) -> None:
+        """Create an attempt's record in the store. If the store has another record, it replaces the record here."""
+        path = folder / RECORD
+        if not path.exists():
+            return
+        if self.objects.create(self._name(path), path.read_bytes()):
+            self._stamp(path)
+        else:
+            self.pull_file(path)
+
+    def _push_study_files(self, found: Mapping[str, ObjectInfo]) -> None:
+        """Write the files of jobs, sweeps and trials that the store does not have, or that are newer here."""
+        for part in _STUDY_FOLDERS:
+            for path in _list_files(self.folder / part):
+                info, name = found.get(self._name(path)), self._name(path)
+                newer = info is None or path.stat().st_mtime > info.modified_at + _SAME_TIME_S
+                if newer and _is_synced(name):
+                    self.push(path)
+                    self._stamp(path)
+
+    def _stamp(self, path: Path) -> None:
+        """Give a file the time of its object, so that the next comparison finds no difference."""
+        modified_at = self.objects.stat(self._name(path)).modified_at
+        os.utime(path, (modified_at, modified_at))
+
+    def _list_recorded(self) -> Iterator[Path]:
+        """Yield the folders of all attempts on this machine that have a record."""
+        for config_folder in sorted(self.folder.iterdir()):
+            if config_folder.name not in _STUDY_FOLDERS and config_folder.is_dir():
+                for folder in sorted(config_folder.iterdir()):
+                    if _ATTEMPT.fullmatch(self._name(folder)) and (folder / RECORD).exists():
+                        yield folder
+
+    def _pull(self, found: Mapping[str, ObjectInfo], is_wanted: Callable[[str], bool]) -> None:
+        """Read the wanted objects that are new or changed: first claims, and records last."""
+        wanted = [name for name, info in found.items() if is_wanted(name) and self._is_new(name, info)]
+        last = {CLAIM: 0, RECORD: 2}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for turn in range(3):
+                names = [name for name in wanted if last.get(name.rpartition("/")[2], 1) == turn]
+                names = [name for name in names if turn == 0 or not self._is_unclaimed(name)]
+                for name, content in zip(names, pool.map(self._read, names), strict=True):
+                    if content is not None:
+                        self._save(name, content, found[name])
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self.objects.read(name)
+        except FileNotFoundError:  # removed meanwhile, as a meeting's file is
+            return None
+
+    def _is_new(self, name: str, info: ObjectInfo) -> bool:
+        """Return True if an object differs from its file on this machine, or if there is no file.
+
+        A file of a job may be newer on this machine, until it is written to the store. An attempt's object always
+        counts.
+        """
+        path = self.folder / name
+        if path.name == CLAIM:  # a claim never changes; its content is written to two other files
+            return not (path.with_name(CIRCUMSTANCE).exists() or self._is_unclaimed(name))
+        try:
+            here = path.stat()
+        except FileNotFoundError:
+            return True
+        newer_s = info.modified_at - here.st_mtime
+        if name.split("/")[0] in _STUDY_FOLDERS:
+            return newer_s > _SAME_TIME_S
+        return here.st_size != info.size or abs(newer_s) > _SAME_TIME_S
+
+    def _is_unclaimed(self, name: str) -> bool:
+        """Return True if the local folder of an object's attempt has no claim, and so holds another attempt."""
+        folder = (self.folder / name).parent
+        is_attempt = _ATTEMPT.fullmatch(name.rpartition("/")[0]) is not None
+        return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()
+
+    def _save(self, name: str, content: bytes, info: ObjectInfo) -> None:
+        """Write an object's content to its file. A claim's description is written to the files that it stands for."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        described: dict[str, str] = {}
+        if path.name == CLAIM:
+            try:
+                plain = json.loads(content)
+                described = {part: plain[part] for part in (SPEC, CIRCUMSTANCE)}
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.objects.url}/{name}", "not a claim of zeroscale", "delete this object"
+                ) from error
+        for part, text in {path.name: content, **{part: text.encode() for part, text in described.items()}}.items():
+            _replace(path.with_name(part), text, info.modified_at)
+
+
+def sync(study_folder: Path, url: str) -> None:
+    """Exchange a study's folder with its copy at a URL, such as gs://bucket/zeroscale/study. See `StudyStore.sync`."""
+    try:
+        StudyStore(ObjectStore(url), study_folder).sync()
+    except OSError as error:
+        raise store.build_unwritable_error(study_folder, error) from error
+
+
+def _is_synced(name: str) -> bool:
+    """Return True for files of attempts, and for files of jobs, sweeps and trials. Files of deeper folders, such as
+    trained weights, and addresses at which the nodes of a running job meet are excluded."""
+    parts = name.split("/")
+    if parts[0] in _STUDY_FOLDERS:
+        return len(parts) <= 3 and not parts[-1].startswith("meeting-")
+    return len(parts) == 3 and _ATTEMPT.fullmatch("/".join(parts[:2])) is not None
+
+
+def _list_files(folder: Path) -> Iterable[Path]:
+    """Yield all files below a folder, except hidden files and checkpoints."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _UNSENT.fullmatch(name)]
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _replace(path: Path, content: bytes, modified_at: float) -> None:
+    """Replace a file in one step, with the time at which its object was written."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        new.write_bytes(content)
+        os.utime(new, (modified_at, modified_at))
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
