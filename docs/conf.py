@@ -50,7 +50,8 @@ def setup(app: Sphinx) -> None:
 
 
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
-    """Let the links of a page lead to the copies; those of the copies do already."""
+    """Change links of a page that lead to files outside docs/, such as slurm/README.md, to the copies of these files on
+    the site. Links of the copies themselves were changed when they were copied."""
     folder = (_DOCS / name).parent
     if folder.name != "_pages":
         source[0] = _linked(source[0], folder, folder)

@@ -105,7 +105,7 @@ class Stacks:
     """A network: its stacks in forward order, an embedding of the vocabulary that all stacks share, and a head on the
     last stack.
 
-    Weights have the run's precision, as modules of torch and transformers do.
+    All weights have the run's precision.
     """
 
     vocab: int

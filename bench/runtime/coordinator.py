@@ -56,9 +56,9 @@ class RunCoordinator:
         """Create the coordinator of the attempt in `folder`.
 
         `announce` sends node 0's address to the other supervisors. By default the address is written into the folder.
-        If `scheduled` is true, no record is written after an interruption, because the scheduler knows the reason.
-        `ends_at` is the end of the allocation in seconds since the epoch. `is_lost` returns why the scheduler no longer
-        owns this allocation; an empty string if it still does.
+        If `scheduled` is true, an interrupted run gets no record here: `zeroscale status` or `resume` writes it later,
+        with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the epoch. `is_lost`
+        returns why the allocation no longer belongs to this job, such as a requeue; an empty string if it still does.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())

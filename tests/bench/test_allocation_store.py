@@ -203,7 +203,7 @@ def test_a_job_that_the_store_does_not_have_is_one_line(tmp_path: Path) -> None:
     assert f"file://{tmp_path}/bucket/s: has no job s-1" in done.stderr
 
 
-def test_a_job_that_cannot_begin_says_so_in_its_log(tmp_path: Path) -> None:
+def test_job_that_cannot_start_reports_the_reason_in_its_log(tmp_path: Path) -> None:
     point = requested(*ONE, "data=text", "learning.tokens=4096", "learning.stop_after=2048")
     job = StoredJob(tmp_path, "s-1", [point])
     said = job.end()

@@ -52,7 +52,7 @@ def no_choice(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_threads_of_a_rank_on_a_cpu_do_not_spin_unless_the_user_says_so(no_choice: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_cpu_rank_do_not_spin_by_default(no_choice: pytest.MonkeyPatch) -> None:
     assert choose_openmp_variables("cpu", 1) == {"OMP_NUM_THREADS": str(len(HERE)), "GOMP_SPINCOUNT": "1000"}
     assert choose_openmp_variables("cuda", 1) == {"OMP_NUM_THREADS": str(len(HERE))}
     for name in ("OMP_WAIT_POLICY", "KMP_BLOCKTIME"):

@@ -346,7 +346,7 @@ def test_a_job_pulls_its_own_files_once(url: str, tmp_path: Path) -> None:
     assert sorted(submitter.objects.list()) == ["jobs/s-1/job.json", "jobs/s-1/job.log"]
 
 
-def test_a_claim_that_is_no_claim_is_one_line(tmp_path: Path) -> None:
+def test_invalid_claim_is_refused_in_one_line(tmp_path: Path) -> None:
     study = StudyStore(ObjectStore(f"file://{tmp_path}/bucket/s"), tmp_path / "here")
     study.objects.write("id/0.0/claim.json", b"[]")
     with pytest.raises(UserError, match="not a claim of zeroscale"):

@@ -133,7 +133,7 @@ def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nod
     assert not survivors(pids)
 
 
-def test_an_interrupted_lead_ends_every_node(nodes: Callable[..., Nodes]) -> None:
+def test_interrupted_coordinator_ends_every_node(nodes: Callable[..., Nodes]) -> None:
     run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     run.supervisors[0].send_signal(signal.SIGTERM)

@@ -97,8 +97,8 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the seconds that the points in a study's folder took since `began_at`. Every point must have ended
-    `ok`."""
+    """Return the times of a study whose jobs were submitted at `began_at` (seconds since the epoch): until the last
+    job ended, in allocations, and in steps. Every point must have ended `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

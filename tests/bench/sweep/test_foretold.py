@@ -52,7 +52,7 @@ def test_dry_run_counts_infeasible_points_and_lists_them_on_demand(capsys: pytes
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_a_dry_run_says_how_many_runs_are_left_where_some_have_an_answer(
+def test_dry_run_counts_the_runs_left_if_some_are_answered(
     launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["model=tiny", "engine=ddp,zero2", "machine=cpu", "devices_per_node=2", "measure=smoke", "precision=fp32"]

@@ -54,7 +54,7 @@ def test_submission_waits_for_an_unavailable_controller_when_it_reads_limits(stu
     assert [number for _, number in done.submitted] == ["11", "12"] and done.complete and done.queued == 2
 
 
-def test_each_wait_for_the_controller_is_told_with_the_way_to_stop_it(
+def test_each_wait_for_the_controller_is_printed_with_a_way_to_stop(
     study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     play(tmp_path, "scontrol", f"if ((number < 3)); then echo '{AWAY}' >&2; exit 1; fi")
