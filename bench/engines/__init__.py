@@ -98,9 +98,9 @@ class OptionalMembers(Protocol):
         ...
 
     def list_weights(self, only_trained: bool = False) -> "Iterator[tuple[str, Tensor]]":
-        """Yield every parameter of the model by name, whole and in the run's precision, and every stored buffer
-        (`list_buffers`), or only the trained parameters. An engine that partitions weights has one parameter whole at a
-        time. Collective."""
+        """Yield the name and value of every parameter, whole and in the run's precision, and of every stored buffer
+        (`list_buffers`). With `only_trained`, yield only the trained parameters. An engine that partitions weights has
+        only one parameter whole at a time. Collective."""
         ...
 
     def idle_s(self) -> float:
@@ -151,12 +151,14 @@ def check_members(engine: object, spec: RunSpec) -> None:
 
 
 def load(backend: str) -> EnginePlugin:
-    """Return the plug-in of the engine `backend`, without its builder. Raise UserError if no engine has this name."""
+    """Return the plug-in of the engine `backend`: its options, checks and facts, but not the code that needs torch.
+    Raise UserError if no engine has this name."""
     return plugins.load(plugins.ENGINE, backend)
 
 
 def load_builder(backend: str) -> EngineBuilder:
-    """Return the builder of the engine `backend`. Raise UserError if no engine has this name."""
+    """Return the module that builds the engine `backend`, which imports torch. Raise UserError if no engine has this
+    name."""
     return plugins.load(plugins.ENGINE_BUILDER, backend)
 
 
@@ -171,7 +173,8 @@ def _decode_cached(kind: type[BaseModel], plain: str) -> BaseModel:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts of the engine that the spec names. Raise UserError if there is no engine of that name."""
+    """Return the facts about the engine that the spec names: what it supports, and functions that predict its costs.
+    Raise UserError if there is no engine of that name."""
     return load(spec.engine.backend).facts(spec)
 
 
@@ -187,8 +190,8 @@ def check_layout(spec: RunSpec) -> None:
 
 
 def check_adapter(spec: RunSpec) -> None:
-    """Raise UserError if the spec has adapters or frozen parts that its engine does not support, or if the pattern for
-    frozen parts is not a regular expression."""
+    """Raise UserError if the spec has adapters or frozen parameters that its engine does not support, or if
+    `adapter.frozen` is not a regular expression."""
     adapter = spec.adapter
     try:
         re.compile(adapter.frozen)

@@ -66,8 +66,8 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
 
 
 def _configure(spec: RunSpec) -> dict[str, Any]:
-    """Return DeepSpeed's config. With offload to NVMe, its files are in a folder of this run. Raise UserError if they
-    cannot be written there."""
+    """Return DeepSpeed's config. With offload to NVMe, the offloaded files are in a folder of this run. Raise UserError
+    if files cannot be written there."""
     config = build_deepspeed_config(decode_options(spec), spec)
     for name in ("offload_param", "offload_optimizer"):
         tier = config["zero_optimization"].get(name, {})

@@ -164,7 +164,8 @@ WRITTEN_OUT = frozenset({
 """Options without a default. A spec must set each of them at the stages where the option has an effect."""
 
 FITTED_TO_MODEL = ("reduce_bucket_size",)
-"""Options of a preset that are sizes in elements. Each is lowered to the number of parameters of a smaller model.
+"""Options of a preset that are sizes in elements. If the model has fewer parameters than such a size, the option is
+lowered to the number of parameters.
 
 DeepSpeed allocates the full size of a bucket. Without this limit, 50,000,000 elements would dominate the memory of a
 tiny model.

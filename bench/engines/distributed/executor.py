@@ -1,4 +1,4 @@
-"""Module with the pipeline stages of one rank, and the executor of the rank's actions in a schedule.
+"""Torch module with the pipeline stages of one rank, and the executor that runs the rank's actions of a schedule.
 
 Autograd computes the passes; isend and irecv transfer their results. A receive buffer lives from its receive to the
 backward of its pass. The output of a stage is freed once it is sent; only its gradient edge keeps the autograd graph.
@@ -41,8 +41,8 @@ class RankStages(Module):
         self, stages: Mapping[int, Module], shapes: Shapes, shared: Mapping[str, Sequence[int]],
         among: TensorRanks | None,
     ) -> None:  # fmt: skip
-        """Arguments: `shared` has the name of each parameter that several stages share, and the numbers of these
-        stages. `among` are the ranks that share each matrix with this rank."""
+        """Arguments: `shared` maps the name of each parameter that several stages share to the numbers of these stages.
+        `among` are the tensor-parallel ranks that share each matrix with this rank; None if matrices are whole."""
         super().__init__()
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
@@ -84,7 +84,8 @@ def build_stages(
     spec: RunSpec, rank: int, family: DividedFamilyBuilder, engine: EngineBuilder, network: Stacks,
     parts: Sequence[Part],
 ) -> RankStages:  # fmt: skip
-    """Return the stages of a rank, uninitialised. `parts` are the parts of the model, one per stage. Collective."""
+    """Return the stages of a rank with uninitialised weights. `parts` are the parts of the model, one per stage.
+    Collective."""
     among = join_tensor_ranks(spec, rank)
     sliced = {} if among is None else {"among": among}
     stages = {
@@ -212,14 +213,14 @@ class ScheduleExecutor:
         return losses
 
     def read_times_s(self) -> tuple[float, float]:
-        """Return two times of the last step in seconds. The first is the time from its first to its last action. The
-        second is the part of it that this rank waited for neighbours."""
+        """Return two times of the last step in seconds: the time from its first to its last action, and how much of
+        this time the rank waited for neighbours."""
         read_s = self._neighbours.read_s
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 
     def list_passes(self) -> list[tuple[Action, float, float]]:
-        """Return the forward and backward passes of the last step in execution order, with begin and end. Both are in
-        seconds after the begin of the step. A pass begins when its input has arrived."""
+        """Return the forward and backward passes of the last step in execution order, with their start and end. Both
+        times are in seconds since the start of the step. A pass starts when its input has arrived."""
         read_s, start = self._neighbours.read_s, self._ran[0] if self._ran else None
         return [(action, read_s(start, begin), read_s(start, end)) for action, begin, end in self._passes]
 

@@ -39,7 +39,7 @@ class FlatLayout(NamedTuple):
         return cls(tuple(spans), slice(rank * size // ranks, (rank + 1) * size // ranks), size)
 
     def list_own(self, chosen: Collection[int]) -> list[slice]:
-        """Return the slices of this rank's partition that belong to the chosen parameters, counted from the begin of
+        """Return the slices of this rank's partition that belong to the chosen parameters, counted from the start of
         the partition. `chosen` has the indices of these parameters."""
         begin = self.own.start
         cut = (
@@ -84,9 +84,10 @@ class WholeParameters:
         """Arguments:
 
         `group` has the ranks with copies of these parameters. `counted` has the indices of the parameters that count in
-        the gradient norm on this rank; a parameter on several stages counts on one of them. `among` are the ranks that
-        share each matrix. `holders` are all ranks of one copy that share these parameters. Each of them has only the
-        gradient of its own use, so their gradients are summed.
+        the gradient norm on this rank; a parameter on several stages counts on one of them. `among` are the
+        tensor-parallel ranks that share each matrix; None if matrices are whole. `holders` are the ranks of one model
+        copy whose stages share these parameters, such as a tied embedding; None if no other rank has them. Each holder
+        computes only the gradient of its own use, so the gradients of all holders are summed.
         """
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
@@ -185,7 +186,7 @@ class GatheredParameters:
 
 
 class DividedUpdate:
-    """AdamW in fp32 on the master weights of this rank's partitions of all parameters."""
+    """AdamW update in fp32 of this rank's partitions of all parameters."""
 
     def __init__(self, parts: Sequence[DividedParameters], optimizer: OptimizerSpec) -> None:
         self._parts = list(parts)

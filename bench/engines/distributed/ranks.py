@@ -1,9 +1,9 @@
-"""Functions for the ranks of all engines: weights of micro-batches, evaluation, and the files of each rank's random
+"""Functions that several engines call on each rank: weights of micro-batches, evaluation, and saving of the random
 state.
 
-If the spec asks for it, the loss of a step is the mean over all its target tokens. This mean does not depend on how
-samples are divided into micro-batches and ranks. The mean of the losses of micro-batches does depend on it, if samples
-have different numbers of target tokens.
+With loss_mean=tokens, the loss of a step is the mean over all its target tokens. This mean does not depend on how
+samples are divided into micro-batches and ranks. With loss_mean=micro_batches, the loss is the mean over the losses of
+the micro-batches. It depends on the division if samples have different numbers of target tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -104,14 +104,15 @@ def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
-    """Return the passes of a rank: first some forwards, then forwards and backwards in turn. There are just enough
-    first forwards for the first backward to have its gradient in time."""
+    """Return the passes of a rank: some forwards, then forwards and backwards in turn, then the remaining backwards.
+    The number of first forwards is just large enough that the gradient for the first backward arrives in time."""
     ranks, chunks, micro_batches = size
     total, following = micro_batches * chunks, ranks - rank - 1  # ranks after this one
 
     def locate(count: int, *, forward: bool) -> tuple[int, int]:
-        """Return the stage and the micro-batch of the rank's pass number `count`. Micro-batches come in groups of as
-        many as there are ranks. Each group goes through all stages of the rank before the next group does."""
+        """Return the stage and the micro-batch of the rank's pass number `count`. Micro-batches are processed in
+        groups. A group has one micro-batch for each rank, and goes through all stages of the rank before the next group
+        starts."""
         if chunks == 1:
             return rank, count
         group, place = divmod(count, ranks * chunks)
@@ -151,8 +152,8 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the computation with sends and receives added. Each send follows its pass. If all passes take equally
-    long, the receiver reaches its receive when the sender reaches the send.
+    """Return the lists of passes in `computation` with sends and receives added. Each send follows its pass. If all
+    passes take equally long, the receiver reaches its receive when the sender reaches the send.
 
     All lists follow one global order of actions. Two transfers therefore have the same order on both of their ranks,
     and there is no deadlock, even if both ends of a transfer wait for each other.
@@ -189,11 +190,11 @@ def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSi
 
 
 def add_gathers(order: Order, ahead: int = 1) -> Order:
-    """Return the actions of a rank, with the gathers, releases and reductions of its stages added.
+    """Return the actions of a rank (`order`) with the gathers, releases and reductions of its stages added.
 
     The weights of a stage are whole while it computes. Meanwhile, the weights of the `ahead` stages that compute next
-    are gathered. Weights that are whole and needed next are not released. All weights are released at the end of the
-    step. The gradients of a stage are reduced after its last backward.
+    are gathered. Whole weights that one of these stages needs are not released. All weights are released at the end of
+    the step. The gradients of a stage are reduced after its last backward.
     """
     stages = [action.stage for action in order if action.computes]
     last = {action.stage: action for action in order if action.kind == "backward"}

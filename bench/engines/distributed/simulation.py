@@ -1,9 +1,9 @@
 """Simulation of a pipeline schedule: the end time of each pass, and the data that a rank holds during each of its
 actions.
 
-A rank holds inputs of passes until their backward, activations and gradients that wait to be used or sent, stages
-with whole weights, and stages with whole gradients. Lifetimes are those of the executor: an input lives until the
-backward of its pass, and a result until it is sent.
+Four kinds of data are counted: inputs that passes keep for their backward, activations and gradients that wait to be
+used or sent, whole weights of stages, and whole gradients of stages. Lifetimes are as in the module `executor`: an
+input lives until the backward of its pass, and a result until it is sent.
 """
 
 from collections import deque
@@ -51,8 +51,8 @@ def link_passes(schedule: Sequence[Order], size: PipelineSize) -> tuple[LinkedPa
 def simulate_passes(
     passes: Sequence[LinkedPass], size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[float]:
-    """Return the end time of each pass in seconds. `forward_s` and `backward_s` have the seconds of each stage for one
-    micro-batch."""
+    """Return the end time of each of `passes` in seconds. `forward_s` and `backward_s` have the seconds that each stage
+    takes for one micro-batch. `hop` gives the seconds of a transfer between two ranks."""
     ends_s, free_s, ranks = list[float](), [0.0] * size.ranks, size.ranks
     # states come from the previous rank, gradients from the next one; a stage's neighbours may be on its own rank
     coming_s = [hop((rank - 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
@@ -67,8 +67,8 @@ def simulate_passes(
 
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
-    """Return the moments at which a rank can hold the most data. For each stage and kind of action, a moment is dropped
-    if another moment holds at least as much of every kind of data."""
+    """Return the moments (passes and reductions) at which a rank can hold the most data. A moment is dropped if another
+    moment of the same stage and kind of action holds at least as much of every kind of data."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)

@@ -1,10 +1,11 @@
 """Tensor parallelism with plain slices: every rank keeps some rows or columns of a matrix. A region is a group of
-layers, such as attention or feed-forward, that computes partial results; they are summed at its end (arXiv 1909.08053).
-Sequence parallelism also divides the tokens between regions among the ranks (arXiv 2205.05198).
+layers, such as attention or feed-forward, in which each rank computes a partial result. The partial results are summed
+at the end of the region (arXiv 1909.08053). Outside regions, sequence parallelism divides the tokens among the ranks
+(arXiv 2205.05198).
 
-A region begins with `enter` and ends with `leave`. Matrices at its begin are sliced by rows of torch's weight, and
-matrices at its end by columns, so nothing is exchanged within the region. Embedding and cross-entropy divide the
-vocabulary among the tensor-parallel ranks (arXiv 1909.08053, section 3). No rank has the logits of the whole
+A region begins with `enter` and ends with `leave`. Its first matrices are sliced by rows of torch's weight, and its
+last matrix is sliced by columns, so the ranks exchange nothing within the region. Embedding and cross-entropy divide
+the vocabulary among the tensor-parallel ranks (arXiv 1909.08053, section 3). No rank has the logits of the whole
 vocabulary.
 """
 
@@ -36,14 +37,15 @@ class TensorRanks(NamedTuple):
     sequence: bool  # True if states outside regions are divided by tokens (sequence parallelism)
 
     def enter(self, states: Tensor) -> Tensor:
-        """Return the states of all tokens at the begin of a region."""
+        """Return the states of all tokens, as the layers of a region need them. With sequence parallelism, they are
+        gathered from all ranks."""
         # backward is the adjoint of forward: reduce-scatter for a gather, all-reduce for the identity
         exchanges = (_gather, _sum_scattered) if self.sequence else (_keep, _sum)
         return _Boundary.apply(states, self, *exchanges)  # type: ignore[no-any-return]
 
     def leave(self, partial: Tensor) -> Tensor:
-        """Return the results of a region summed over all ranks; with sequence parallelism, only those of this rank's
-        tokens."""
+        """Return the sum over all ranks of their partial results at the end of a region. With sequence parallelism,
+        return only the sum for this rank's tokens."""
         exchanges = (_sum_scattered, _gather) if self.sequence else (_sum, _keep)
         return _Boundary.apply(partial, self, *exchanges)  # type: ignore[no-any-return]
 
@@ -53,14 +55,14 @@ class TensorRanks(NamedTuple):
         return tokens.chunk(self.ranks, -1)[self.rank] if self.sequence else tokens
 
     def count_all_tokens(self, states: Tensor) -> int:
-        """Return the number of tokens on all ranks together. `states` has only this rank's tokens with sequence
-        parallelism."""
+        """Return the number of tokens on all ranks together. With sequence parallelism, `states` has only this rank's
+        tokens."""
         return states.shape[TOKENS] * (self.ranks if self.sequence else 1)
 
 
 def join_tensor_ranks(spec: RunSpec, rank: int) -> TensorRanks | None:
-    """Return the group of tensor-parallel ranks that contains `rank`. Return None if matrices are whole. Collective:
-    every rank creates all groups in the same order."""
+    """Return the group of tensor-parallel ranks that contains `rank`. Return None without tensor parallelism.
+    Collective: every rank creates all groups in the same order."""
     ranks = spec.parallel.tensor
     if ranks == 1:
         return None
@@ -73,8 +75,8 @@ Exchange = Callable[[Tensor, "TensorRanks"], Tensor]
 
 
 class _Boundary(torch.autograd.Function):
-    """Autograd function at the begin or end of a region. It exchanges the states in forward, and their gradient in
-    backward."""
+    """Autograd function at the start or end of a region of tensor-parallel layers. Forward exchanges the states among
+    the ranks with `forwards`, and backward exchanges their gradient with `backwards`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, among: TensorRanks, forwards: Exchange, backwards: Exchange) -> Tensor:
@@ -118,8 +120,8 @@ def _sum_scattered(partial: Tensor, among: TensorRanks) -> Tensor:
 
 
 class SummedLinear(Module):
-    """Linear layer at the end of a region. Its weight is sliced by columns. Its bias is whole, and is added once, after
-    the sum over ranks."""
+    """Last linear layer of a region of tensor-parallel layers. Its weight is sliced by columns, so its results are
+    summed over the ranks. Its bias is whole, and is added once, after the sum."""
 
     bias: Parameter | None
 
@@ -152,8 +154,8 @@ class Slice(NamedTuple):
 
 
 def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Keep only this rank's slice of the weights of some modules. `dimensions` maps the last word of a module's name to
-    the dimension that is sliced.
+    """Replace the weights of some modules by parameters with the shape of this rank's slice. `dimensions` maps the last
+    word of a module's name to the dimension that is sliced.
 
     A bias is sliced only if its weight is sliced by rows. Weights must still be on the meta device, and each sliced
     dimension must be a multiple of the number of ranks.
@@ -182,8 +184,8 @@ def find_slice(parameter: Tensor) -> Slice | None:
 
 @contextmanager
 def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Return a context in which sliced parameters are whole, with undefined content. When it ends, each parameter keeps
-    only its slice of the content."""
+    """Return a context in which sliced parameters are whole, with undefined content. When the context ends, each
+    parameter keeps only this rank's slice of the content."""
     parts = [(parameter, part, parameter.data) for parameter in parameters if (part := find_slice(parameter))]
     for parameter, part, own in parts:
         parameter.data = own.new_empty(part.size_of_whole(own))
@@ -197,7 +199,7 @@ def make_whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 class UnslicedGradients:
     """Gradients of parameters that every tensor-parallel rank has whole. With sequence parallelism, each rank computes
-    them from its own tokens only, so they must be summed."""
+    these gradients from its own tokens only, so they must be summed over the ranks."""
 
     def __init__(self, parameters: Sequence[Parameter], among: TensorRanks | None) -> None:
         summed = among is not None and among.sequence
@@ -205,7 +207,8 @@ class UnslicedGradients:
         self._among = among
 
     def reduce(self) -> None:
-        """Sum the gradients over the tensor-parallel ranks in one collective."""
+        """Sum the gradients over the tensor-parallel ranks in one collective; do nothing without sequence
+        parallelism."""
         gradients = [parameter.grad for parameter in self._whole if parameter.grad is not None]
         if not gradients or self._among is None:
             return
@@ -261,8 +264,8 @@ def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Te
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy with two exchanges. The first has the largest logit of each token. The second has, for each token,
-    the sum of exponentials and the logit of the label."""
+    """Cross-entropy over a vocabulary that is divided among ranks, with two all-reduces. The first finds the largest
+    logit of each token. The second sums, for each token, the exponentials of all logits and the logit of the label."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:

@@ -44,7 +44,8 @@ NORM_BYTES = 4
 
 
 class Sizes(NamedTuple):
-    """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter."""
+    """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter. A segment is
+    an embedding, a sub-layer or another piece of the model, in forward order."""
 
     root: int  # elements of parameters outside blocks
     blocks: Array  # (blocks,): elements of each block in the order of forward
@@ -150,9 +151,9 @@ class FsdpMemory(NamedTuple):
         return 0
 
     def initialisation(self, discarded: int) -> Terms:
-        """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its values are drawn.
-        The largest tensor, the head, is drawn when the partitions of all others exist. Afterwards all partitions are
-        cast to fp32, one after the other."""
+        """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its random values are
+        drawn. The largest tensor, the head, is drawn when the partitions of all other tensors exist. Afterwards all
+        partitions of trained weights are cast to fp32, one after the other."""
         run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -220,8 +221,8 @@ def _keep(run: FsdpRun) -> Array:
 
 
 def _cast(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a rank's partition of trained weights after the cast below fp32. A unit is gathered from this
-    cast copy."""
+    """Return the bytes of the copy of a rank's trained weights in the run's precision, from which a unit is gathered.
+    Return 0 in fp32 or on a single rank, where there is no copy."""
     return run.width * elements // run.ranks * (run.width < FULL and run.ranks > 1)
 
 
@@ -239,8 +240,9 @@ def _count_earlier_gradients(run: FsdpRun) -> int:
 
 
 def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
-    """Return the bytes of gradients that are not reduced yet in the backward of each segment of the model,
-    (segments,). They are the gradients so far of the segment's block, and of parameters outside blocks."""
+    """Return the bytes of gradients that are not reduced yet in the backward of each segment of the model, (segments,).
+    They are the gradients that this backward pass has computed so far for the segment's block and for parameters
+    outside blocks."""
     outside = np.where(run.sizes.of == OUTSIDE, work.parameters, 0)
     fresh = np.cumsum(outside[::-1])[::-1]
     for block in range(len(run.sizes.blocks)):
@@ -253,8 +255,8 @@ def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
 
 
 def _count_other_gradients(run: FsdpRun) -> Array:
-    """Return the bytes of two kinds of gradients in the backward of each segment of the model, (segments,): those
-    that this micro-step has already reduced, and those that earlier micro-steps left."""
+    """Return the bytes of two kinds of gradients in the backward of each segment of the model, (segments,): gradients
+    that this micro-step has already reduced, and gradients that earlier micro-steps left."""
     until, parts = run.sizes.until, run.sizes.trained_blocks // run.ranks
     done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # elements in blocks whose backward is over
     left = done * (not run.offloaded)
@@ -269,8 +271,8 @@ def _count_other_gradients(run: FsdpRun) -> Array:
 
 
 def _reduce(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a reduction in addition to its gradients. They are its input (a copy of the gradients, which
-    are then freed), gloo's copy of the input, the output, and the output in fp32."""
+    """Return the peak bytes of a reduction in addition to the gradients that it reduces. It first copies the gradients
+    to its input. Then it frees them, and allocates gloo's copy of the input, the output, and the output in fp32."""
     copied = run.reduced * elements
     output = run.reduced + (FULL if run.reduced < FULL else 0)
     gone = (run.reduced if run.accumulates_whole else run.width) * elements

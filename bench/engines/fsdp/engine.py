@@ -273,7 +273,8 @@ class FullyShardedEngine:
         return self._update.steps
 
     def _get_state(self) -> dict[str, Any]:
-        """Return the state of the model, and of the optimizer unless each rank writes its own."""
+        """Return the state of the model and of the optimizer. The optimizer's state is omitted if each rank writes it
+        to its own file."""
         if self._update.has_plain_state:
             return {"model": get_model_state_dict(self._module, options=_SAVED)}
         model, state = get_state_dict(self._module, self._update.optimizer, options=_SAVED)
@@ -350,8 +351,8 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter with this rank's rows in its dtype. FSDP initialises lazily, and then uses
-    them."""
+    """Fill each partitioned parameter with this rank's rows in its dtype. FSDP reads these rows later, when it
+    initialises itself in the first forward pass."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

@@ -50,8 +50,8 @@ In 300 random schedules, step times were exact if all stages were equal. If one 
 another, they were within 1 % of a simulation of the whole schedule.
 """
 FILLED = 3
-"""Number of groups of micro-batches after which no rank keeps more activations. Holds for schedules whose backwards
-begin as early as possible."""
+"""Number of groups of micro-batches after which the activations kept on a rank no longer grow. A group has one
+micro-batch for each rank. Holds for schedules whose backwards begin as early as possible."""
 
 
 class PipelineRun(NamedTuple):
@@ -72,8 +72,8 @@ class PipelineRun(NamedTuple):
 
 
 class FlatTensors(NamedTuple):
-    """Elements of the flat tensors on a rank at one place in the pipeline, padded so that all data-parallel copies
-    have equal partitions."""
+    """Sizes in elements of the flat tensors on a rank at one place in the pipeline, padded so that all data-parallel
+    copies have equal partitions."""
 
     kept: tuple[int, ...]  # whole on every copy: parameters of this place alone, then of each set of places
     gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
@@ -265,8 +265,8 @@ def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transf
 def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the stages that are gathered before the rank's first backward, and those gathered after it, in order. A
-    stage is given by its index among the rank's stages."""
+    """Return two lists of stages whose weights are gathered, in order: before the rank's first backward, and after it.
+    A stage is given by its index among the rank's stages."""
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:
@@ -279,9 +279,10 @@ def _list_gathered(
 def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
-    """Return the all-reduces of gradients over ranks that share parameters. One kind is over places in the pipeline,
-    for the partition that a data-parallel copy updates. The other kind is over tensor-parallel ranks, which have
-    different tokens with sequence parallelism."""
+    """Return the all-reduces of gradients over ranks that share parameters. If several places in the pipeline share
+    parameters, each data-parallel copy sums the gradients of its partition over these places. With sequence
+    parallelism, gradients of parameters that are not sliced are summed over the tensor-parallel ranks, which have
+    different tokens."""
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
     at_once = min(apart, run.devices_per_node)
     for size, places in zip(flat.kept[1:], _count_by_places(run, network, parts, stages), strict=True):
@@ -314,8 +315,8 @@ def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
     """Return a transfer with one collective for each of `sizes` (bytes), over the data-parallel copies of a place in
-    the pipeline. The copies are every `parallel.tensor`-th of neighbouring ranks. The ranks with the other slices of
-    the place communicate at the same time."""
+    the pipeline. The ranks of the copies are `parallel.tensor` apart; the ranks between them have other slices, and
+    communicate at the same time. `alone` is the number of bytes that cannot overlap with computation."""
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
     at_once = min(tensor, run.devices_per_node)
@@ -333,9 +334,9 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass at each place in the pipeline, in seconds. A long schedule is simulated with
-    two smaller numbers of micro-batches. Each further group of micro-batches is assumed to take as long as a group
-    between these two numbers."""
+    """Return the end of the last pass at each place in the pipeline, in seconds. A long schedule is simulated with two
+    smaller numbers of micro-batches. The difference of the two results gives the time of a group of micro-batches, and
+    each group that is not simulated is assumed to take this time."""
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
@@ -357,7 +358,7 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the begin and end of each pass in a simulated schedule. The passes of one place in the pipeline are in
+    """Return the start and end of each pass in a simulated schedule. The passes of one place in the pipeline are in
     execution order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)

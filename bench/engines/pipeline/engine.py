@@ -98,8 +98,8 @@ class PipelineEngine:
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the groups of ranks that share parameters within this data-parallel copy and tensor-parallel slice,
-        by their places in the pipeline. Every rank creates all groups in the same order."""
+        """Return the groups of ranks that share parameters within this data-parallel copy and tensor-parallel slice.
+        The keys are the places in the pipeline that share them. Every rank creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice
@@ -132,8 +132,9 @@ class PipelineEngine:
         return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 
     def idle_s(self) -> float:
-        """Return the seconds that this rank waited for neighbours, plus the difference in seconds between the longest
-        step of all ranks and its own. The two are both ends of the pipeline bubble."""
+        """Return the seconds that this rank waited for neighbours, plus the seconds by which the longest step of any
+        rank exceeds the step of this rank. Together they are the pipeline bubble: waits during the schedule and after
+        it. Return 0 without a pipeline."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0

@@ -12,8 +12,8 @@ from bench.engines.precision import check_unscaled, check_whole
 
 
 class Options(Frozen):
-    """Schedule of the passes in a step, division of the model into stages, and sharding of weights, gradients and
-    optimizer state among data-parallel copies."""
+    """Options of the pipeline engine: the schedule of the passes in a step, the division of the model into stages, and
+    the sharding of weights, gradients and optimizer state among data-parallel copies."""
 
     schedule: ScheduleName = Field(
         description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as possible; interleaved: "

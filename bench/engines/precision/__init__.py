@@ -20,12 +20,14 @@ DRAWN_AT_ONCE = 2**24
 """Number of elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules). A large
 parameter then needs no second whole copy in fp32, which would raise the peak of memory."""
 BLOCK_8BIT, SMALLEST_8BIT = 256, 4096
-"""Elements of a block with its own scale, and of the smallest tensor whose moments have 8 bits, in bitsandbytes."""
+"""Two constants of bitsandbytes, in elements: the size of a block, which has its own scale, and the size of the
+smallest tensor whose moments have 8 bits."""
 TABLES_8BIT = 2 * FULL * 256
-"""Bytes of the tables with the values of 8-bit moments, one for each moment."""
+"""Bytes of the two tables, one for each moment, with the fp32 values for which the 256 codes of an 8-bit moment stand.
+"""
 SCARCE = 2
-"""Largest number of equally large tensors that are not neighbours in the optimizer's list. Examples are embedding and
-head, or the position biases of two stacks."""
+"""Up to this number, tensors of equal size are assumed not to be neighbours in the optimizer's list. Examples are
+embedding and head, or the position biases of two stacks."""
 
 
 class LossScale(Frozen):
@@ -91,8 +93,8 @@ def check_optimizer(spec: RunSpec) -> None:
 
 
 def check_whole(spec: RunSpec, updated: str) -> None:
-    """Raise UserError if the spec sets optimizer.name=adafactor. Engines call this check if a rank does not update
-    whole parameters but `updated`."""
+    """Raise UserError if the spec sets optimizer.name=adafactor. Engines whose ranks do not update whole parameters
+    call this check. `updated` names what a rank has instead, for the message."""
     if spec.optimizer.name == "adafactor":
         rule = f"its sums by row and column need whole matrices, and a rank of engine {spec.engine.name} has {updated}"
         raise UserError("optimizer.name=adafactor", rule, "choose engine=ddp or zero0, or optimizer.name=adamw_8bit")
@@ -136,8 +138,8 @@ def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence
     """Return the bytes of the temporaries of an optimizer's step for tensors of these sizes.
 
     On a GPU torch 2.13's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient
-    while those of the previous tensor are still allocated. The same number of temporaries are live in Adafactor: the
-    squared gradient, its sum with a constant, and the previous tensor's update.
+    while the temporaries of the previous tensor are still allocated. The same number of temporaries are live in
+    Adafactor: the squared gradient, its sum with a constant, and the previous tensor's update.
 
     On a CPU bitsandbytes converts a tensor's moments to fp32, next to a copy of the gradient, a root and a quotient.
     Kernels that update in place have no temporaries.

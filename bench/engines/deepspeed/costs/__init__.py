@@ -248,7 +248,7 @@ def _count_updated_at_once(run: ZeroRun) -> int:
 
 
 def _count_averaged(run: ZeroRun) -> int:
-    """Return the number of averaged gradient elements that stages 1 and 2 keep, on the rank that keeps most.
+    """Return the number of elements of averaged gradients that stages 1 and 2 keep, on the rank that keeps the most.
 
     A tensor that overlaps with the rank's partition counts with its full size. The embedding and the head, the first
     and last tensors, have the largest effect.
@@ -272,8 +272,8 @@ def _count_kept_gradients(run: ZeroRun) -> int:
 
 
 def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
-    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets count from the
-    first gradient on. This rank's averaged gradients count from the first full bucket on.
+    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets are counted from
+    the first gradient on. This rank's averaged gradients are counted from the first full bucket on.
 
     A bucket is reduced between two operations, when their working memory is free. The first bucket is reduced before
     the averaged gradients are allocated.
@@ -350,8 +350,8 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
     """Return the bytes of host memory for one rank's offloaded optimizer: fp32 master weights, AdamW's two moments and
     the fp32 gradient.
 
-    Stages 1 and 2 add the updated weights before their transfer to the device, one tensor's gradient, and gradients of
-    earlier micro-steps. Stage 3 adds its accumulated gradients.
+    At stages 1 and 2, buffers hold the updated weights before their transfer to the device, one tensor's gradient, and
+    gradients of earlier micro-steps. At stage 3, they hold the accumulated gradients.
     """
     pin, away = tier.pin_memory, run.partition - run.on_device
     piece = min(run.options.sub_group_size, away) if run.stage == 3 else away
@@ -383,8 +383,8 @@ def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
 
 
 def _pin(size: int, pin: bool, piece: int | None = None) -> ByteRange:
-    """Return the lower and upper bound of host memory for `size` bytes, allocated in pieces of `piece` bytes. If
-    `piece` is None, there is one piece.
+    """Return the lower and upper bound of host memory for `size` bytes, allocated in pieces of `piece` bytes (None: one
+    piece). Without page-locked memory (`pin`), both bounds are `size`.
 
     torch rounds each page-locked piece up to a power of two unless a setting prevents it (its docs on
     host_memory_stats; https://github.com/pytorch/pytorch/issues/95823 and 150517).

@@ -1,5 +1,5 @@
-"""Replay of the coordinator of ZeRO stage 3, module by module: the weights that it gathers and the gradients that are
-reduced.
+"""Replay of a step of ZeRO stage 3, module by module: the weights that DeepSpeed's coordinator gathers and releases,
+and the gradients that are reduced.
 
 The replay follows DeepSpeed 0.19.8 once its trace of modules is complete: _fetch_sub_module_impl, __params_to_release
 and __release_param of runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of

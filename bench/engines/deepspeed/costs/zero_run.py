@@ -23,7 +23,8 @@ STAGE_0_BUCKET = 500_000_000
 PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 
 NORM_BYTES = {0: 4, 1: 4, 2: 4, 3: 8}
-"""Bytes of the squared gradient norm by stage: fp64 at stage 3, fp32 at the others. All ranks sum it once per step."""
+"""Bytes of the squared gradient norm by stage: fp64 at stage 3, fp32 at the other stages. All ranks sum it once per
+step."""
 OVERFLOW_BYTES = 1
 """Bytes of the flag that reports an infinite gradient on some rank. Stages 1 and 2 exchange it in bf16 and fp16."""
 
@@ -82,8 +83,8 @@ class ZeroRun(NamedTuple):
 
     @property
     def on_device(self) -> int:
-        """Elements of this rank's optimizer state on the device: the whole partition, or the rest that partial offload
-        leaves."""
+        """Elements of this rank's optimizer state that are on the device: the whole partition, or what offload leaves
+        there."""
         tier = self.optimizer_tier
         return self.partition if tier is None else round((1 - tier.ratio) * self.partition)
 
@@ -171,9 +172,9 @@ def _list_replicated(run: ZeroRun) -> list[Transfer]:
 
 
 def _list_partitioned(run: ZeroRun) -> list[Transfer]:
-    """Return the collectives of stage 3. The coordinator gathers weights before they are used in forward. Before
-    backward it gathers only weights that it had released. Gradients are reduce-scattered. Tensors that are never
-    partitioned are gathered after the update.
+    """Return the collectives of stage 3. DeepSpeed's coordinator gathers weights before they are used in forward. For
+    backward it gathers again only the weights that it had released. Gradients are reduce-scattered. Tensors that are
+    never partitioned are gathered after the update.
 
     Gathers overlap with computation, also on a CPU. Reductions of buckets overlap with it only on a GPU with
     overlap_comm.
