@@ -44,7 +44,7 @@ RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failure
 """By hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
 PUBLISHED_RANGE = "OPT-175B to RSC-2"
-"""Names of the published sources with the most and the least frequent failures."""
+"""Range of the published failure rates: the sources with the most frequent and with the least frequent failures."""
 
 RESTART_S = 600.0
 """Default seconds from a failure to the first step of the restarted job. This is an assumption: detection, scheduling,

@@ -17,8 +17,8 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Number of measured runs needed to correct predicted memory. As many runs of one engine are needed to ignore the runs
-of other engines. A single run may have been disturbed."""
+"""Number of measured runs from which on predicted memory is corrected. From the same number of runs of one engine on,
+the runs of other engines are ignored. A single run may have been disturbed."""
 
 
 class PredictedRun(NamedTuple):
@@ -52,8 +52,8 @@ UNCORRECTED = Correction()
 
 
 def compare_with_prediction(record: RunRecord, predicted: PredictedRun | None) -> Neighbour | None:
-    """Return the measured-to-predicted ratios of a run. Return None for a run that failed, was a rehearsal, or had a
-    fault injected (a drill)."""
+    """Return the measured-to-predicted ratios of a run. Return None for a run that failed, was a rehearsal of one rank,
+    had a fault injected (a drill), or has no prediction."""
     observed = record.observations
     if predicted is None or observed is None or observed.drill:
         return None
@@ -93,7 +93,8 @@ def identify_model(model: Mapping[str, Any]) -> str:
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs of a model on a machine. If at least ENOUGH of them used `engine`, return only these."""
+    """Return the runs of a model on a machine. If at least ENOUGH of them used `engine`, return only the runs with this
+    engine."""
     of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
     of_engine = [found for found in of_model if found.engine == engine]
     return of_engine if len(of_engine) >= ENOUGH else of_model
@@ -115,7 +116,7 @@ def compute_correction(known: Sequence[Neighbour]) -> Correction:
 
 
 class TimedPoint(NamedTuple):
-    """Step time of all runs of one configuration, in seconds: the median of their medians, with an interval.
+    """Step time of one configuration in seconds: the median of the median step times of its runs, with an interval.
 
     The interval contains the interval of every run. For a run that is too short for an interval of its median, it
     contains all measured steps.
@@ -160,8 +161,8 @@ def collect_measured(
     """Return the measurements in `records` on `machine` whose model, precision, objective and sequence lengths equal
     those of `like`.
 
-    `predict` returns the step time of a spec in seconds, or None. If a configuration ran in several environments, only
-    runs in the environment of the latest run count.
+    `predict` returns the step time of a spec in seconds, or None. If a configuration ran in several environments
+    (devices and versions of software), only runs in the environment of the latest run count.
     """
     points: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -178,8 +179,8 @@ def collect_measured(
 
 
 def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
-    """Return whether a record measured the same model and workload as `like`, on a machine of the same kind as
-    `machine`."""
+    """Return True if the run of a record measured the same model and workload as `like`, on a machine of the same kind
+    as `machine`. Only complete runs and runs out of memory are comparable."""
     recorded, spec = record.circumstance.machine, record.spec
     device_name = record.environment.classification.device if record.environment else ""
     if recorded.name != machine.name:

@@ -28,11 +28,11 @@ ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2
 scalings, two sums, a tanh and a product."""
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
 """Number of reads and writes of the whole tensor in compiled blocks: for a norm, for a residual sum with its dropout,
-and for softmax with all work on scores. For the last, 2 to 6 are plausible; 4 was chosen together with the constant
-BESIDE of `compute`."""
+and for softmax with all work on scores. For the softmax, values of 2 to 6 are plausible; 4 was chosen together with the
+constant BESIDE of the module `compute`."""
 ADAPTER_PASSES, COMPILED_ADAPTER_PASSES = 5, 3
-"""Number of reads and writes of an adapted matrix's output in a low-rank adapter: it is scaled (2) and added to the
-output of the frozen matrix (3), which compiled blocks do together."""
+"""Number of reads and writes of whole outputs by a low-rank adapter. Its output is scaled (2), then added to the output
+of the frozen matrix (3). Compiled blocks do both in one operation (3)."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
@@ -71,12 +71,12 @@ class PassWork(NamedTuple):
     fused_flops: int = 0  # for a fused attention kernel, which skips the pairs hidden by a causal mask
     batched: Products = ()  # attention's products if scores are written to memory; per sample and head
     dequantised_bytes: int = 0  # quantised weights read and their values written, in forward and again in backward
-    forward_only: int = 0  # of `attention_flops`: of products without a backward
-    forward_only_fused: int = 0  # of `fused_flops`: of kernels without a backward
+    forward_only: int = 0  # share of `attention_flops` in products without a backward
+    forward_only_fused: int = 0  # share of `fused_flops` in kernels without a backward
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written by everything but products."""
+        """Bytes read and written by all work except matrix products."""
         return self.traffic_bytes + self.dequantised_bytes
 
     def plus(self, other: Self) -> Self:
@@ -101,11 +101,11 @@ class PassWork(NamedTuple):
 def compute_backward(forward: PassWork) -> PassWork:
     """Return the work of a backward pass.
 
-    Every product of forward has two products of equal size in backward, for the gradients of its factors. A frozen
-    weight has no gradient, and neither have the tensors before the first trained parameter. A fused attention kernel
-    has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691, section
-    3.1). Element-wise traffic doubles: the gradient of every result is read, and that of every operand is written. The
-    number of operations doubles.
+    Every product of forward has two products of equal size in backward, for the gradients of its two factors. There is
+    no product for the gradient of a frozen weight, or of a tensor before the first trained parameter. A fused attention
+    kernel has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691,
+    section 3.1). Element-wise traffic doubles: the gradient of every result is read, and that of every operand is
+    written. The number of operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
@@ -173,8 +173,8 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
 
 
 def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool, reached: bool) -> PassWork:
-    """Return the work of one block in a forward pass. `reached` says whether backward computes the gradient of its
-    input."""
+    """Return the work of one block in a forward pass. If `whole` is False, its last matrix product is excluded.
+    `reached` says whether backward computes the gradient of the block's input."""
     block, length = PassWork(), load.tokens(stack.tokens)
     for place, part in enumerate(stack.block, 1):
         complete = whole or place < len(stack.block)
@@ -250,8 +250,8 @@ def _count_residual_bytes(network: Stacks, load: Workload, rows: int) -> int:
 def _compute_projections(
     network: Stacks, part: Attention, load: Workload, rows: int, others: int, reached: bool
 ) -> PassWork:
-    """Return the work of the weight matrices of an attention, except for its output projection. `rows` are the tokens
-    of the queries and `others` those of keys and values."""
+    """Return the work of the weight matrices of an attention, except for its output projection. `rows` is the number of
+    tokens that give queries, and `others` the number of tokens that give keys and values."""
     named, far = list_named_matrices(network, part), part.over is not None
     first, *rest = named[:-1]
     found = _compute_matrices(network, load, [first], rows, reached)
@@ -265,7 +265,8 @@ def _compute_matrices(
     """Return the work of weight matrices of equal shape that read the same input, with their adapters. `reached` says
     whether backward computes the gradient of the input.
 
-    If `whole` is False, the last product is excluded: of the matrices, or of an adapter.
+    If `whole` is False, the last product is excluded: the second product of the adapters, or without adapters the
+    product of the matrices.
     """
     (k, n), adapter, number = named[0][1], network.adapter, len(named)
     if adapter is None:

@@ -27,8 +27,9 @@ from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
 class Software(NamedTuple):
     """Class of training software, by how much its kernels are optimized.
 
-    It decides the operations of a block, the host's time to start an operation, and the error of predictions, found on
-    published steps. A calibration on the machine replaces `start_s`, `pace` and `interval`.
+    It decides the operations of a block, the host's time to start an operation, and the error of predictions. The
+    errors come from a comparison with published step times. A calibration on the machine replaces `start_s`, `pace` and
+    `interval`.
     """
 
     name: str = "usual"
@@ -48,7 +49,7 @@ other sources. An operation of a Python module takes the host 10 to 35 µs, depe
 takes 5 µs. No published step here is limited by the host, so the middle of that range is used.
 """
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
-"""Class of Transformers with DeepSpeed, and of software of 2021.
+"""Class of software that is little optimised, such as Hugging Face Transformers with DeepSpeed, and software of 2021.
 
 Its `pace`, a factor on predicted times, is the geometric mean over two sources: DeepSpeed 0.14 on 8 A800, and BLOOM's
 trials of Megatron-DeepSpeed. The host's time per operation was chosen on traces of PyTorch modules
@@ -63,7 +64,8 @@ OWN = USUAL
 
 
 def find_software(name: str) -> Software:
-    """Return the class of software with this name. Raises UserError if there is none."""
+    """Return the class of software with this name, such as `eager` or `fused`, which says how much its kernels are
+    optimised. Raises UserError if there is none."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
@@ -145,7 +147,7 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
-    On a CPU, torch's sdpa writes them with dropout, or if a bias needs a gradient, which a frozen bias does not. With
+    On a CPU, torch's sdpa writes the scores with dropout, or if a bias needs a gradient; a frozen bias needs none. With
     checkpointing, transformers also gives a gradient to the zeros that stand in for a bias.
     """
     if load.attention == "sdpa" and load.device == "cpu":
@@ -164,8 +166,9 @@ class Live(NamedTuple):
 
 
 def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
-    """Return the live operands of an attention. `reached` says whether backward computes the gradient of its input. The
-    output of another stack, which gives keys and values, always has a gradient."""
+    """Return the operands of an attention whose gradients backward computes. `reached` says whether it computes the
+    gradient of the attention's input. The output of another stack, which gives keys and values, always has a gradient.
+    """
     adapter, names = network.adapter, [name for name, _ in list_named_matrices(network, part)[:-1]]
     found = [reached or adapter is None or adapter.adapts(name) for name in names]
     if part.over is not None:
@@ -229,8 +232,8 @@ def _build_error(spec: RunSpec, missing: str) -> NoPrediction:
 
 @functools.lru_cache(maxsize=1024)  # engines' own caches use this value as a key
 def get_model_sizes(network: Stacks) -> ModelSizes:
-    """Return the sizes of a network for the engines. The same object is returned at every call, so that engines can
-    cache by it."""
+    """Return the sizes of a network as engines need them. Equal networks give the same object, which engines use as a
+    key of their caches."""
     return ModelSizes(
         tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network),
         tuple(list_frozen(network)),

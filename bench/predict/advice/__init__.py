@@ -21,8 +21,8 @@ Kind = TypeVar("Kind")
 Point = TypeVar("Point")
 
 CLOSE = 0.05
-"""Share of the time per token (or device-seconds per token) within which two configurations count as equal. The best
-predictions have errors of this size on average (results/predictions, step times)."""
+"""Relative difference in time per token (or device-seconds per token) up to which two configurations count as equal.
+The best predictions have errors of this size on average (results/predictions, step times)."""
 
 
 Best = Literal["shortest", "cheapest"]
@@ -84,14 +84,14 @@ class AdviceQuestion(NamedTuple):
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
-        """Return the hours of the whole training if a step takes `step_s` seconds. Time lost to expected failures is
-        included."""
+        """Return the hours of the whole training if a step takes `step_s` seconds; None if its length is unknown. Time
+        lost to expected failures is included."""
         goodput = self.predict_goodput(choice)
         return self._compute_hours(choice, step_s, goodput.share if goodput else 1.0)
 
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
-        """Return the hours of the whole training with an interval. The interval covers the error of the step time and
-        the range of published failure rates."""
+        """Return the hours of the whole training with an interval; None if its length is unknown. The interval covers
+        the error of the step time and the range of published failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
         # the fast end of the interval has the lowest failure rate
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
@@ -129,8 +129,8 @@ class AdviceQuestion(NamedTuple):
         yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
 
     def compute_costs(self, choice: Choice) -> tuple[float, float]:
-        """Return the time and the cost of a useful token: seconds and device-seconds. Repeated tokens and the extra
-        tokens of a large batch are included in both."""
+        """Return the time (seconds) and the cost (device-seconds) per useful token. Both include the work on tokens
+        that are repeated after failures, and on the extra tokens that a large batch needs."""
         weight, step_s = self.compute_weight(choice), choice.estimate.step_s
         time_s, cost = (weight * compute_price(choice, step_s, per_device=each) for each in (False, True))
         return time_s, cost
@@ -148,13 +148,13 @@ class Advice(NamedTuple):
     adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return True if the winner is better than `rival` at every end of the prediction errors."""
+        """Return True if the winner is better than `rival` at the low and the high end of every prediction error."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
     def compute_extra_share(self, rival: Choice) -> float:
-        """Return the extra time (or cost) per token of `rival`, as a share of the winner's. Negative if `rival` is
-        predicted to be better."""
+        """Return the extra time (or cost) per token of `rival`, as a share of the time (or cost) of the winner.
+        Negative if `rival` is predicted to be better."""
         more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
         weight = self._compare_weights(rival)
         return more if weight == 1 else (1 + more) * weight - 1
@@ -172,7 +172,8 @@ class Advice(NamedTuple):
 
     @property
     def ties(self) -> list[Choice]:
-        """Rivals whose difference from the winner is within the prediction error."""
+        """Rivals with the same doubt as the winner (`rate_doubt`) whose difference from the winner is within the
+        prediction error."""
         doubt = rate_doubt(self.winner, self.question)
         sound = [rival for rival in self.rivals if rate_doubt(rival, self.question) == doubt]
         return [rival for rival in sound if not self.is_distinct(rival)]
@@ -227,10 +228,10 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raises
     ValueError if `choices` is empty.
 
-    Choices are ordered by their time (or cost) per token at the slow end of their own error. Of two choices with equal
-    predictions, the more certain choice comes first, such as the lower ZeRO stage or the measured configuration. Among
-    choices within CLOSE of the first, the winner has the fewest nodes. Of several with as few nodes, a measured choice
-    wins, then the largest micro-batch.
+    Choices are ordered by their doubt (`rate_doubt`), then by their time (or cost) per token at the slow end of their
+    own error. So of two choices with equal predictions, the more certain choice comes first, such as a measured
+    configuration. The winner is one of the choices with the least doubt that are within CLOSE of the first. The first
+    rule that separates them decides: fewer nodes, measured, weights without quantisation, larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -266,8 +267,8 @@ def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the choice with the fewest nodes among the choices within CLOSE of the fastest, without quantised weights
-    if there is such a choice."""
+    """Return the best of the choices whose time (or cost) is within CLOSE of the lowest. The first rule that separates
+    them decides: fewer nodes, measured, weights without quantisation, larger micro-batch."""
     least_s = min(one.order[1] for one in ranked)
 
     def order(one: _RankedChoice) -> tuple[int, bool, bool, int]:

@@ -1,5 +1,5 @@
-"""Candidate configurations for the advice, as far as they fit into memory. They differ in engine, nodes, layout of the
-ranks, micro-batch, accumulation and activation checkpointing."""
+"""Search for candidates for the advice: configurations that fit into memory. They differ in engine, nodes, layout of
+the ranks, micro-batch, accumulation and activation checkpointing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,8 +14,8 @@ STAGES = (1, 2, 4)
 """Stages per rank that the search tries for pipelines of several ranks. On a pipeline of one rank it tries one stage,
 and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
-"""Largest number of ranks per model copy that is searched, as a multiple of the ranks of the smallest copy that fits.
-In a larger copy, each rank computes a smaller portion and waits longer. Layouts that the user names are not limited."""
+"""Limit of the search: a model copy may have at most this many times the ranks of the smallest copy that fits. In a
+larger copy, each rank computes a smaller portion and waits longer. Layouts that the user names are not limited."""
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. Larger
 micro-batches and more model copies have the same effect as more accumulation, and the search tries them."""
@@ -88,8 +88,9 @@ class CandidateSearch(NamedTuple):
 
 
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return the layouts of `spec` that its engine supports, those with the fewest ranks per model copy first. For an
-    engine that supports no layouts, return only the layout of `spec`."""
+    """Return the layouts of `spec` that its engine supports (tensor-parallel ranks, pipeline ranks, stages per rank).
+    Layouts with the fewest ranks per model copy come first. For an engine that supports no layouts, return only the
+    layout of `spec`."""
     able = engines.facts(spec).layouts
     if not {"tensor", "pipeline"} & able:
         return [spec.parallel]

@@ -1,13 +1,14 @@
 """Candidates with the time of their step, and the comparison of two candidates.
 
-A step's time is measured if such a run exists. Otherwise it is predicted, and corrected by runs of neighbouring
-configurations. All candidates of a question run on the same machine. So they share two errors: that of the machine's
-rates, and that of the overlap of communication with compute. A candidate is surely faster if it is faster at both ends
-of both errors, with the same error applied to both candidates.
+A candidate is a configuration that fits into memory. Its step time is measured if a run of the configuration exists.
+Otherwise it is predicted, and corrected by runs of neighbouring configurations. All candidates of a question run on the
+same machine. So they share two errors: the error of the machine's rates, and the error of the overlap of communication
+with compute. One candidate is surely faster than another if it is faster at the low and the high end of both errors,
+with the same errors applied to both candidates.
 
 If two candidates have the same engine, layout, micro-batch and checkpointing, they have no other error. Otherwise each
-candidate also has an error of its own, as large as the error of a rehearsal. This error is larger for an engine with
-work on the host, which no calibrated rate includes.
+candidate also has an error of its own, as large as the error of predictions from a rehearsal (REHEARSED). This error is
+larger for an engine with work on the host, which no calibrated rate includes.
 """
 
 import itertools
@@ -49,12 +50,12 @@ class Choice(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Best estimate of the step time over its prediction."""
+        """Ratio of the best estimate of the step time to its prediction."""
         return self.estimate.step_s / self.time.step_s
 
     @property
     def computing_s(self) -> float:
-        """Predicted seconds of a step that are computing, so depend on the machine's calibrated or published rates."""
+        """Predicted seconds of computing in a step. They depend on the machine's calibrated or published rates."""
         return sum(seconds for name, seconds in self.time.parts.items() if name in COMPUTING)
 
     @property
@@ -113,8 +114,9 @@ def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
 
 
 def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
-    """Return whether `a` takes less time per token than `b` at every end of the errors; with `per_device`, less device
-    time. `weight` is the number of tokens that the training needs with `b` over the number with `a`."""
+    """Return True if `a` takes less time per token than `b` (with `per_device`, fewer device-seconds) at the low and
+    the high end of every error. `weight` is the number of tokens that the training needs with `b`, divided by the
+    number that it needs with `a`."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
         return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
@@ -127,8 +129,8 @@ def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 
 
 
 def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
-    """Return the time per token (or device time) of `choice` at the slow end of its own error, without the shared
-    error."""
+    """Return the seconds per token of `choice` (with `per_device`, device-seconds) at the slow end of its own error.
+    The error that all candidates share is excluded."""
     if choice.estimate.evidence != "predicted":
         return compute_price(choice, choice.estimate.high_s, per_device=per_device)
     own = CALIBRATED[1] if choice.has_host_work else REHEARSED[1]
@@ -136,8 +138,8 @@ def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
 
 
 def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
-    """Return the smallest and largest ratio of true to predicted computing time that `choice` may have without `other`
-    having it too.
+    """Return the smallest and largest ratio of true to predicted computing time that `choice` may have because of
+    errors that `other` does not share.
 
     CALIBRATED is the range over all engines. Its high end comes from ZeRO's stage 3, which works on the host. The other
     engines differed from each other by no more than the error of a rehearsal.
@@ -154,14 +156,16 @@ def _list_portions(choice: Choice) -> tuple[object, ...]:
 
 
 def compute_extra_share(a: Choice, b: Choice, *, per_device: bool) -> float:
-    """Return the extra time per token (or device time) of `b`, as a share of the time of `a`."""
+    """Return the extra time per token of `b` (with `per_device`, device-seconds) as a share of the time of `a`. It is
+    negative if `b` takes less."""
     prices = [compute_price(one, one.estimate.step_s, per_device=per_device) for one in (a, b)]
     return prices[1] / prices[0] - 1
 
 
 def explain_difference(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
-    """Return the parts of a step in which `b` takes longer per token (or more device time), largest first. Values are
-    shares of the whole step of `a`."""
+    """Return the parts of a step, such as `backward`, in which `b` takes longer per token than `a`, with the extra time
+    as a share of the whole step of `a`, largest first. With `per_device`, device-seconds are compared. Shares below
+    SHOWN are omitted."""
     whole = compute_price(a, a.estimate.step_s, per_device=per_device)
     ours, theirs = (
         {name: compute_price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}

@@ -1,4 +1,5 @@
-"""Predicted memory of one rank by phase and term, the largest micro-batch that fits, and the memory of a node's host.
+"""Predicted memory of one rank by phase (such as forward) and term (such as activations), the largest micro-batch that
+fits, and the host memory of a node.
 
 Tensor bytes follow from the allocations of torch and transformers and from the facts that each engine declares. Nothing
 here is fitted to a measurement. Other memory of a process is a named constant below with a low and a high value; their
@@ -49,7 +50,7 @@ def _compare_with_room(low: int, high: int, room: int) -> bool | None:
 
 
 class MemoryPhase(NamedTuple):
-    """Bytes at the peak of one phase of a run, such as `forward`, by term."""
+    """Bytes at the peak of one phase of a run, such as `forward`, by term (kind of memory, such as activations)."""
 
     name: str
     terms: Terms
@@ -85,8 +86,8 @@ class MemoryPrediction(NamedTuple):
         return low, high
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Return whether the rank fits into `memory_bytes` of device memory; None if the uncertainty is too large to
-        decide."""
+        """Return True if the rank surely fits into `memory_bytes` of device memory and False if it surely does not;
+        None if the prediction is too uncertain to decide."""
         return _compare_with_room(*self.device, memory_bytes)
 
 
@@ -229,7 +230,7 @@ def format_gigabytes(size_bytes: float) -> str:
 
 
 class HostMemory(NamedTuple):
-    """Host memory that all ranks of one node need, by term: low and high bytes of each term."""
+    """Host memory that all ranks of one node need: low and high bytes of each term (such as processes)."""
 
     terms: dict[str, ByteRange]
 
@@ -242,8 +243,8 @@ class HostMemory(NamedTuple):
         return sum(high for _, high in self.terms.values())
 
     def fits(self, memory_bytes: int) -> bool | None:
-        """Return whether the ranks fit into `memory_bytes` of host memory; None if the uncertainty is too large to
-        decide."""
+        """Return True if the ranks surely fit into `memory_bytes` of host memory and False if they surely do not; None
+        if the prediction is too uncertain to decide."""
         return _compare_with_room(self.low, self.high, memory_bytes)
 
 

@@ -21,8 +21,8 @@ FUSED_QUERIES = 32
 """torch's memory-efficient attention rounds the rows of its log-sum-exp up to a multiple of this."""
 ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
 """For each activation function, the number of tensors of an MLP's inner width that it saves. The second value is 1 if
-one of them is its output, which the next matrix saves anyway. gelu_new consists of Python operations and keeps x, x/2,
-tanh and 1 + tanh."""
+one of these tensors is the function's output, which the next matrix saves anyway. gelu_new consists of Python
+operations and keeps x, x/2, tanh and 1 + tanh."""
 
 
 class Segment(NamedTuple):
@@ -93,8 +93,8 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
-    """Return True if the output of a stack is kept for backward: by the head if it is trained, otherwise by
-    cross-attention or its checkpoints."""
+    """Return True if the output of a stack is kept for backward. The head keeps the output of the last stack if it is
+    trained. Cross-attention, or its checkpoints, keep the output of another stack."""
     if stack == network.stacks[-1]:
         return network.trains_all
     readers = [part for one in network.stacks for part in one.block if getattr(part, "over", None) == stack.name]
@@ -307,8 +307,8 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
 
 
 def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Mlp, segment: Segment) -> Segment:
-    """Return the segment of a sub-layer with the elements of its trained parameters. Both passes hold one quantised
-    matrix at a time in the run's precision."""
+    """Return the segment of a sub-layer with the elements of its trained parameters. If its matrices are quantised,
+    both passes hold one of them at a time in the run's precision."""
     matrices = list_part_matrices(network, part)
     sizes = [matrix.elements for matrix in matrices if matrix.trained]
     dequantised = load.width * max((matrix.elements for matrix in matrices if matrix.packed), default=0)

@@ -230,7 +230,7 @@ def _divide_by_tokens(
 
 
 def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm: Segment, slices: TensorSlices) -> int:
-    """Return by how many bytes sequence parallelism reduces what a norm keeps. The norm's output is gathered, so it is
+    """Return the bytes that a norm no longer keeps with sequence parallelism. The norm's output is gathered, so it is
     not divided."""
     own = norm.saved - _count_states(network, stack, load, WHOLE)
     return own - own // slices.shares
@@ -265,14 +265,15 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
 
 
 class PlacePhases(NamedTuple):
-    """Bytes by term on the ranks at one position of the pipeline: at the peak of each phase, and between two steps."""
+    """Bytes by term (kind of memory, such as activations) on the ranks at one position of the pipeline: at the peak of
+    each phase (such as forward), and between two steps."""
 
     phases: dict[str, Terms]
     resident: Terms
 
 
 def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[PlacePhases]:
-    """Return the bytes by phase and term for every position of the pipeline."""
+    """Return the bytes by phase (such as forward) and term (such as activations) for every position of the pipeline."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
     # every rank holds inputs and labels of all micro-batches; with one kind of tokens they are two tensors
@@ -342,7 +343,8 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
-    """Return the bytes by term at one moment of the schedule. A moment of kind `reduce` runs no pass."""
+    """Return the bytes by term (such as activations) at one moment of the schedule: a pass, or a reduction of
+    gradients, in which no pass runs."""
     at = place.stages.index(moment.stage)
     reduces = moment.kind == "reduce"
     own = PassPeak(0, 0, 0) if reduces else passes[at].forward if moment.kind == "forward" else passes[at].backward

@@ -59,8 +59,9 @@ def predict_step_time(
     engine cannot predict its costs.
 
     `rehearsed_s` is the computing seconds of a step of this spec, from a rehearsal on this machine. `straggler` is the
-    computing time of the slowest rank over that of the other ranks. `data_wait_s` is the seconds for which a step waits
-    for its batches. `software` is the class of the training software, by default that of this project's engines.
+    computing time of the slowest rank divided by that of the other ranks. `data_wait_s` is the seconds for which a step
+    waits for its batches. `software` describes how much the kernels of the training software are optimised; the default
+    is that of this project's engines.
     """
     context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
     own, moved, idle_s = _time_rank(context)

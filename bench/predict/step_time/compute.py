@@ -88,9 +88,9 @@ OTHER_PASSES = {
     ("adafactor", "cuda"): 23,
     ("adafactor", "cpu"): 23,
 }
-"""The same for other optimizers, by device; not compared with measurements. bitsandbytes' kernel for GPUs reads and
-writes weight, gradient and a byte of each moment. Its code for CPUs runs operation by operation, and so does
-transformers' Adafactor."""
+"""fp32 values that other optimizers read and write per parameter, by optimizer and device; not compared with
+measurements. bitsandbytes' kernel for GPUs reads and writes weight, gradient and a byte of each moment. Its code for
+CPUs runs operation by operation, and so does transformers' Adafactor."""
 UPDATE_PASSES = 4
 """fp32 values read and written per parameter by the rest of the update. The gradient is read for its norm, then read
 and written for its scaling, and the weights are copied."""
@@ -106,8 +106,8 @@ CALIBRATED = (0.8, 1.6)
 work on the host. On one node of the testbed, steps took 0.87 to 1.57 times their prediction; the latter at stage 3
 (results/predictions)."""
 REHEARSED = (0.9, 1.1)
-"""Low and high ratio of true to predicted computing time with a rehearsal. Steps on one node took 0.94 to 1.06 times
-their prediction (results/predictions)."""
+"""Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
+ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""
 
 
 # -- rates
@@ -115,7 +115,8 @@ their prediction (results/predictions)."""
 
 @functools.lru_cache(maxsize=65536)  # points of a sweep share it
 def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
-    """Return the FLOPs that the best product would do in the time of this product. `width` is the bytes per element.
+    """Return the time of `product` in another unit: the FLOPs that a product at the best rate does in this time. They
+    exceed the product's own FLOPs because of partly empty tiles. `width` is the bytes per element.
 
     If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
@@ -201,7 +202,7 @@ class DeviceRates(NamedTuple):
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
     """Return the rates of a machine, given as JSON so that calls can be cached. Raises UserError if a rate is unknown.
 
-    Calibrated values of the machine replace the host time and the pace of the class of software.
+    A calibration of the machine replaces two values of `software`: the host's time to start an operation, and the pace.
     """
     machine = Machine.model_validate_json(machine_json)
     found, memory = machine.calibration, machine.memory_bytes_per_s
@@ -322,8 +323,8 @@ class PassTimes(NamedTuple):
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. If the time was
-    measured in a rehearsal, it is divided among the passes in proportion to their predicted times. Raises UserError
-    if a rate is unknown."""
+    measured in a rehearsal (one real rank, the other ranks simulated), it is divided among the passes in proportion to
+    their predicted times. Raises UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.load.device, context.rates)
@@ -368,7 +369,7 @@ def time_passes(
 
 
 def compute_update_s(spec: RunSpec, elements: int, device: Device, known: DeviceRates) -> float:
-    """Return the seconds of an optimizer update of `elements` parameters. Every read and write of them goes through
+    """Return the seconds of an optimizer update of `elements` parameters. All its reads and writes go through
     memory."""
     width = WIDTH[spec.precision]
     copies = (width + FULL) if width < FULL else 0  # the gradient converted to fp32, the weight converted back

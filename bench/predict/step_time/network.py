@@ -31,16 +31,17 @@ BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
     (256 * KIB, 1.33), (MIB, 5.37), (4 * MIB, 18.9), (16 * MIB, 64.43), (64 * MIB, 156.74), (128 * MIB, 197.94),
     (256 * MIB, 229.09), (512 * MIB, 326.9), (GIB, 361.99), (4 * GIB, 377.34),
 )  # fmt: skip
-"""Speed and bus bandwidths between 4 nodes of B200, from the same file. Its value at 32 KiB is excluded, because it is
-printed to one digit."""
+"""Link speed in GB/s between nodes, and bus bandwidths of an all-reduce as (payload in bytes, GB/s). Measured on 4
+nodes of B200 (results/published/collectives.csv). The file's value at 32 KiB is excluded, because it is printed to one
+digit."""
 SCALES = {
     "intra_node_bytes_per_s": (INSIDE_REACHED, INSIDE_SPEED),
     "inter_node_bytes_per_s": (BETWEEN_REACHED, BETWEEN_SPEED),
 }
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
-"""Low and high ratio of true to predicted exposed communication time. The testbed's steps on several nodes had 0.77 to
-1.12 at the two calibrated link rates (results/predictions)."""
+"""Low and high ratio of true to predicted time of exposed communication, for which the step waits. The testbed's steps
+on several nodes had 0.77 to 1.12 at the two calibrated link rates (results/predictions)."""
 
 
 class RankSpan(NamedTuple):
@@ -116,9 +117,9 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
     """Return the machine `slow` as it would be with `bytes_per_s` between its nodes. `slow` and `fast` are calibrations
     of one machine at two link speeds.
 
-    A collective's time is a constant software time plus its bytes over the link speed. Measurements at two speeds
-    determine both. Raises UserError if the two link speeds are not known or not different, or if either machine has no
-    calibration.
+    A collective's time is a constant time of software plus its bytes divided by the link speed. Measurements at two
+    speeds determine both terms. Raises UserError if the two link speeds are not known or not different, or if either
+    machine has no calibration.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):

@@ -3,7 +3,7 @@
 The simulation uses computing and transfer times of each stage for one micro-batch. After the last pass come the
 reductions of gradients, a barrier of all ranks, the update, and the gathers. A tensor-parallel rank waits for every
 exchange before and after a sub-layer. Without sequence parallelism, an exchange is one all-reduce of the states (arXiv
-1909.08053). With it, a gather and a reduce-scatter move as many bytes (arXiv 2205.05198).
+1909.08053). With sequence parallelism, a gather and a reduce-scatter move as many bytes (arXiv 2205.05198).
 
 `predict_idle_share` needs no machine. It assumes that the backward of a stage has twice the FLOPs of its forward.
 """
@@ -129,8 +129,8 @@ def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence
 
 
 def _time_places(context: StepContext, costs: PipelineCosts) -> tuple[list[_PlaceTime], list[float], list[float]]:
-    """Return three lists: times of a step by position, and by stage the seconds of one forward pass and of one backward
-    pass."""
+    """Return three lists: the times of a step for each position of the pipeline, the seconds of one forward pass for
+    each stage, and the seconds of one backward pass for each stage."""
     passes, exchanges = _time_stages(context, costs.parts)
     places = [_time_place(context, place, passes, exchanges) for place in costs.places]
     # a rehearsal runs the first rank only, so all positions are scaled by its ratio
@@ -215,7 +215,8 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of `states` bytes before and after sub-layers: `begins` and `ends` count these places.
+    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of places before
+    a sub-layer, and `ends` the number of places after a sub-layer.
 
     Without sequence parallelism, forward exchanges after a sub-layer and backward exchanges before it. With sequence
     parallelism, each pass exchanges at both places.
