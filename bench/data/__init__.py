@@ -36,8 +36,8 @@ class MicroBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens of one kind in a sample of which some have no loss, or that joins several samples of a source. All arrays
-    have the shape (tokens,)."""
+    """Tokens of one kind (such as decoder tokens) in a sample. It is used if some tokens have no loss, or if several
+    samples of a source are joined. All arrays have the shape (tokens,)."""
 
     tokens: "NDArray[np.int32]"
     learned: "NDArray[np.bool_]"  # True for tokens with a loss
@@ -45,7 +45,8 @@ class Row(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Prompts of held-out samples on one data-parallel rank. Models answer them to have their quality measured."""
+    """Prompts of held-out samples on one data-parallel rank. The quality of a model is measured by comparing its
+    answers with the reference answers."""
 
     batches: "list[PromptBatch]"
     limit: int  # maximum number of tokens of an answer, EOS included; equal on all ranks
@@ -80,7 +81,8 @@ def can_hold_out(source: str) -> bool:
 
 
 def load_prompts(source: str) -> PromptDataPlugin:
-    """Return the data source with this name. Raise UserError if there is none, or if it has no prompts and answers."""
+    """Return the data source with this name. Raise UserError if there is none, or if its samples are not prompts with
+    answers."""
     return plugins.load(plugins.PROMPT_DATA, source)
 
 

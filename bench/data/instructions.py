@@ -71,7 +71,8 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
 
 def held_out_prompts(spec: RunSpec, data_rank: int) -> Prompts:
-    """Return a data-parallel rank's prompts of the first `learning.evaluation_samples` held-out samples."""
+    """Return the prompts of the first `learning.evaluation_samples` held-out samples, as far as this data-parallel rank
+    answers them."""
     from bench.data.pipeline import loader
 
     part, words, wanted = _get_held_out(spec), _load_tokenizer(spec), spec.learning.evaluation_samples
@@ -146,8 +147,8 @@ class Prepared(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The tokens of a prompt, and of its reference answer with EOS. The last answer of a chat counts; its prompt is
-    all tokens before it."""
+    """The tokens of a prompt, and of its reference answer with EOS. For a chat, this is the last answer, and the prompt
+    is all tokens before it."""
 
     prompt: NDArray[np.int32]
     answer: NDArray[np.int32]
@@ -217,7 +218,8 @@ def _build_part(options: Options, spec: RunSpec, text: Corpus, seed: int) -> Par
 
 
 def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Return the samples of each sequence of at most `limit` tokens. No sample is divided.
+    """Pack samples into sequences of at most `limit` tokens without dividing a sample. Return the indices of the
+    samples in each sequence. `lengths` has the number of tokens of each sample.
 
     Samples are placed in order of length, the longest first, each into the fullest sequence with enough room.
     """
@@ -283,8 +285,9 @@ def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
 def _find_fitting(
     options: Options, spec: RunSpec, table: Any, lengths: NDArray[np.int64], answers: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return True for each sample that fits the sequence, shape (samples,). `answers` are numbers of tokens with a
-    loss. Raise UserError for a sample that does not fit, unless such samples are skipped."""
+    """Return a mask, shape (samples,), that is True for each sample that fits the sequence. `lengths` and `answers`
+    have the number of all tokens and of answer tokens of each sample. Raise UserError for a sample that does not fit,
+    unless such samples are skipped."""
     import numpy as np
 
     fits = np.ones(len(lengths), np.bool_)
@@ -304,8 +307,8 @@ def _find_fitting(
 
 
 def _list_samples(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the token ids of each sample and which of them have a loss. The number of bytes and the hash cover all text
-    up to that sample."""
+    """Yield the token ids of each sample, a flag for each token that has a loss, and the number of bytes and the hash
+    of all text up to the end of this sample."""
     import numpy as np
 
     options, joined = Options(**request["options"]), bool(request["joined"])

@@ -43,8 +43,8 @@ def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.f
 
 
 def round_shares(shares: NDArray[np.float64], total: int = CYCLE) -> NDArray[np.int64]:
-    """Return how many of `total` samples each text gets. Every text gets at least one; otherwise shares are rounded by
-    the largest remainder."""
+    """Return how many of `total` samples each text gets. Shares are rounded by the method of largest remainders, but
+    every text gets at least one sample."""
     import numpy as np
 
     wanted = shares * total
@@ -63,9 +63,10 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of the text from which each sample of a cycle comes, shape (samples,). Text t gives `counts[t]`
     samples.
 
-    After n samples, every text has given n times its share, within less than one sample. The algorithm is that of R.
-    Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). Of the texts that the next sample
-    does not put too far ahead of their share, the text with the earliest deadline gives it.
+    After n samples, the number of samples from each text differs by less than one from n times its share. The algorithm
+    is that of R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). For each sample, texts that
+    would get too far ahead of their share are excluded. Of the other texts, the text with the earliest deadline gives
+    the sample.
     """
     import numpy as np
 
@@ -83,8 +84,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Several streams of samples, combined into one stream. Sample i is the next unused sample of stream `order[i %
-    len(order)]`."""
+    """Several streams of samples, combined into one stream. Sample i is the next sample of stream `order[i %
+    len(order)]` that no earlier sample has used."""
 
     streams: tuple[SampleStream, ...]
     order: NDArray[np.int64]  # (samples of a cycle,): index of the stream that gives each sample
@@ -139,7 +140,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     tokenizer.
 
     Epochs are counted for each text separately. A small text with a large share therefore repeats more often than the
-    others.
+    other texts.
     """
     from bench.data.pipeline import loader
 

@@ -35,7 +35,7 @@ def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """Return the endless stream of micro-batches of a data-parallel rank, without masks.
 
     Masks are not needed because there is no padding. Given a mask, transformers would synchronise with the device to
-    find that out.
+    find out that it hides nothing.
     """
     from bench.data.pipeline import loader
 

@@ -1,7 +1,7 @@
 """Data source of real text, from local files, a Hugging Face data set or Python's standard library.
 
 The objective determines the content of a sample. It is either a whole piece of text, or a piece with hidden spans as
-encoder input and these spans as decoder target.
+encoder input and the text of the hidden spans as decoder target.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 def has_fixed_targets(spec: RunSpec) -> bool:
     """Return True if every sample has the same number of target tokens.
 
-    This holds for packed text. All of its pieces have one length, which determines the number of hidden tokens and
-    spans. The exception is an objective with positions by document, whose target tokens depend on the documents in a
-    sample.
+    This holds for packed text, because all of its pieces have the same length, which determines the number of hidden
+    tokens and spans. The exception is an objective with positions by document: its number of target tokens depends on
+    the documents in a sample.
     """
     kinds = objectives.load(spec.objective).KINDS
     return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
@@ -163,8 +163,8 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
 def _build_samples(
     options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, length: int, seed: tuple[int, ...]
 ) -> CorruptedText | PlainText:
-    """Return the stream of samples of a text. Each is made from `length` of its tokens, or fewer for a short
-    document."""
+    """Return the stream of samples of a text. Each sample is made from `length` tokens of the text, or fewer for a
+    short document."""
     import numpy as np
 
     bounds = _cut(text, length, packing=options.packing)
@@ -184,7 +184,7 @@ def _build_samples(
 
 
 def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
-    """Return begin and end of each piece of a corpus in its tokens, shape (pieces, 2).
+    """Return the start and end index of each piece of a corpus in its tokens, shape (pieces, 2).
 
     With packing, the whole token stream is cut into pieces of `length`, and an incomplete last piece is dropped.
     Without packing, a piece is the beginning of a document, at most `length` tokens without EOS. Single tokens are

@@ -1,7 +1,7 @@
 """Text corpora: reading with Hugging Face `datasets`, tokenising, and dividing into training text and held-out text.
 
-The tokens are stored in the cache of `datasets` (the variable HF_DATASETS_CACHE moves it). By its file lock, one
-process of all ranks tokenises the corpus while the other ranks wait, and then all ranks map the same file. If a file,
+The tokens are stored in the cache of `datasets` (the variable HF_DATASETS_CACHE moves it). The cache has a file lock.
+One rank tokenises the corpus while the other ranks wait for the lock, and then all ranks map the same file. If a file,
 an option or the tokenizer changes, the corpus is tokenised again.
 """
 
@@ -49,8 +49,8 @@ class Tokenizer(NamedTuple):
     format_chat: Callable[[list[dict[str, str]], bool], str] | None = None  # None: it has no template
 
     def with_sentinels(self) -> Tokenizer:
-        """Return this tokenizer if it has sentinels. Otherwise return a copy with as many sentinels as T5 (100), whose
-        ids follow its vocabulary."""
+        """Return this tokenizer if it has sentinels (tokens that stand for hidden spans). Otherwise return a copy with
+        as many sentinels as T5 (100), whose ids follow its vocabulary."""
         import numpy as np
 
         if len(self.sentinels):
@@ -117,7 +117,7 @@ _LAYOUT = 1  # part of the cache key: raise it when the output of `_list_documen
 
 
 class TextSelection(Frozen):
-    """Selection of a text: its files or its Hugging Face data set, and limits of its size."""
+    """Selection of a text: its files or its Hugging Face data set, and limits on its size."""
 
     files: tuple[str, ...] = ()
     hub: str | None = None
@@ -174,8 +174,9 @@ def load_table(
     request: dict[str, Any],
     columns: Mapping[str, str | list[str]],
 ) -> Any:
-    """Return the rows of `list_rows(request)` as a data set, from the cache if an equal request made it. `columns` are
-    the types of its columns; a list stands for lists of a type. Raise the UserError of `list_rows`."""
+    """Return the rows of `list_rows(request)` as a data set. If the cache has the rows of an equal request, they are
+    read from there. `columns` has the type of each column; a list [type] means that each cell is a list of this type.
+    Raise the UserError of `list_rows`."""
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -190,8 +191,8 @@ def load_table(
 
 
 def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the token ids of each document with EOS. The number of bytes and the hash cover all text up to that
-    document."""
+    """Yield the token ids of each document with EOS, with the number of bytes and the hash of all text up to the end of
+    this document."""
     import numpy as np
 
     selection = CorpusSelection(**request["selection"])
@@ -331,8 +332,8 @@ class DividedText(NamedTuple):
 def divide(text: Corpus, share: float, seed: int) -> DividedText:
     """Divide a corpus into training text and held-out text. Raise UserError for a corpus with one document.
 
-    Whole documents are held out, in an order drawn with `seed`, until they have the `share` of all tokens. Equal
-    documents are in the same part, so that a model is never trained on a held-out document.
+    Whole documents are held out, in an order drawn with `seed`, until they have the share `share` of all tokens.
+    Documents with equal text go to the same side, so that a model is never trained on a held-out text.
     """
     import numpy as np
 

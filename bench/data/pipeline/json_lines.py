@@ -1,4 +1,4 @@
-"""Reading of samples with prompts and answers from JSON lines, and the text of chats in a template."""
+"""Reading of samples with prompts and answers from JSON lines, and formatting of chats by a template."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line(NamedTuple):
     content: dict[str, Any]
 
     def refuse(self, rule: str, remedy: str) -> UserError:
-        """Return the error that this line breaks a rule."""
+        """Return an error which says that this line breaks `rule`."""
         return UserError(f"data.files={self.file}", f"line {self.number} {rule}", remedy)
 
 
@@ -78,7 +78,8 @@ def _parse(file: str, number: int, text: str) -> Line:
 
 
 def generate_lines(fields: Fields) -> Iterator[Line]:
-    """Yield the samples of the generated task. They do not depend on the run's seed."""
+    """Yield the samples of the generated task: an answer is its prompt in reverse order. They do not depend on the
+    run's seed."""
     import numpy as np
 
     random, seen, (least, most) = np.random.default_rng(0), set[str](), _TASK_LENGTHS
@@ -94,7 +95,8 @@ def generate_lines(fields: Fields) -> Iterator[Line]:
 
 
 def list_segments(fields: Fields, words: Tokenizer, line: Line, *, joined: bool) -> list[Segment]:
-    """Return the text of a sample in segments. For an encoder-decoder model, these are one prompt and one answer."""
+    """Return the text of a sample in segments. `joined` means that prompt and answer form one sequence, as for a
+    decoder-only model. Otherwise the segments are one prompt and one answer."""
     if fields.messages is None:
         question, answer = (_get_text(line, line.content, field) for field in (fields.prompt, fields.answer))
         if joined and not question + fields.separator:
@@ -120,7 +122,7 @@ def _get_text(line: Line, content: dict[str, Any], field: str) -> str:
 
 
 def _list_turns(line: Line, field: str) -> list[dict[str, str]]:
-    """Return the turns of a chat, up to the last answer."""
+    """Return the turns of a chat, up to the assistant's last answer."""
     turns = line.content.get(field, ...)
     if turns is ...:
         raise line.refuse(f"has no field {field}", suggest_nearest(field, line.content, "add it"))
@@ -150,7 +152,7 @@ def _join_turns(turns: Sequence[dict[str, str]]) -> Iterator[Segment]:
 
 def _apply_template(words: Tokenizer, line: Line, turns: list[dict[str, str]]) -> list[Segment]:
     """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat,
-    or if later turns change the text of earlier ones."""
+    or if later turns change the text of earlier turns."""
     from jinja2 import TemplateError
 
     assert words.format_chat is not None

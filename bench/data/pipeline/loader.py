@@ -24,18 +24,19 @@ class SampleStream(Protocol):
 
     @property
     def padded(self) -> frozenset[str]:
-        """Kinds of tokens whose samples may be shorter than the sequence length, so that the model may need a mask."""
+        """Kinds of tokens (such as encoder tokens) of which a sample may have fewer than the sequence length, so that
+        the model may need a mask."""
 
     def __call__(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
-        """Return the sample at `index`: a 1-d array of tokens, or a `Row`, for each kind, in the order of the
-        objective. None is longer than the sequence length."""
+        """Return the sample at `index`: for each kind of tokens of the objective, in order, a 1-d array of tokens or a
+        `Row`. No array is longer than the sequence length."""
 
 
 class _MicroBatches(Dataset[MicroBatch]):
     """A data set whose item n is the n-th micro-batch of one data-parallel rank.
 
-    Ranks take turns: each gets the next `batch.micro` samples of the stream. Optimizer step s therefore uses samples s
-    × global to (s + 1) × global − 1, for any number of ranks and micro-steps.
+    Ranks take turns: each gets the next `batch.micro` samples of the stream. With a global batch of G samples,
+    optimizer step s therefore uses samples s × G to (s + 1) × G − 1, for any number of ranks and micro-steps.
     """
 
     def __init__(self, samples: SampleStream, spec: RunSpec, data_rank: int) -> None:
@@ -107,8 +108,8 @@ def _create_worker_context() -> Any:
 def _end_with_rank(_worker: int) -> None:
     """Make this worker end when its rank ends for any reason.
 
-    torch's own watchdog checks the worker's parent process. With a fork server, that is the server, which lives as long
-    as its workers. A killed rank would therefore leave all of its workers running.
+    torch's own watchdog checks the worker's parent process. With a fork server, the parent is the server, which lives
+    as long as its workers. A killed rank would therefore leave all of its workers running.
     """
 
     def watch() -> None:
@@ -143,7 +144,7 @@ def _by_document(
     places: Sequence[NDArray[Any]], length: int, kind: TokenKind, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the position of each token in its document, and labels in which the first token of each document is
-    ignored. Without this, the previous document would predict that token."""
+    ignored. Otherwise the model would have to predict that token from the previous document."""
     assert kind.positions
     # Padding also counts as the first token of a document, since its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0
@@ -160,8 +161,8 @@ def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
 
 
 def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
-    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces the first tokens of
-    each row, whose share is `hidden`."""
+    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces the tokens at the
+    start of each row that make up the share `hidden`."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)  # (rows, length)
     for line, row in zip(batch, rows, strict=True):
         begin = int(hidden * len(row))

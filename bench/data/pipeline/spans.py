@@ -38,14 +38,14 @@ class SpanCorruption(NamedTuple):
         return hidden, min(spans, hidden, length - hidden)
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Return the number of encoder tokens and of decoder tokens for `length` raw tokens. Both include a sentinel
-        per span and one EOS."""
+        """Return the number of encoder tokens and of decoder tokens for `length` raw tokens. Both numbers include one
+        sentinel (the token that stands for a hidden span) per span, and one EOS."""
         hidden, spans = self.counts(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
     def raw_length(self, encoder: int, decoder: int) -> int:
-        """Return the maximum number of raw tokens whose samples fit both sequence lengths; 0 if even 2 raw tokens do
-        not fit.
+        """Return the largest number of raw tokens from which a sample fits the sequence lengths of encoder and decoder;
+        0 if even 2 raw tokens do not fit.
 
         The encoder's sequence is then full, unless the decoder's length is the limit. Padding fills the rest of a
         sequence.
@@ -74,8 +74,8 @@ class SpanCorruption(NamedTuple):
 def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[Tokens, Tokens]:
     """Return encoder input and decoder target of a corrupted text, each with EOS at the end.
 
-    In the input, `sentinels[n]` replaces hidden span n. In the target, it precedes the tokens of this span. As in T5,
-    the target has no final sentinel, because the last span ends the text.
+    In the input, the token `sentinels[n]` replaces hidden span n. In the target, it precedes the tokens of this span.
+    As in T5, the target has no final sentinel, because the last span ends the text.
     """
     return _insert_sentinels(tokens, mask, sentinels, eos), _insert_sentinels(tokens, ~mask, sentinels, eos)
 
@@ -103,7 +103,7 @@ class ShuffledPieces:
     """An endless stream of the pieces of a corpus, shuffled anew in each epoch."""
 
     tokens: Tokens
-    bounds: NDArray[np.int64]  # (pieces, 2): begin and end of each piece in `tokens`
+    bounds: NDArray[np.int64]  # (pieces, 2): start and end of each piece in `tokens`
     seed: tuple[int, ...]
     orders: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)  # of the two latest epochs
 

@@ -1,7 +1,7 @@
 """Checkpoints in transformers' format: a folder with config.json and safetensors, or a name on the Hugging Face Hub.
 
-This folder is not a family. This file finds a checkpoint's files and does not import torch. `tensors` reads and writes
-the weights.
+This folder is not a model family. This file finds a checkpoint's files and does not import torch. `tensors` reads and
+writes the weights.
 """
 
 import functools
@@ -26,7 +26,8 @@ def is_folder(checkpoint: str) -> bool:
 
 
 def split_name(checkpoint: str) -> tuple[str, str | None]:
-    """Return the folder, or the name and the revision on the Hub, of a checkpoint."""
+    """Return the name of a checkpoint on the Hub and its revision; the revision is None if none is given. For a local
+    folder, return its path and None."""
     name, _, revision = checkpoint.partition("@")
     return (checkpoint, None) if is_folder(checkpoint) else (name, revision or None)
 
@@ -71,7 +72,8 @@ def read_config(checkpoint: str) -> Any:
 
 
 def read_json(path: Path, given: str) -> Any:
-    """Return the content of a config.json. Raise UserError if it cannot be read; `given` is the key and its value."""
+    """Return the content of a config.json. Raise UserError if it cannot be read; the error names `given`, the config
+    key with its value."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

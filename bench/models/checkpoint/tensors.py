@@ -34,9 +34,10 @@ from bench.models.checkpoint import (
 )
 
 SHARD_BYTES = 2**30
-"""Size at which a file of weights is complete. The writing rank holds at most this and one tensor."""
+"""Size in bytes at which a file of weights is complete. The writing rank holds at most this many bytes and one more
+tensor."""
 _ADAPTER = re.compile(r"(?P<owner>.+)\.(?P<kind>lora_[AB])\.default\.weight")
-"""Names of the matrices of an adapter, next to the matrix `owner`, after peft has changed a model in place."""
+"""Pattern of the names that peft gives to the two matrices of an adapter. `owner` is the name of the adapted matrix."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3
 """Maximum number of tensors that an error lists."""
@@ -89,8 +90,8 @@ class StoredTensors:
         return set(self._files)
 
     def find(self, name: str) -> str | None:
-        """Return the stored name of a tensor, and None if there is none. A checkpoint of a model without a head, such
-        as GPT-2's, lacks the first word of each name."""
+        """Return the name under which a tensor is stored; None if it is not in the checkpoint. A checkpoint of a model
+        without a head, such as GPT-2's, lacks the first word of each name."""
         return next((stored for stored in (name, name.partition(".")[2]) if stored in self._files), None)
 
     def read(self, stored: str) -> Tensor:
@@ -137,7 +138,8 @@ def load_weights(module: Module, spec: RunSpec, whole: Whole, folder: Path, *, i
 
 
 def count_tensors(spec: RunSpec) -> int:
-    """Return the number of tensors in the checkpoint of a model. Raise UserError unless they are those of the model."""
+    """Return the number of tensors in the checkpoint of a model. Raise UserError unless the checkpoint has exactly the
+    tensors of the model."""
     with StoredTensors(str(spec.model.checkpoint), find_folder(str(spec.model.checkpoint))) as stored:
         _match(spec, models.load_stored_builder(spec.model.family), stored)
         return len(stored.names)
@@ -199,8 +201,8 @@ def save_weights(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: P
 
 
 def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: Path, *, is_main: bool) -> None:
-    """Write the adapters of a trained model, from which peft's `PeftModel.from_pretrained` loads them for transformers'
-    model. `weights` yields the trained parameters as for `save_weights`. Collective."""
+    """Write the adapters of a trained model in peft's format. `PeftModel.from_pretrained` can then add them to the
+    model of transformers. `weights` yields the trained parameters as for `save_weights`. Collective."""
     from peft import LoraConfig  # an optional dependency
 
     family, stored, targets = models.load_stored_builder(spec.model.family), dict[str, Tensor](), dict[str, bool]()
@@ -225,8 +227,8 @@ def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: 
 
 
 def build_config(spec: RunSpec) -> dict[str, Any]:
-    """Return the content of the config.json of a model. If the run began with a checkpoint, return that of the
-    checkpoint, which also has the ids of special tokens. Raise UserError if transformers has no such model."""
+    """Return the content of the config.json of a model. If the run began with a checkpoint, its config.json is the
+    basis, because it also has the ids of special tokens. Raise UserError if transformers has no such model."""
     family = models.load_stored_builder(spec.model.family)
     checkpoint = spec.model.checkpoint
     config = family.transformers_config(spec).to_dict() if checkpoint is None else read_config(checkpoint)
@@ -243,7 +245,7 @@ class ShardWriter:
         self._total = 0  # bytes in all files
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor, which is copied."""
+        """Add a copy of a tensor."""
         self._waiting[name] = tensor.to("cpu", copy=True).contiguous()
         self._bytes += tensor.nbytes
         self._total += tensor.nbytes

@@ -29,7 +29,7 @@ GPT2_NAMES = {
     "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn", "qkv_proj": "c_attn",
     "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
 }  # fmt: skip
-"""Words of parameter names, and the words for them in transformers' GPT-2."""
+"""Words in the parameter names of this model, mapped to the words that transformers' GPT-2 uses in their place."""
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
@@ -67,10 +67,11 @@ def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the name and layout of a parameter in transformers' Llama, whose names the model has, or in its GPT-2.
+    """Return the name and layout that transformers gives to a parameter: in its GPT-2 if the attention matrices are
+    fused, otherwise in its Llama, whose names and layout the model has.
 
-    GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then the values; ours
-    is ordered by head.
+    GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then the values; the
+    fused matrix of this model is ordered by head.
     """
     shape = Shape.model_validate(spec.model.shape)
     if not shape.fused:
@@ -109,12 +110,12 @@ def transformers_config(spec: RunSpec) -> Any:
 
 
 def _complete(shape: Shape) -> Shape:
-    """Return a shape with those values that follow from others filled in."""
+    """Return a copy of `shape` with `head_width` and `key_heads` filled in if they are None."""
     return shape.model_copy(update={"head_width": shape.d_head, "key_heads": shape.key_heads or shape.heads})
 
 
 def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
-    """Return those values of a GPT2Config or LlamaConfig that have another form in a Shape."""
+    """Return the values of a GPT2Config or LlamaConfig that are not simply fields of a Shape under another name."""
     head = {"tie_word_embeddings": not shape.separate_head, "use_cache": False}
     if shape.fused:
         drops = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)

@@ -48,7 +48,7 @@ def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     """Return the rotary frequencies of Llama 3.1, (d_head / 2,).
 
     Turns are the rotations of a dimension over the context length of the original pre-training. Dimensions with fewer
-    than `low_freq_factor` turns are slowed down by `factor`. Those with more than `high_freq_factor` turns are
+    than `low_freq_factor` turns are slowed down by `factor`. Dimensions with more than `high_freq_factor` turns are
     unchanged. Frequencies in between are interpolated.
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
@@ -83,8 +83,8 @@ class WideRmsNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Causal self-attention.
 
-    The rows of a fused matrix are ordered by head: query, key and value of the first head, then those of the second.
-    The heads of a tensor-parallel rank are therefore consecutive rows.
+    The rows of a fused matrix are ordered by head: query, key and value of the first head, then query, key and value of
+    the second head. The heads of a tensor-parallel rank are therefore consecutive rows.
     """
 
     def __init__(self, shape: Shape, model: ModelSpec) -> None:
@@ -258,7 +258,8 @@ class CausalLanguageModel(nn.Module):
     """Decoder with its head and next-token loss."""
 
     _keys_to_ignore_on_load_unexpected = r"\.attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$"
-    """Tensors of older checkpoints that are constants: GPT-2's masks and Llama's frequencies. As in transformers."""
+    """Names of constant tensors in older checkpoints, which are ignored, as in transformers: GPT-2's masks and Llama's
+    frequencies."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
         super().__init__()

@@ -30,8 +30,8 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def slice_part(part: nn.Module, among: TensorRanks) -> None:
-    """Keep only this rank's slices of a part on the meta device. Add the exchanges between ranks at the begin and end
-    of its sub-layers."""
+    """Reduce the weights of a model part, which is on the meta device, to the slices of this tensor-parallel rank. Add
+    the exchanges between ranks at the start and end of each sub-layer."""
     cut_weights(part, DIMENSIONS, among)
 
     def enter(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -63,7 +63,8 @@ class DecoderPart(CausalLanguageModel):
         self, shape: Shape, model: ModelSpec, part: Part, among: TensorRanks | None, *, checkpointing: bool,
         reduction: str,
     ) -> None:  # fmt: skip
-        """`among`: the ranks over which each matrix is split (tensor parallelism), including this rank."""
+        """`among` are the tensor-parallel ranks over which each matrix is split, including this rank; None if matrices
+        are whole."""
         unchunked = model.model_copy(update={"loss_chunk_tokens": None})  # `finish` adds the chunked head
         super().__init__(shape, unchunked, checkpointing=checkpointing, reduction=reduction)
         self.part, self.tied = part, not shape.separate_head

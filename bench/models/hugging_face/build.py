@@ -53,10 +53,10 @@ def transformers_config(spec: RunSpec) -> Any:
 def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight with transformers' own rules. Values depend only on spec.seed and the module's name.
 
-    A module is initialised together with its leaves (child modules without children), because its rule may set their
-    weights again. For example, GPT-2's rule does so for residual projections. Weights are drawn in the run's precision,
-    on their device, and are the same on every rank. Raise ValueError for a parameter that transformers does not
-    initialise.
+    A module is initialised together with its leaves (child modules without children), because the rule of the module
+    may set the weights of its leaves again. For example, GPT-2's rule does so for residual projections. Weights are
+    drawn in the run's precision, on their device, and are the same on every rank. Raise ValueError for a parameter that
+    transformers does not initialise.
     """
     drawn: dict[Parameter, str] = {}
     for parameter in module.parameters():

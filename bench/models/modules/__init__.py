@@ -1,4 +1,4 @@
-"""Torch code that several families share. This folder is not a family.
+"""Torch code that several model families share. This folder is not itself a family.
 
 Weights depend only on a seed; they are the same on every rank and in every engine. To build a part of a model, the
 whole model is created on the meta device, other parts are removed, and only then is memory allocated.
@@ -38,8 +38,9 @@ def draw(parameter: torch.nn.Parameter, deviation: float, seed: int) -> None:
 
 
 def materialise(make: Callable[[], AnyModule], construction: AbstractContextManager[Any] | None) -> AnyModule:
-    """Return the module that `make` creates on the meta device, with memory allocated where `construction` places it.
-    Modules that `make` drops are never allocated. Tied parameters become separate parameters."""
+    """Return the module that `make` creates on the meta device, after its memory is allocated on the device that the
+    context `construction` sets. No memory is allocated for modules that `make` drops. Tied parameters become separate
+    parameters."""
     with construction or nullcontext(), SkippedInitialisation():
         # the context decides the final device; within it the module is built on the meta device
         place = torch.empty(()).device

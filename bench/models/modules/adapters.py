@@ -1,9 +1,8 @@
-"""Adapters for the models of all families: low-rank matrices beside frozen weights (LoRA, by peft), frozen weights that
-are quantised (QLoRA, by bitsandbytes), and frozen parts.
+"""Adapters for the models of all families: low-rank matrices next to frozen weights (LoRA, by peft), quantised frozen
+weights (QLoRA, by bitsandbytes), and parameters that are frozen without adapters.
 
-`adapt` changes an initialised model before its engine is built. The initial weights of the rest of the model therefore
-stay those of a run without adapters. The second matrix of each adapter is zero at first, so the first loss is also the
-same.
+`adapt` changes an initialised model before its engine is built. The other weights therefore start as in a run without
+adapters. The second matrix of each adapter is zero at first, so the first loss is also the same as without adapters.
 """
 
 import importlib
@@ -22,8 +21,8 @@ from bench.models import derived_seed
 from bench.models.modules import SkippedInitialisation
 
 OUTLIERS = 6.0
-"""Threshold of LLM.int8 (arXiv 2208.07339), also that of transformers: columns of an input with a larger value are not
-quantised."""
+"""Threshold of LLM.int8 (arXiv 2208.07339), also the default of transformers. Columns of an input that contain a larger
+value are not quantised."""
 _PEFT_FLAGS = {"is_loaded_in_4bit": "nf4", "is_loaded_in_8bit": "int8"}
 _FIRST, _SECOND = "lora_A", "lora_B"
 """peft's names for the two matrices of an adapter: (rank, inputs) and (outputs, rank)."""
@@ -46,7 +45,7 @@ def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
 
 
 def check_adapter(module: Module, adapter: AdapterSpec) -> None:
-    """Raise UserError if the model cannot have these adapters or frozen parts.
+    """Raise UserError if the model cannot have these adapters or frozen parameters.
 
     The reasons are a target that is no matrix of a block, a pattern that finds no parameter or all of them, and a
     library that is not installed. The model may be on the meta device.
@@ -96,7 +95,8 @@ def _list_blocks(module: Module, prefix: str = "") -> Iterator[tuple[str, Module
 
 
 def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
-    """Return the full names of the adapted matrices."""
+    """Return the full names of the adapted matrices: those that `adapter.targets` names, or all matrices of blocks if
+    it is empty."""
     names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
     if not names:
         raise UserError(f"adapter={adapter.name}", "the model has no linear layers in blocks", "leave it out")
@@ -153,7 +153,7 @@ def _pack(layer: Any, adapter: AdapterSpec) -> Any:
 
 
 def _insert(module: Module, targets: Sequence[str], spec: RunSpec, engine: EngineBuilder) -> None:
-    """Put uninitialised adapters beside the matrices named `targets`, and freeze everything else."""
+    """Add uninitialised adapters to the matrices named `targets`, and freeze all other parameters."""
     # imported before `construction` is entered, because deepspeed.zero.Init changes the classes that exist then
     from peft import LoraConfig, inject_adapter_in_model
 

@@ -37,8 +37,8 @@ class ChunkedHead(torch.nn.Module):
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of the logits of `states` (n, width) and `weight` (vocabulary, width), for `labels` (n,).
-    Softmax and loss are computed in fp32. Matmuls have the dtype of the states, as has the sum of the weight's gradient
-    over chunks."""
+    Softmax and loss are computed in fp32. Matmuls, and the sum of the weight's gradient over chunks, have the dtype of
+    the states."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:

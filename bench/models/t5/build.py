@@ -62,7 +62,7 @@ KINDS: dict[tuple[bool, bool], Any] = {
     (True, False): UMT5ForConditionalGeneration,
     (True, True): Umt5WithChunkedLoss,
 }
-"""Class to build. The key is (position biases in every layer, chunked loss)."""
+"""Class of the model to build. The key has two flags: every layer has its own position biases; the loss is chunked."""
 
 
 _FLEX = "flex_attention_with_position_bias"
@@ -70,8 +70,8 @@ _FLEX = "flex_attention_with_position_bias"
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
     """Return an uninitialised T5ForConditionalGeneration or UMT5ForConditionalGeneration, built inside the context
-    `construction`. The context decides the device and dtype of the weights: that of an engine, or
-    `torch.device("meta")`. Without a context they are in fp32."""
+    `construction`. The context, of an engine or `torch.device("meta")`, decides the device and dtype of the weights.
+    Without a context, weights are in fp32."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():
@@ -208,8 +208,8 @@ def initialise(module: torch.nn.Module, spec: RunSpec, whole: Whole = nullcontex
 
 
 def _list_standard_deviations(shape: Shape) -> dict[str, float | None]:
-    """Return the standard deviation of a weight's initial values, by the module that owns it. Return None for the scale
-    of a norm, which starts at one. The values are those of Mesh TensorFlow's T5, as in transformers'
+    """Return the standard deviation of a weight's initial values, by the module that owns it. The value is None for the
+    scale of a norm, which starts at one. The values are those of Mesh TensorFlow's T5, as in transformers'
     `T5PreTrainedModel._init_weights`."""
     from_model, from_inner, from_ff = shape.d_model**-0.5, shape.d_inner**-0.5, shape.d_ff**-0.5
     return {

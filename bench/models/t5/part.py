@@ -39,8 +39,8 @@ START, PADDING = 0, 0
 
 
 def slice_part(part: nn.Module, among: TensorRanks) -> None:
-    """Keep only this rank's slices of a part on the meta device. Add the exchanges between ranks at the begin and end
-    of its sub-layers."""
+    """Reduce the weights of a model part, which is on the meta device, to the slices of this tensor-parallel rank. Add
+    the exchanges between ranks at the start and end of each sub-layer."""
     cut_weights(part, DIMENSIONS, among)
 
     def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ class T5Part(nn.Module):
 
     def __init__(self, whole: Any, part: Part, shape: Shape, among: TensorRanks | None) -> None:
         """Arguments: `whole` is a T5ForConditionalGeneration or UMT5ForConditionalGeneration on the meta device.
-        `among` are the ranks that share each matrix with this rank."""
+        `among` are the tensor-parallel ranks that share each matrix with this rank; None if matrices are whole."""
         super().__init__()
         self.part, self.tied, self.among = part, not shape.separate_head, among
         self.scale = shape.d_model**-0.5 if self.tied else None  # factor of the head's input
@@ -145,8 +145,8 @@ class T5Part(nn.Module):
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:
-    """Return the stack reduced to some of its blocks. The table of position biases keeps its name in block 0, even if
-    the rest of block 0 is in another part."""
+    """Return the stack reduced to some of its blocks. The table of position biases, which all blocks use, keeps its
+    name in block 0, even if block 0 itself is in another part of the model."""
     table = None if shape.bias_per_layer else stack.block[0].layer[0].SelfAttention.relative_attention_bias
     kept = NumberedBlocks(stack.block, blocks)
     if table is not None and blocks.start > 0:
