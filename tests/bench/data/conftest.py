@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_spec() -> Callable[..., RunSpec]:
-    """Function that builds the RunSpec of a tiny run with data from `source`. `options` are those of the source, and
+    """Function that builds the RunSpec of a tiny run with data from `source`. `options` are options of the source, and
     `fields` are fields of RunSpec."""
 
     def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:

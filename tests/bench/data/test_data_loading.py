@@ -1,5 +1,5 @@
-"""Order and padding of micro-batches, tested with samples that consist of their own index. Sequences are equal for any
-number of workers."""
+"""Order and padding of micro-batches, tested with samples that consist of their own index. The order must be the same
+for any number of workers."""
 
 import os
 import subprocess

@@ -58,7 +58,8 @@ def test_held_out_text_of_a_single_document_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """File of documents with 30 bytes. Each document repeats one character of its own."""
+    """File of documents of 30 bytes. Each document repeats one character, and no two documents have the same
+    character."""
     path = tmp_path_factory.mktemp("text") / "lines.txt"
     path.write_text("\n".join(chr(33 + number) * 30 for number in range(60)))
     return str(path)
@@ -66,8 +67,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make_learning(make_spec: MakeSpec, lines: str) -> MakeSpec:
-    """Function that builds the RunSpec of a training on these documents without corruption, with six samples
-    per step."""
+    """Function that builds the RunSpec of a training on the documents of `lines`, without span corruption and with six
+    samples per step."""
 
     def make(**fields: Any) -> RunSpec:
         chosen = {"tokens": 1000, "held_out": 0.2, "evaluation_samples": 12} | fields.pop("learning", {})

@@ -22,7 +22,7 @@ WORDS = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + n for n, word in enumer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """File of documents with 10, 20, …, 200 bytes."""
+    """Path of a file of documents with 10, 20, …, 200 bytes."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "lines.txt").write_text("\n".join(chr(96 + n) * 10 * n for n in range(1, 21)))
     return [str(folder / "lines.txt")]

@@ -1,7 +1,7 @@
 """Script with the ranks of a pipeline whose passes only sleep: `python idle_ranks.py OUT SCHEDULE RANKS STAGES MICRO`.
 
-The ranks are forked and connect through a file next to OUT. Each writes OUT-<rank>.json with two times in seconds: from
-its first to its last action, and the part of it spent waiting for neighbours.
+The ranks are forked and connect through a file next to OUT. Each rank writes OUT-<rank>.json with two times in seconds:
+the time from its first to its last action, and how much of this time it waited for neighbours.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Script with two ranks that make the same computations with our code and with torch's: `python oracle_ranks.py OUT`.
 
-The ranks are forked and connect through a file next to OUT. Each writes OUT-<rank>.pt with both results, by name of the
-comparison.
+The ranks are forked and connect through a file next to OUT. Each rank writes OUT-<rank>.pt with the results of our code
+and of torch's, by name of the comparison.
 """
 
 import os

@@ -31,7 +31,7 @@ CASES = [
     if find_obstacle(name, size) is None
 ]
 FULL = [(name, size) for name, size in CASES if size.ranks > 1 and size.micro_batches % size.ranks == 0]
-"""Cases with several ranks whose number of micro-batches is a multiple of the ranks."""
+"""Cases with several ranks, in which the number of micro-batches is a multiple of the number of ranks."""
 
 
 def simulate(name: ScheduleName, size: PipelineSize, hop_s: float = 0.0) -> SimulatedStep:

@@ -1,4 +1,4 @@
-"""The loss of a step divided by its number of target tokens does not depend on the division of samples into
+"""If the loss of a step is the mean over its target tokens, it does not depend on the division of samples into
 micro-batches."""
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ def spec(micro: int, **more: Any) -> RunSpec:
 def micro_batches(
     of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
 ) -> list[dict[str, torch.Tensor]]:
-    """Return samples with 1 to 6 target tokens; samples whose index is in `without` have none. The samples are the same
-    for every micro-batch size."""
+    """Return the micro-batches of a step, whose samples have 1 to 6 target tokens. Samples whose index is in `without`
+    have none. The samples are the same for every micro-batch size."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):

@@ -1,4 +1,5 @@
-"""Script with one rank that trains jobs: `python checkpoint_ranks.py JOBS OUT`, with torchrun's variables set.
+"""Script that runs one rank of a group of ranks, which train jobs: `python checkpoint_ranks.py JOBS OUT`, with
+torchrun's variables set.
 
 If a job has no checkpoint, the rank trains it, saves a checkpoint and continues. Otherwise it resumes the job from its
 checkpoint. The checkpoints lie next to the folder of JOBS.

@@ -1,5 +1,5 @@
-"""Script with one rank that trains jobs one after another: `python engine_ranks.py JOBS OUT`, with torchrun's variables
-set.
+"""Script that runs one rank of a group of ranks, which train jobs one after another: `python engine_ranks.py JOBS OUT`,
+with torchrun's variables set.
 
 JOBS is a JSON object from label to RunSpec. OUT-<rank>.json gets the observations of each job; if the label begins with
 MEMORY, it gets the job's memory in bytes. The ranks connect through a file next to OUT, because a free port may be
@@ -94,7 +94,8 @@ def train(spec: RunSpec) -> dict[str, Any]:
 
 
 def is_equal(one: Tensor, other: Tensor) -> bool:
-    """Return True if all bytes are equal. Packed weights contain bytes that are not numbers in their dtype."""
+    """Return True if all bytes are equal. Bytes are compared, because quantised weights are packed into a dtype in
+    which some of them are NaN."""
     return one.flatten().view(torch.uint8).equal(other.flatten().view(torch.uint8))
 
 
@@ -107,7 +108,7 @@ def count_moments(engine: Any) -> int:
 
 
 def list_measuring(engine: Any) -> list[str]:
-    """Return the names of DeepSpeed's own measurements and prints that are enabled during the steps; the list should be
+    """Return the names of DeepSpeed's own timers and log messages that are enabled during the steps; the list should be
     empty."""
     from deepspeed.comm.comm import comms_logger
 

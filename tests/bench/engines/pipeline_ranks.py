@@ -28,11 +28,11 @@ from bench.measure.collectives import CollectiveCounter
 
 STEPS = 5
 PROMPT_TOKENS, ANSWER_TOKENS = (3, 8), 4
-"""Tokens of the prompts to which a decoder-only model writes an answer, and of the answers. The second prompt leaves
+"""Numbers of tokens of the two prompts that a decoder-only model answers, and of an answer. The second prompt leaves
 room for two tokens."""
 EVALUATED, HELD_OUT = (0, 3), 99
-"""EVALUATED has the steps before which an engine evaluates, if it can. HELD_OUT is the step number whose micro-batches
-it evaluates. The inputs of the first one are also the prompts that a model answers."""
+"""EVALUATED has the steps before which an engine evaluates, if it can. HELD_OUT is the step number of the micro-batches
+that it evaluates. The inputs of the first of these micro-batches are also the prompts that a model answers."""
 WITHOUT_TARGETS = {(0, 1, 0), (1, 1, 2), (0, 3, 3)}
 """Micro-batches of padded data that have no target token: data-parallel rank, step and micro-step."""
 

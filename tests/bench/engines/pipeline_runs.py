@@ -1,4 +1,4 @@
-"""Functions that run pipeline_ranks.py, and that make the same training in one process."""
+"""Functions that run pipeline_ranks.py, and functions that repeat its trainings in one process for comparison."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[flo
 
 
 def answer_alone(job: RunSpec, module: Any, data: int) -> list[list[int]]:
-    """Return the tokens of the most likely answer to each prompt of a data-parallel rank. Each row is a batch of its
+    """Return the tokens of the most likely answer to each prompt of a data-parallel rank. Each prompt is a batch of its
     own, without padding."""
     module.eval()
     answers = []
@@ -142,8 +142,8 @@ def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
 
 
 def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
-    """Return the names of two kinds of parameters: those whose initial weights on some rank are not bitwise equal to
-    those of one process, and those that no rank has."""
+    """Return the names of parameters whose initial weights on some rank differ bitwise from the weights of the single
+    process (`begun`), and of parameters that no rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
     otherwise = {
         name
@@ -176,8 +176,8 @@ class Differences(NamedTuple):
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
-    """Return the deviations of a run from the same training in one process, and the names of values that should be
-    bitwise equal and are not."""
+    """Return the deviations of a run from the same training in one process, and the names of values that differ
+    although they should be bitwise equal."""
     alone = train_alone(job)
     losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
     norms = max(

@@ -1,9 +1,9 @@
 """Script that rehearses ranks of pipelines one after another, each alone in this process, and measures their memory:
 `python rehearsed_memory.py JOBS`.
 
-JOBS is a JSON object from label to RunSpec. The output is a JSON object from label to the bytes of the first rank in
-each place of the pipeline. Each rank has three values: at the peak of its initialisation, at the peak of a step, and
-between steps.
+JOBS is a JSON object from label to RunSpec. The output is a JSON object that maps each label to a list with the memory
+of the first rank in each place of the pipeline. The memory of a rank is three numbers of bytes: at the peak of its
+initialisation, at the peak of a step, and between steps.
 """
 
 import gc

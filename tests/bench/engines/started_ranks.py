@@ -13,7 +13,7 @@ Seen = list[dict[str, Any]]
 
 def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pretended: int | None = None) -> Seen:
     """Run a script of this folder with JOBS and OUT on `ranks` ranks, and return the content of each OUT-<rank>.json.
-    If `pretended` is the index of a rank, run only this rank, as a rehearsal without the others."""
+    If `pretended` is the index of a rank, run only this rank, as a rehearsal in which the other ranks are simulated."""
     present = range(ranks) if pretended is None else [pretended]
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))

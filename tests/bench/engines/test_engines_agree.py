@@ -38,8 +38,8 @@ SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_lay
 
 
 def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the engine preset `engine` with a tiny T5, as plain data. Clipping, weight decay and accumulation all have
-    an effect."""
+    """Return the spec of a tiny T5 with the engine preset `engine`, as plain data. Clipping, weight decay and
+    accumulation all have an effect."""
     options = yaml.safe_load((CONF / f"{engine}.yaml").read_text()) | SMALL.get(engine, {}) | (more or {})
     plain = {
         "model": {"name": "test", "shape": SHAPE},
@@ -82,7 +82,7 @@ JOBS = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Observations of each rank, by job. FSDP2 runs in processes of its own: after DeepSpeed in the same process, it
-    once ended in glibc's "double free". Runs of users never have both."""
+    once ended in glibc's "double free". A user's run never has both libraries in one process."""
     fsdp = {label: job for label, job in JOBS.items() if label.startswith("fsdp")}
     rest = {label: job for label, job in JOBS.items() if label not in fsdp}
     first, second = (

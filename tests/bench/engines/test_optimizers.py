@@ -40,7 +40,8 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job. FSDP2 runs in processes of its own (test_engines_agree)."""
+    """Observations of each rank, by job. FSDP2 runs in processes of its own, for the reason given in
+    test_engines_agree.py."""
     fsdp = {label: plain for label, plain in JOBS.items() if "fsdp" in label}
     rest = {label: plain for label, plain in JOBS.items() if label not in fsdp}
     parts = [start_ranks("engine_ranks.py", jobs, RANKS, tmp_path_factory.mktemp("ranks")) for jobs in (rest, fsdp)]
@@ -86,7 +87,8 @@ def test_engines_with_whole_parameters_train_like_the_optimizer_library(
 
 @pytest.mark.parametrize("engine", DIVIDED)
 def test_8_bit_adamw_on_partitions_is_close_to_that_on_whole_parameters(seen: Seen, engine: str) -> None:
-    """Partitions have other blocks of 256 moments than whole parameters, so the quantisation differs."""
+    """8-bit moments are quantised in blocks of 256. A partition has other blocks than a whole parameter, so the
+    quantisation differs."""
     allowed = find_tolerance(RunSpec.model_validate(JOBS[f"{engine} 8 bits"]))
     for rank in seen:
         losses, reference = (rank[f"{name} 8 bits"]["losses"] for name in (engine, "ddp"))

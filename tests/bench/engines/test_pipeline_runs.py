@@ -41,7 +41,7 @@ fork_server.preload("cpu")
 for rank, words in json.loads(sys.argv[1]):
     rehearse(compose.compose_request(compose.parse_single(words)).spec, rank, Path(sys.argv[2]) / str(rank))
 """
-"""Program that makes rehearsals, each in a process forked from one that has already imported torch."""
+"""Program that makes rehearsals. Each runs in a forked process, whose parent has already imported torch."""
 
 
 def start(*words: str) -> str:

@@ -80,8 +80,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compute_loss(folder: Path, spec: RunSpec, data_rank: int, adapter: Path | None = None) -> float:
-    """Return the loss that transformers computes for a rank's micro-batch with the weights in a folder, and peft with
-    adapters from another folder."""
+    """Return the loss that transformers computes for a rank's micro-batch with the weights in `folder`. If `adapter` is
+    given, peft adds the adapters in that folder."""
     kind: Any = AutoModelForCausalLM if "tokens" in spec.sequence else AutoModelForSeq2SeqLM
     model, found = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     assert not any(found.values()), found
@@ -153,7 +153,8 @@ def test_written_config_gives_the_same_shape_when_read(model: str) -> None:
 
 
 def test_saving_a_model_that_transformers_lacks_is_refused() -> None:
-    """A GPT-2 with Llama's norms has no config, so a run that shall save it is refused before its first step."""
+    """transformers has no config for a GPT-2 with Llama's norms, so a run that must save such a model is refused before
+    its first step."""
     words = ["model=gpt2_tiny", "model.name=own", "model.parameters=null", "model.shape.norm=rms"]
     spec = compose.compose_request(compose.parse_single([*words, "devices_per_node=1", "machine=cpu"])).spec
     with pytest.raises(UserError, match="model=own: transformers has no model of this shape"):
@@ -203,8 +204,8 @@ def build_jobs(written: Path) -> dict[str, RunSpec]:
 
 @pytest.mark.processes
 def test_every_engine_loads_trains_and_saves(written: Path, tmp_path: Path) -> None:
-    """transformers computes the loss of the run with the loaded weights and with the saved weights or adapters, and so
-    does a run with the saved folder as its checkpoint. Rank 0 writes files of limited size."""
+    """transformers computes the same loss as the run, with the loaded weights and with the saved weights or adapters. A
+    second run with the saved folder as its checkpoint also has the same loss. Rank 0 writes files of limited size."""
     jobs = build_jobs(written)
     plain = {label: spec.model_dump(mode="json", by_alias=True) for label, spec in jobs.items()}
     seen = start_ranks("weight_ranks.py", plain, RANKS, tmp_path / "ranks")
@@ -229,8 +230,8 @@ def test_every_engine_loads_trains_and_saves(written: Path, tmp_path: Path) -> N
 
 def check_peaks(written: Path, seen: list[dict[str, Any]]) -> None:
     """Check the largest number of live bytes on each rank. While partitioned weights are loaded, a rank has its share
-    of the model and a few whole tensors. While they are saved, it has a few whole tensors; rank 0 also has those of a
-    file."""
+    of the model and a few whole tensors. While they are saved, a rank has a few whole tensors; rank 0 also has the
+    tensors of one file."""
     for label in seen[0]:
         kind, engine, precision, *adapted = label.split()
         stored = load_file(written / kind / WEIGHTS).values()
@@ -269,8 +270,8 @@ def test_peft_loads_saved_adapters(written: Path, tmp_path: Path, kind: str) -> 
 
 @pytest.mark.processes
 def test_training_continues_from_a_saved_model_with_another_engine(tmp_path: Path) -> None:
-    """The held-out loss at the end of a training is that at the begin of a training from its weights, with another
-    engine. The records have the seconds of loading and of writing."""
+    """The held-out loss at the end of one training equals the held-out loss at the start of a second training, which
+    loads the saved weights with another engine. The records have the seconds of loading and of writing."""
     pytest.importorskip("datasets")
     training = (
         "data=text", "data.max_bytes=100000", "machine=cpu", "precision=fp32", "sequence.tokens=32", "batch.micro=4",

@@ -1,8 +1,8 @@
 """Replay of DeepSpeed's stage 3 coordinator, compared with a hand calculation for three tensors of 10, 20 and 30
 elements.
 
-Backward has one stop more than there are weights. This stop is the first module, which forward never enters and which
-has no weight here.
+A stop is the execution of one module. Backward has one stop more than there are weights. The additional stop is the
+first module, which forward never enters and which has no weight here.
 """
 
 from bench.core.engine_costs import ModelSizes

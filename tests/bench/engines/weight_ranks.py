@@ -1,4 +1,5 @@
-"""Script with one rank that loads checkpoints of transformers, trains and saves: `python weight_ranks.py JOBS OUT`.
+"""Script that runs one rank of a group of ranks, which load checkpoints of transformers, train and save: `python
+weight_ranks.py JOBS OUT`.
 
 torchrun's variables must be set.
 

@@ -25,7 +25,7 @@ LORA: dict[str, Any] = {"name": "lora", "rank": 4, "alpha": 12}
 NF4 = LORA | {"quantization": "nf4"}
 DDP = engines.load_builder("ddp")
 THEIR_NAMES = {"qkv_proj": "c_attn", "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj"}
-"""transformers' names of GPT-2's matrices by ours."""
+"""Names of GPT-2's matrices in this project's model, mapped to their names in transformers."""
 
 
 def put(module: nn.Module, spec: RunSpec, **adapter: Any) -> Any:
@@ -43,8 +43,8 @@ def list_adapters(module: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def by_head(rows: Tensor, name: str, heads: int = 4) -> Tensor:
-    """Return the rows of transformers' fused matrix of GPT-2 in our order: query, key and value of the first head
-    first. Other matrices have the same order of rows."""
+    """Return the rows of transformers' fused matrix of GPT-2 in the order of our model: query, key and value of the
+    first head, then of the second head. Matrices with other names are returned unchanged."""
     return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2) if name.endswith("c_attn") else rows
 
 
@@ -83,7 +83,8 @@ def peft_of(model: Any, targets: list[str]) -> nn.Module:
 @pytest.mark.parametrize("targets", [["qkv_proj"], []], ids=["attention", "all"])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_gpt2_with_adapters_has_the_loss_and_gradients_of_peft(targets: list[str], chunk: int | None) -> None:
-    """An adapter on transformers' c_attn is one on the fused matrix here: the rank is that of all three together."""
+    """An adapter on transformers' c_attn corresponds to an adapter on the fused matrix here. In both, queries, keys and
+    values together have one adapter of the given rank."""
     theirs = test_gpt.theirs_of("gpt2")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump(), {"loss_chunk_tokens": chunk})
     ours = build_gpt(spec)

@@ -23,7 +23,8 @@ from bench.sweep.advise.search import Answer
 from bench.sweep.prediction import Prediction
 
 ADVISED = 20
-"""One command in this many is an `advise`, which searches hundreds of configurations."""
+"""One in this many commands is an `advise`, which is slow because it searches hundreds of configurations. The other
+commands are `predict`."""
 ROUNDING = 1 + 1e-9
 LONGEST = 700  # largest number of characters of an error message
 
@@ -216,7 +217,8 @@ def _draw_advised(dice: Random, models: Sequence[str]) -> Iterator[str]:
 
 
 def find_faults(question: Question) -> tuple[str, list[Fault]]:
-    """Run a command. Return "answered" or "refused", and the faults of the result."""
+    """Run a command. Return "answered" if it had a result or "refused" if it raised an error, and the faults of the
+    result or of the error."""
     verb, overrides, config_dir = question
     try:
         if verb == "advise":

@@ -232,8 +232,9 @@ def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some:
 
 
 def test_frozen_weights_have_4_flops_per_token_and_adapter_weights_6() -> None:
-    """A Llama of 3 blocks. The first block has no gradient of its input, which spares one product of each matrix that
-    reads it and of its adapter. Attention has 12 FLOPs per pair of tokens and element of a head."""
+    """The model is a Llama of 3 blocks. Backward computes no gradient for the input of the first block. This saves one
+    product for each matrix that reads this input, and one for its adapter. Attention has 12 FLOPs per pair of tokens
+    and element of a head."""
     d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (d, f), (f, d)]
     frozen = 4 * (3 * sum(k * n for k, n in matrices) + d * vocab) - 2 * sum(k * n for k, n in matrices[:3])

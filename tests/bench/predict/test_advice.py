@@ -245,7 +245,7 @@ def machine() -> Any:
 
 
 def chosen(record: RunRecord, machine: Any, *others: RunRecord) -> Choice:
-    """Return the choice for the configuration of `record`, if the runs `others` are the measurements."""
+    """Return the choice for the configuration of `record`, if `others` are the only measured runs."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, machine, "cpu")

@@ -1,4 +1,5 @@
-"""Specs of the published reports on the page of predictions equal the specs that Hydra composes."""
+"""The page of predictions lists published reports of what fits into memory. Its specs for them equal the specs that
+Hydra composes."""
 
 import pytest
 

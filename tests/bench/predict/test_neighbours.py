@@ -38,7 +38,7 @@ def peak_bytes(record: RunRecord) -> int:
 
 
 def scaled(step: float, memory: float) -> Any:
-    """Return a predictor whose predictions are too small by these factors."""
+    """Return a function that predicts a run: the measured values, divided by the factors `step` and `memory`."""
     return lambda record: PredictedRun(median_s(record) / step, round(peak_bytes(record) / memory))
 
 

@@ -1,4 +1,5 @@
-"""Seconds of a collective: by hand, by published tables of three machines, and from two calibrations of one machine."""
+"""Predicted seconds of a collective, compared with calculations by hand and with published tables of three machines;
+and predictions for another link speed from two calibrations of one machine."""
 
 import csv
 import itertools

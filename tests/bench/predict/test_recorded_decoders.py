@@ -14,8 +14,8 @@ PEAK = {"ddp": 0.012, "zero1": 0.006, "zero2": 0.045, "zero3": 0.008, "fsdp": 0.
 CHECKPOINTED = {"ddp": 0.012, "zero1": 0.02, "zero2": 0.035, "zero3": 0.06, "fsdp": 0.12}
 """Bounds on the relative error of predicted peaks, by engine, without and with checkpointing.
 
-FSDP2 does not yet gather the next block while the head's backward runs. With recomputation, ZeRO needs two or three
-gradients more than predicted.
+Two deviations are known: FSDP2 does not yet gather the next block while the head's backward runs, and with
+recomputation ZeRO holds two or three gradients more than predicted.
 """
 
 

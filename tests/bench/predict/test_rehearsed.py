@@ -1,4 +1,5 @@
-"""Memory of one rank of up to 1,024: predictions compared with rehearsals, and rehearsals with real runs."""
+"""Memory of one rank out of up to 1,024 ranks: predictions compared with rehearsals (one real rank, the others
+simulated), and rehearsals compared with real runs."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ def flops(work: PassWork) -> int:
 
 
 def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
-    """Return the forward FLOPs of one sample: of all blocks, and of the head."""
+    """Return two numbers of forward FLOPs for one sample: of all blocks, and of the head."""
     projection = 2 * shape.d_model * shape.d_inner  # per token; query, key, value and output each have one projection
     feed_forward = 2 * (3 if shape.gated else 2) * shape.d_model * shape.d_ff  # per token
     pair = 2 * 2 * shape.d_inner  # per query and key: the score, the weighted value

@@ -1,5 +1,5 @@
-"""Covering sets of cases. Every pair of values of two fields occurs in at least one case, if a possible case has both
-values."""
+"""Covering sets of cases. In a covering set, every pair of values of two fields occurs in at least one case, unless no
+possible case has both values."""
 
 import itertools
 import random
@@ -76,8 +76,8 @@ def list_cases() -> list[Case]:
 
 
 def choose_cases(seed: int, tried: int = 400) -> list[Case]:
-    """Return a covering set that depends only on `seed`. Each case is the best of `tried` random cases: it adds most
-    pairs of values that are not yet covered."""
+    """Return a covering set that depends only on `seed`. Each case is the best of `tried` random cases, which is the
+    case with the most pairs of values that are not yet covered."""
     dice, cases = random.Random(seed), list_cases()
     left = {pair for case in cases for pair in list_pairs(case)}
     chosen = list[Case]()
