@@ -105,7 +105,7 @@ class Interleaving:
 
 
 class MixedText(TextSelection):
-    """Options of one text of a mixture: its selection and its weight."""
+    """Options of one text of a mixture: its files or data set, and its weight."""
 
     weight: float | None = Field(None, gt=0, allow_inf_nan=False)
 

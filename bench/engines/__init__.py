@@ -212,7 +212,8 @@ def check_adapter(spec: RunSpec) -> None:
 
 
 def find_facts(spec: RunSpec) -> EngineFacts | None:
-    """Return the facts of a recorded spec; None if its engine or one of its options no longer exists."""
+    """Return the facts about the engine of a recorded spec; None if the engine or one of its options no longer
+    exists."""
     try:
         return facts(spec)
     except (UserError, ValueError):

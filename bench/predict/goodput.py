@@ -102,7 +102,7 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
 
     This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average,
     including failures during writes and restarts. M is the mean time between failures and R the restart time. The
-    goodput is τ over that time.
+    goodput is τ divided by that time.
     """
     mtbf_s, write_s, restart_s = reliability
     try:

@@ -17,8 +17,8 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Number of measured runs from which on predicted memory is corrected. From the same number of runs of one engine on,
-the runs of other engines are ignored. A single run may have been disturbed."""
+"""Least number of measured runs with which predicted memory is corrected. With as many runs of the same engine, the
+runs of other engines are ignored. A single run may have been disturbed."""
 
 
 class PredictedRun(NamedTuple):

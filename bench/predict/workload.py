@@ -106,7 +106,7 @@ class Workload(NamedTuple):
 
 def get_network(spec: RunSpec) -> Stacks:
     """Return the network of a spec's model, with its adapters. Raises NoPrediction if the model family does not
-    describe it, or if the frozen parameters are given by a pattern."""
+    describe it, or if `adapter.frozen` gives the frozen parameters by a pattern."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"

@@ -21,7 +21,7 @@ _TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
 
 
 class Fields(Frozen):
-    """Fields of a JSON line with the prompt and the answer, or with a chat."""
+    """Names of the fields of a JSON line that hold the prompt and the answer, or a chat (`messages`)."""
 
     prompt: str = "prompt"
     answer: str = "answer"

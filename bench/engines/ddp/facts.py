@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts about this engine for a spec."""
+    """Return the facts about this engine for a spec: what it supports, and functions that predict its costs."""
     return EngineFacts(
         label="DDP",
         division=Division(),

@@ -79,7 +79,7 @@ def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts about this engine for a spec."""
+    """Return the facts about this engine for a spec: what it supports, and functions that predict its costs."""
     options = decode_options(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",

@@ -6,8 +6,8 @@ runtime/zenflow/zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/p
 exceptions. Deprecated options are excluded. Options in WRITTEN_OUT have no default, because they decide the result of a
 comparison of stages.
 
-Specs are checked before a run starts. DeepSpeed checks most of these rules only after every rank has started, and some
-never.
+Specs are checked before a run starts. DeepSpeed checks most of these rules only after every rank has started, and does
+not check some of them at all.
 """
 
 import re

@@ -16,7 +16,7 @@ from bench.engines.distributed.schedule import Action, Order, PipelineSize, find
 Hop = Callable[[int, int], float]
 """Function of two ranks of a pipeline, sender and receiver, that returns the seconds of a transfer between them."""
 SENDS_PER_RANK = 2
-"""Unfinished sends allowed on a rank, for each rank of its pipeline."""
+"""Limit of unfinished sends on a rank, as a multiple of the number of ranks of its pipeline."""
 
 
 class LinkedPass(NamedTuple):

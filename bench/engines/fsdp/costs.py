@@ -9,9 +9,9 @@ An FSDP unit is a block of layers, or all parameters outside blocks. A unit is g
 copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next
 unit is gathered ahead. The input of a reduction stays until the next reduction.
 
-Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a
-block are reduce-scattered when its backward ends; those of parameters outside blocks are last. Tests compare numbers
-of calls and bytes with those counted over gloo.
+Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a block
+are reduce-scattered when its backward ends; the gradients of parameters outside blocks are reduced last. Tests compare
+the predicted numbers of calls and bytes with the numbers counted over gloo.
 """
 
 import functools
@@ -106,7 +106,8 @@ class FsdpRun(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Bytes of one rank's partition of the weights: trained ones in fp32, frozen ones in the run's precision."""
+        """Bytes of one rank's partition of the weights: trained weights in fp32, frozen weights in the run's
+        precision."""
         return FULL * self.trained + self.width * (self.partition - self.trained)
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts about this engine for a spec.
+    """Return the facts about this engine for a spec: what it supports, and functions that predict its costs.
 
     Between steps FSDP2 holds 12 bytes per parameter: fp32 weights and two moments. ZeRO in bf16 or fp16 holds 14 to 16
     bytes: low-precision weights, fp32 master weights, two moments, and at stage 3 gradients.

@@ -17,7 +17,7 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"
 
 
 def facts(spec: RunSpec) -> EngineFacts:
-    """Return the facts about this engine for a spec."""
+    """Return the facts about this engine for a spec: what it supports, and a function that predicts its costs."""
     last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank with the last stages
     return EngineFacts(
         label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",

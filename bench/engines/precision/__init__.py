@@ -65,8 +65,8 @@ class DynamicScale:
         self.value, self._hysteresis, self._step, self._last_overflow = state
 
     def update(self, *, overflow: bool) -> None:
-        """Update the scale after a step. A scale at its minimum stays there; DeepSpeed's ZeRO stages raise an error
-        instead."""
+        """Update the scale after a step. After an overflow, a scale at its minimum stays there; DeepSpeed's ZeRO stages
+        raise an error instead."""
         if not self._dynamic:
             return
         if overflow:

@@ -37,8 +37,8 @@ ADAFACTOR: dict[str, Any] = {
 """Settings of Adafactor that a spec does not have. The first row has the constants of its paper (arXiv 1804.04235),
 without a first moment.
 
-The step size of the paper follows from the step number and the norm of each parameter. It is off, so that `lr` and
-learning-rate schedules mean the same for all optimizers. torch.optim.Adafactor cannot turn it off.
+The step size of the paper follows from the step number and the norm of each parameter. This rule is off, so that `lr`
+and learning-rate schedules mean the same for all optimizers. torch.optim.Adafactor cannot turn the rule off.
 """
 
 

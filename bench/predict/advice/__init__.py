@@ -80,7 +80,8 @@ class AdviceQuestion(NamedTuple):
         return math.ceil(tokens / choice.time.tokens) if tokens else None
 
     def predict_goodput(self, choice: Choice) -> Goodput | None:
-        """Return the predicted goodput of a training job with `choice`; None if the question has no failure terms."""
+        """Return the predicted goodput (share of the time that is not lost to failures) of a training job with
+        `choice`; None if the question has no failure terms."""
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:

@@ -139,7 +139,7 @@ def _with_batch(spec: RunSpec, micro: int, accumulation: int) -> RunSpec:
 
 
 def can_run(spec: RunSpec, device: Device) -> bool:
-    """Return whether the engine of a spec can run it on this kind of device."""
+    """Return True if the engine of a spec can run the spec on this kind of device."""
     plugin = engines.load(spec.engine.backend)
     try:
         plugin.check(plugin.Options.model_validate(spec.engine.options), spec, device)

@@ -98,8 +98,8 @@ def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choic
 def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) -> StepEstimate:
     """Return a predicted step time multiplied by the mean measured-to-predicted ratio of neighbouring runs.
 
-    The interval contains the spread of these ratios. It also contains the error of a rehearsal, or the larger error of
-    calibrated rates if any neighbour used another engine.
+    The interval contains the spread of these ratios. It also contains the error of predictions from a rehearsal, or the
+    larger error of calibrated rates if any neighbour used another engine.
     """
     ratios = [found.step for found in near_runs if found.step]
     doubt = REHEARSED if all(found.engine == engine for found in near_runs) else CALIBRATED
@@ -142,7 +142,7 @@ def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
     errors that `other` does not share.
 
     CALIBRATED is the range over all engines. Its high end comes from ZeRO's stage 3, which works on the host. The other
-    engines differed from each other by no more than the error of a rehearsal.
+    engines differed from each other by no more than the error of predictions from a rehearsal.
     """
     if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0

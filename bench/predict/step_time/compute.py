@@ -1,10 +1,10 @@
 """Computing time of one rank in a step, pass by pass, from its work and the machine's rates, or from a rehearsal.
 
-Rates are those calibrated on the machine; without a calibration, the machine's published rates. Matrix products,
+Rates were calibrated on the machine; without a calibration, published rates of the machine are used. Matrix products,
 attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
 the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
-On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time.
-On a CPU, the time to start operations is added to the pass.
+On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time. On
+a CPU, the time to start operations is added to the pass.
 
 A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and the start and
 end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one tile at a time
@@ -49,7 +49,8 @@ NEIGHBOURS = 4
 """Number of calibrated shapes from which a rate is interpolated. Weights are the inverse squared distance in log space.
 """
 CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.8}
-"""Rate of the best matrix product as a share of the peak, used if it is not published.
+"""Rate of the best matrix product as a share of the device's peak. Used if the rate of the best product is not
+published.
 
 Measured in 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51 (ml-engineering @744d01e, accelerator
 benchmarks). fp32 needs far less memory bandwidth and power per FLOP: V100 reaches 14.4 of 15.7, which is 0.92 (arXiv
@@ -103,8 +104,8 @@ other sources. Ratios vary more between sources than within a source: all steps 
 """
 CALIBRATED = (0.8, 1.6)
 """Low and high ratio of true to predicted computing time with calibrated rates. Calibrated rates exclude an engine's
-work on the host. On one node of the testbed, steps took 0.87 to 1.57 times their prediction; the latter at stage 3
-(results/predictions)."""
+work on the host. On one node of the testbed (a cluster of CPU nodes within one machine), steps took 0.87 to 1.57 times
+their prediction, and ZeRO stage 3 had the largest factor (results/predictions)."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""

@@ -40,8 +40,9 @@ SCALES = {
 }
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
-"""Low and high ratio of true to predicted time of exposed communication, for which the step waits. The testbed's steps
-on several nodes had 0.77 to 1.12 at the two calibrated link rates (results/predictions)."""
+"""Low and high ratio of true to predicted time of exposed communication, for which the step waits. Steps on several
+nodes of the testbed (a cluster of CPU nodes within one machine) had 0.77 to 1.12 at the two calibrated link rates
+(results/predictions)."""
 
 
 class RankSpan(NamedTuple):
@@ -68,8 +69,8 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
-    """Return the seconds of sending `payload_bytes` from one device to another in the same node. With
-    `between_nodes`, all devices of a node send to another node, and the payload is their sum."""
+    """Return the seconds of sending `payload_bytes` from one device to another in the same node. With `between_nodes`,
+    all devices of a node send to another node, and `payload_bytes` is the sum over these devices."""
     return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 
