@@ -175,20 +175,15 @@ def _explain_file(group: str, name: str) -> Explanation:
 
 def _list_offers() -> Iterator[Explanation]:
     """Yield every rented node type of the shipped machine files, with its prices and their source."""
-    import yaml
+    from bench.core.formatting import format_count
+    from bench.core.machine import list_offers
 
-    from bench.core.files import find_conf_folder
-    from bench.core.machine import RentedOffer
-
-    for file in sorted((find_conf_folder() / "machine").glob("*.yaml")):
-        _, found, block = file.read_text(encoding="utf-8").partition("\nrented:")
-        for plain in yaml.safe_load(f"rented:{block}")["rented"] if found else ():
-            offer = RentedOffer.model_validate(plain)
-            devices = "1 device" if offer.devices == 1 else f"{offer.devices} devices"
-            spot = offer.spot_price_per_hour
-            yield _explain(
-                offer.machine_type, "rented node type", f"a node of {offer.provider} with {devices} of {file.stem}",
-                price_per_hour=f"{offer.price_per_hour:g} {offer.currency} in {offer.region}",
-                spot=f"{spot:g} {offer.currency} an hour" if spot else "price unknown",
-                source=f"{offer.source}; read {offer.date}",
-            )  # fmt: skip
+    for machine, offer in list_offers():
+        spot = offer.spot_price_per_hour
+        yield _explain(
+            offer.machine_type, "rented node type",
+            f"a node of {offer.provider} with {format_count(offer.devices, 'device')} of {machine}",
+            price_per_hour=f"{offer.price_per_hour:g} {offer.currency} in {offer.region}",
+            spot=f"{spot:g} {offer.currency} an hour" if spot else "price unknown",
+            source=f"{offer.source}; read {offer.date}",
+        )  # fmt: skip

@@ -4,11 +4,16 @@ None means that a number is unknown. No number is derived from a machine's name.
 """
 
 import datetime
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
 
 from bench.core.errors import UserError
+from bench.core.field_errors import build_error
+from bench.core.files import find_conf_folder
 from bench.core.spec import Extensible, Frozen, Name, Positive, Precision
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -228,3 +233,19 @@ def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
             rule = f"{offer.provider} has a second price for it in {offer.region}"
             raise UserError(f"{prefix}.machine_type={offer.machine_type}", rule, "keep the newer of the two")
         seen.add(key)
+
+
+def list_offers(config_dir: Path | None = None) -> Iterator[tuple[str, RentedOffer]]:
+    """Yield every offer of the machine files with the name of its file. A user's file replaces a shipped file of the
+    same name. UserError for a wrong offer."""
+    files: dict[str, Path] = {}
+    for folder in (find_conf_folder(), *([config_dir] if config_dir else [])):
+        files |= {file.stem: file for file in (folder / "machine").glob("*.yaml")}
+    for name, file in sorted(files.items()):
+        # parsing a whole file with its calibration would take long
+        _, found, block = file.read_text(encoding="utf-8").partition("\nrented:")
+        for plain in (yaml.safe_load(f"rented:{block}")["rented"] or ()) if found else ():
+            try:
+                yield name, RentedOffer.model_validate(plain)
+            except ValidationError as error:
+                raise build_error(error, RentedOffer, f"machine.rented of {name}") from error
