@@ -285,6 +285,17 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     "variant": ColumnMeaning("other fields in which configurations of an engine differ in this set"),
     "n": ColumnMeaning("allocations in which repeats ended ok: the numbers come from these runs"),
     "runs": ColumnMeaning("rows of the run table, all attempts"),
+    "untimed": ColumnMeaning("attempts without recorded times, whose costs are unknown"),
+    "finished": ColumnMeaning("repeats that ended ok; a repeat is one seed in one repetition"),
+    "reached": ColumnMeaning("repeats whose held-out loss reached the given loss at an evaluation"),
+    "device_hours": ColumnMeaning("of all attempts, from the start of their processes to their last step", "h"),
+    "start_share": ColumnMeaning("share of device_hours before the first step", "of 1"),
+    "failed_share": ColumnMeaning("share of device_hours of attempts that did not end ok", "of 1"),
+    "cost": ColumnMeaning("cost of all attempts with known times", "currency"),
+    "cost_per_run": ColumnMeaning("median over the finished repeats, each with its failed attempts", "currency"),
+    "cost_to_loss": ColumnMeaning(
+        "median over the repeats until the loss was reached, with failed attempts", "currency"
+    ),
     "interval_kind": ColumnMeaning("what the interval of step_s predicts"),
     "interval_level": ColumnMeaning("probability that the interval of step_s holds the median"),
     "interval_n": ColumnMeaning("steps of the one run, or repeats, behind the interval of step_s"),

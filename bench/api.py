@@ -28,6 +28,7 @@ from bench.core.terminal import Progress
 if TYPE_CHECKING:  # functions import what they need: `zeroscale status` needs no Hydra, `run` no scheduler
     from bench.core.errors import Check
     from bench.core.record import RunRecord
+    from bench.sweep.advise.places import PlaceTable
     from bench.sweep.advise.search import Answer
     from bench.sweep.inputs import GivenOverrides
     from bench.sweep.local_attempt import MeasuredRun
@@ -40,9 +41,9 @@ if TYPE_CHECKING:  # functions import what they need: `zeroscale status` needs n
     from bench.sweep.submitting import SubmitResult
 
 __all__ = [
-    "Progress", "Status", "Study", "UserError", "advise", "cancel", "measure", "plan", "plan_search", "point",
-    "predict", "prepare", "rehearsal", "rehearse", "resume", "run", "search", "search_verdict", "status", "submit",
-    "unreadable",
+    "Progress", "Status", "Study", "UserError", "advise", "cancel", "compare_places", "measure", "plan", "plan_search",
+    "point", "predict", "prepare", "rehearsal", "rehearse", "resume", "run", "search", "search_verdict", "status",
+    "submit", "unreadable",
 ]  # fmt: skip
 
 Folder = str | Path
@@ -444,3 +445,18 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
     return search.find_answer(
         questions.parse_query(format_overrides(question)), _convert_path(config_dir), _convert_path(results)
     )
+
+
+def compare_places(
+    question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
+) -> "PlaceTable":
+    """Return a row for each place and method of a training: hours and cost with intervals, and whether a deadline is
+    met.
+
+    `question` is that of `advise` with the keyword `where`, a list of places such as own:h100:8:2.5,
+    rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
+    """
+    from bench.sweep.advise import places
+    from bench.sweep.inputs import format_overrides
+
+    return places.compare_places(format_overrides(question), _convert_path(config_dir), _convert_path(results))

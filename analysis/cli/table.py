@@ -4,6 +4,10 @@
   zeroscale table results/runs --format csv > runs.csv
   zeroscale table results/runs/smoke --columns engine,world_size,micro,tokens_per_s,flags
   zeroscale table results/runs/paper --price 2.5
+  zeroscale table results/runs/learning --costs --price 2.5 --loss 2.5
+
+--costs shows a row per configuration instead: what all its attempts cost, start-up and failed attempts
+included, per run, per million tokens and, with --loss, until a held-out loss is reached.
 
 As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
 --wide adds the other main columns, with one line per run. Markdown, CSV and JSON have all columns of
@@ -15,12 +19,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from analysis.cli import add_paths, read_records
+from bench.core import terminal
 from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pandas import DataFrame
+
+    from analysis.results import Results
 
 _FOLDED = {"options": 30, "flags": 12, "reason": 30}
 """Columns whose texts may be wrapped, each with its least width in characters."""
@@ -39,6 +46,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per run")
     price = "per device and hour, in any currency: fills cost_per_million_tokens"
     parser.add_argument("--price", type=float, metavar="P", help=price)
+    parser.add_argument("--costs", action="store_true", help="a row per configuration: costs of all its attempts")
+    parser.add_argument("--loss", type=float, metavar="L", help="with --costs: costs until this held-out loss")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
     from analysis import formats
     from analysis.metrics import cost
 
+    if args.loss is not None and not args.costs:
+        raise UserError(f"--loss {args.loss:g}", "has no meaning without --costs", "add --costs")
     found = read_records(args.paths)
     frame = found.table if args.price is None else cost.add_prices(found.table, args.price)
+    if args.costs:
+        return _show_costs(found, args)
     names = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
     for name in names or [args.columns] * (args.columns is not None):
         if name not in frame.columns:
@@ -58,6 +71,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         written = {"md": formats.to_markdown, "csv": formats.to_csv, "json": formats.to_json}[args.format](frame)
         sys.stdout.write(written)
+    return 0
+
+
+def _show_costs(found: "Results", args: argparse.Namespace) -> int:
+    """Write the costs of each configuration. As text, remarks on what the costs include follow the table."""
+    from analysis import costs, formats
+
+    costs.check_loss(args.loss, found.table)
+    frame = costs.tabulate_costs(found, args.price, args.loss)
+    if args.columns is not None:
+        raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "leave one of them away")
+    if args.format == "md":
+        sys.stdout.write(formats.format_markdown_table(*costs.build_text_cells(frame)))
+    elif args.format == "text":
+        sys.stdout.write(formats.render_text_table(*costs.build_text_cells(frame), formats.find_width()))
+        allocated = costs.compute_allocated_time(found.get_file(place) for place in range(len(found.table)))
+        print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price))))
+    else:
+        sys.stdout.write((formats.to_csv if args.format == "csv" else formats.to_json)(frame))
     return 0
 
 

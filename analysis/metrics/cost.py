@@ -1,6 +1,6 @@
-"""Cost and energy per million tokens, padding included.
+"""Cost and energy per million tokens, padding included, and the time that one attempt holds its devices.
 
-Users state prices in a currency of their choice; there are no built-in prices.
+Users state prices in a currency of their choice; no price is assumed. `analysis.costs` adds the attempts of a point.
 """
 
 import math
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _HOUR_S = 3600
+_ROUNDING = 1e-6
+"""Relative difference between two sums of the same step times that rounding may cause."""
 
 
 def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
@@ -40,6 +42,60 @@ def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
     if price is None or rate is None:
         return None
     return price * record.spec.world_size / _HOUR_S / rate * 1e6
+
+
+def compute_attempt_s(record: RunRecord) -> float | None:
+    """Return the seconds of an attempt from the start of its processes to its last step, with its evaluations and
+    checkpoints.
+
+    None if the record has no times: the attempt was lost, or failed before its observations were written.
+    """
+    observed = record.observations
+    if observed is None:
+        return None
+    earlier_s = _compute_earlier_s(record)
+    evaluated = [one.seconds for one in observed.evaluations or () if not earlier_s or (one.trained_s or 0) > earlier_s]
+    stored = [one.seconds for one in observed.checkpoints or ()]
+    steps = observed.steps.step_s if observed.steps else ()
+    return math.fsum((*observed.phases_s.values(), *steps, *evaluated, *stored)) or None
+
+
+def compute_startup_s(record: RunRecord) -> float | None:
+    """Return the seconds of an attempt before its first step; None if the record has no times."""
+    observed = record.observations
+    return math.fsum(observed.phases_s.values()) or None if observed else None
+
+
+def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
+    """Return the seconds of a training until the end of its first evaluation with at most this loss.
+
+    The start, earlier evaluations and earlier checkpoints are included, and the steps of earlier attempts if the
+    training resumed from a checkpoint. None if no evaluation reached the loss.
+    """
+    observed = record.observations
+    if observed is None or not observed.evaluations:
+        return None
+    reached = next((one for one in observed.evaluations if one.loss is not None and one.loss <= loss), None)
+    if reached is None or reached.trained_s is None:
+        return None
+    evaluated = [one.seconds for one in observed.evaluations if one.step <= reached.step]
+    stored = [one.seconds for one in observed.checkpoints or () if one.step <= reached.step and one.kind != "model"]
+    return math.fsum((*observed.phases_s.values(), reached.trained_s, *evaluated, *stored))
+
+
+def is_resumed(record: RunRecord) -> bool:
+    """Return True if a training resumed from a checkpoint, so that its record has steps of earlier attempts."""
+    return _compute_earlier_s(record) > 0
+
+
+def _compute_earlier_s(record: RunRecord) -> float:
+    """Return the seconds of the steps of earlier attempts that a resumed training has in its evaluations, else 0."""
+    observed = record.observations
+    if observed is None or observed.steps is None or not observed.evaluations:
+        return 0.0
+    trained_s = observed.evaluations[-1].trained_s or 0.0
+    earlier_s = trained_s - math.fsum(observed.steps.step_s)
+    return earlier_s if earlier_s > _ROUNDING * trained_s else 0.0
 
 
 def compute_energy_j_per_million_tokens(record: RunRecord) -> float | None:

@@ -6,6 +6,7 @@ reasons.
   zeroscale advise model=gpt2_xl machine=h100 devices_per_node=8 loss=2.6 best=shortest storage=2e9
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
+  zeroscale advise model=llama_3_8b samples=100_000 deadline=2d adapter=lora,qlora where=own:h100:8,spot:g2-standard-12
 
 The command searches these keys if you do not set them: engine, nodes, batch.micro,
 batch.accumulation (only with max_global_batch) and activation_checkpointing. For pipelines it also
@@ -18,6 +19,10 @@ With a deadline, the advice needs the fewest node-hours among the configurations
 deadline. With node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise
 it is the configuration with the most tokens per second and device. With storage, hours and costs
 include failures.
+
+With where, a table compares places: own:MACHINE:DEVICES:PRICE (price per device and hour, or without
+it), rented:NODE_TYPE and spot:NODE_TYPE. Each place has one node, or the given numbers of nodes.
+Prices of node types are those of machine files: `zeroscale explain a3-highgpu-8g`.
 
 If predictions cannot distinguish two configurations, the more certain configuration is advised: the
 lower stage, or a measured point. Among configurations that are equal within 5 %, fewer nodes are
@@ -34,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import api, launchers
-from bench.cli import advice_text, options, pages
+from bench.cli import advice_text, options, pages, places_text
 from bench.cli.advice_text import list_caveats
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
@@ -42,7 +47,7 @@ from bench.core.formatting import describe_adapter, list_overrides
 from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import config_id
 from bench.predict.advice.choices import Choice
-from bench.sweep.advise import questions
+from bench.sweep.advise import places, questions
 from bench.sweep.advise.search import Answer
 
 __doc__ = __doc__.format(words=questions.format_help())
@@ -58,6 +63,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 once a configuration is advised."""
+    if any(text.startswith(places.WORD) for text in args.overrides):
+        return _print_places(args)
     if args.page:
         pages.check_path(args.page)
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
@@ -70,6 +77,14 @@ def run(args: argparse.Namespace) -> int:
         text = text._replace(caveats=_list_doubts(answer, measuring))
         command = shlex.join(["zeroscale", "advise", *args.overrides, *options.list_given_folders(args)])
         pages.write(args.page, render_advice_page(answer, text, command), quiet=args.json)
+    return 0
+
+
+def _print_places(args: argparse.Namespace) -> int:
+    if args.page:
+        raise UserError("--page", "a comparison of places has no page", "use --json, or leave where away")
+    table = api.compare_places(args.overrides, results=args.results, config_dir=args.config_dir)
+    print(places_text.format_json(table) if args.json else places_text.format_text(table))
     return 0
 
 

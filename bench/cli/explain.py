@@ -1,11 +1,11 @@
 """Explain the name of a column, flag, note, outcome, figure, verb, option, config key, config group,
-word of advise or file of conf/.
+word of advise, file of conf/ or rented node type.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
   zeroscale explain max-queued deadline
   zeroscale explain engine
-  zeroscale explain model=mt5_xl
+  zeroscale explain model=mt5_xl a3-highgpu-8g
 
 Without a name, the command lists all names. The last part of a key or file suffices, such as
 `micro` for batch.micro. Options are written without their dashes.
@@ -139,6 +139,7 @@ def list_explanations() -> Iterator[Explanation]:
             yield _explain(key.path, kind, key.meaning, type=key.type.replace("`", ""), default=key.default)
     for group in GROUPS:
         yield from (_explain_file(group, name) for name in list_group_files(group))
+    yield from _list_offers()
 
 
 def _list_options() -> Iterator[Explanation]:
@@ -170,3 +171,19 @@ def _explain_file(group: str, name: str) -> Explanation:
     source = re.search(r'^source: "?(.*?)"?$', text, flags=re.MULTILINE)
     meaning = " ".join(lines) or (f"by {source[1]}" if source and source[1] else "")
     return Explanation(f"{group}={name}", f"file of conf/{group}", meaning)
+
+
+def _list_offers() -> Iterator[Explanation]:
+    """Yield every rented node type of the shipped machine files, with its prices and their source."""
+    from bench.core.formatting import format_count
+    from bench.core.machine import list_offers
+
+    for machine, offer in list_offers():
+        spot = offer.spot_price_per_hour
+        yield _explain(
+            offer.machine_type, "rented node type",
+            f"a node of {offer.provider} with {format_count(offer.devices, 'device')} of {machine}",
+            price_per_hour=f"{offer.price_per_hour:g} {offer.currency} in {offer.region}",
+            spot=f"{spot:g} {offer.currency} an hour" if spot else "price unknown",
+            source=f"{offer.source}; read {offer.date}",
+        )  # fmt: skip

@@ -129,7 +129,7 @@ def format_point_json(composed: "Request") -> str:
     plain = {
         "config_id": config_id(composed.spec),
         "spec": composed.spec.model_dump(mode="json", by_alias=True),
-        "machine": composed.machine.model_dump(mode="json"),
+        "machine": composed.machine.model_dump(mode="json", exclude={"rented"}),
         "launcher": {"name": composed.launcher, **composed.launcher_options.model_dump(mode="json")},
     }
     return json.dumps(plain, indent=1)

@@ -3,12 +3,18 @@
 None means that a number is unknown. No number is derived from a machine's name.
 """
 
-from typing import Annotated, Literal, NamedTuple
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
 
 from bench.core.errors import UserError
-from bench.core.spec import Frozen, Name, Positive, Precision
+from bench.core.field_errors import build_error
+from bench.core.files import find_conf_folder
+from bench.core.spec import Extensible, Frozen, Name, Positive, Precision
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
@@ -62,8 +68,35 @@ class Calibration(Frozen):
     collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
 
 
-class Machine(Frozen):
+class RentedOffer(Frozen):
+    """Published price of a rented node with this machine's devices. Disks, network traffic and taxes are excluded."""
+
+    provider: Name = Field(description="such as gcp, aws or lambda")
+    machine_type: Name = Field(description="the provider's name of the node type, such as a3-highgpu-8g")
+    region: str = Field(min_length=1, description="region of the price, with the zone if prices differ between zones")
+    devices: Positive = Field(description="number of devices of the node")
+    price_per_hour: float = Field(gt=0, description="price of the whole node for an hour")
+    spot_price_per_hour: float | None = Field(
+        None, gt=0, description="the same for a node that the provider may take back at any time; None: unknown"
+    )
+    currency: str = Field("USD", min_length=1, max_length=8, description="currency of the prices")
+    source: str = Field(min_length=1, description="page or file that states the prices, with its version")
+    date: datetime.date = Field(description="day on which the source was read")
+
+    def find_price(self, *, spot: bool) -> float:
+        """Return the price of the node for an hour. UserError if its spot price is unknown."""
+        if not spot:
+            return self.price_per_hour
+        if self.spot_price_per_hour is None:
+            rule = f"the spot price of {self.machine_type} from {self.provider} is unknown"
+            raise UserError("spot", rule, "leave spot away, or add spot_price_per_hour to the machine's file")
+        return self.spot_price_per_hour
+
+
+class Machine(Extensible):
     """A node type of `conf/machine`. Peak rates are per device, without sparsity, in TFLOP/s."""
+
+    LATER_FIELDS: ClassVar[frozenset[str]] = frozenset({"rented"})
 
     name: Name
     device: str | None = Field(None, description='"cpu" or "cuda"; None: whichever is present')
@@ -108,7 +141,12 @@ class Machine(Frozen):
     )
     calibration: Calibration | None = Field(None, description="measured rates of this machine; not stored in records")
     price_per_device_hour: float | None = Field(
-        None, gt=0, description="price of a device for an hour, in any currency"
+        None, gt=0, description="your own price of a device for an hour, in any currency"
+    )
+    rented: tuple[RentedOffer, ...] = Field(
+        (),
+        description="published prices of rented nodes with these devices, each with provider, machine_type, region, "
+        "devices, price_per_hour, spot_price_per_hour, currency, source and date; not stored in records",
     )
     source: str = ""
     calibrated: dict[str, str] = Field(
@@ -118,8 +156,8 @@ class Machine(Frozen):
 
     def on(self, device: str | None) -> "Machine":
         """Return a copy of this machine for the record: with the kind of device that the run uses, without the
-        calibration tables."""
-        return self.model_copy(update={"device": device, "calibration": None})
+        calibration tables and the offers."""
+        return self.model_copy(update={"device": device, "calibration": None, "rented": ()})
 
     def accepts(self, device_name: str) -> bool:
         """Return True if the name of a device matches this machine's device, ignoring case."""
@@ -154,8 +192,12 @@ _PLAUSIBLE = {
 unit."""
 
 
+_PLAUSIBLE_PRICE = _PlausibleRange(1e-3, 1e6, "give the price of the whole node per hour, for example 87.8")
+
+
 def check_plausible(machine: Machine) -> None:
     """Raise UserError for an implausible number. Calibrated numbers are not checked: they are measurements."""
+    _check_offers(machine.rented)
     for field, (low, high, remedy) in _PLAUSIBLE.items():
         given = None if field in machine.calibrated else getattr(machine, field)
         values = given.items() if isinstance(given, dict) else [("", given)]
@@ -172,3 +214,38 @@ def check_plausible(machine: Machine) -> None:
             if peak and rate > peak:
                 shown = f"machine.{field}.{precision}={rate:g}"
                 raise UserError(shown, f"above the peak of {peak:g}", f"{remedy}, or correct the peak")
+
+
+def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
+    """Raise UserError for an offer with an implausible price, or for two prices of one node type in one region."""
+    seen: set[tuple[str, str, str]] = set()
+    low, high, remedy = _PLAUSIBLE_PRICE
+    for place, offer in enumerate(offers):
+        prefix, price, spot = f"machine.rented.{place}", offer.price_per_hour, offer.spot_price_per_hour
+        for name, value in (("price_per_hour", price), ("spot_price_per_hour", spot)):
+            if value is not None and not low <= value <= high:
+                raise UserError(f"{prefix}.{name}={value:g}", f"not between {low:g} and {high:g}", remedy)
+        if spot is not None and spot > price:
+            rule = f"above price_per_hour={price:g}, though a spot node costs at most as much"
+            raise UserError(f"{prefix}.spot_price_per_hour={spot:g}", rule, "exchange or correct the two prices")
+        key = (offer.provider, offer.machine_type, offer.region)
+        if key in seen:
+            rule = f"{offer.provider} has a second price for it in {offer.region}"
+            raise UserError(f"{prefix}.machine_type={offer.machine_type}", rule, "keep the newer of the two")
+        seen.add(key)
+
+
+def list_offers(config_dir: Path | None = None) -> Iterator[tuple[str, RentedOffer]]:
+    """Yield every offer of the machine files with the name of its file. A user's file replaces a shipped file of the
+    same name. UserError for a wrong offer."""
+    files: dict[str, Path] = {}
+    for folder in (find_conf_folder(), *([config_dir] if config_dir else [])):
+        files |= {file.stem: file for file in (folder / "machine").glob("*.yaml")}
+    for name, file in sorted(files.items()):
+        # parsing a whole file with its calibration would take long
+        _, found, block = file.read_text(encoding="utf-8").partition("\nrented:")
+        for plain in (yaml.safe_load(f"rented:{block}")["rented"] or ()) if found else ():
+            try:
+                yield name, RentedOffer.model_validate(plain)
+            except ValidationError as error:
+                raise build_error(error, RentedOffer, f"machine.rented of {name}") from error

@@ -1,13 +1,17 @@
 """Tests of machine files. An implausible number leads to a one-line message with a remedy, in a file and on the
 command line."""
 
+import itertools
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from bench.cli import main
+from bench.cli import main, options
 from bench.config import compose
 from bench.core.errors import UserError
+from bench.core.machine import Machine
 
 ABSURD = [
     ("peak_tflops", "{bf16: .inf}", "machine.peak_tflops.bf16=inf", "312"),
@@ -66,3 +70,82 @@ def test_measured_ceiling_may_exceed_the_published_peak() -> None:
         ]
         == 320
     )
+
+
+OFFER = {
+    "provider": "gcp", "machine_type": "a2-ultragpu-8g", "region": "us-east5", "devices": 8, "price_per_hour": 44.19,
+    "spot_price_per_hour": 12.33, "currency": "USD", "source": "a page", "date": "2026-11-26",
+}  # fmt: skip
+WRONG_OFFERS = [
+    ({"price_per_hour": -1}, "machine.rented.0.price_per_hour=-1: must be a number > 0; set"),
+    ({"price_per_hour": "much"}, "machine.rented.0.price_per_hour=much: must be a number > 0"),
+    ({"price_per_hour": None}, "machine.rented.0.price_per_hour=null: must be a number > 0"),
+    ({"price_per_hour": 1e9}, "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; give the price"),
+    ({"spot_price_per_hour": 50}, "machine.rented.0.spot_price_per_hour=50: above price_per_hour=44.19"),
+    ({"devices": 0}, "machine.rented.0.devices=0: must be an integer > 0; set machine.rented.0.devices=1 or more"),
+    ({"source": ""}, "machine.rented.0.source="),
+    ({"date": "soon"}, "machine.rented.0.date=soon: must be"),
+    ({"prize": 3}, "machine.rented.0.prize: no such key"),
+    ({"machine_type": "a b"}, "machine.rented.0.machine_type=a b: a name is made of letters"),
+]  # fmt: skip
+
+
+def write_machine(folder: Path, *offers: dict[str, object]) -> None:
+    shipped = yaml.safe_load((compose.find_conf_folder() / "machine" / "a100_80.yaml").read_text())
+    (folder / "machine").mkdir()
+    mine = {**shipped, "name": "mine", "rented": list(offers)}
+    (folder / "machine" / "mine.yaml").write_text(yaml.safe_dump(mine))
+
+
+@pytest.mark.parametrize(("change", "told"), WRONG_OFFERS, ids=lambda part: str(part)[:30])
+def test_a_wrong_offer_is_one_line_with_its_remedy(
+    change: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_machine(tmp_path, {**OFFER, **change})
+    assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert told in err
+
+
+def test_a_second_price_of_a_node_type_in_one_region_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_machine(tmp_path, OFFER, {**OFFER, "region": "us-east4"}, {**OFFER, "price_per_hour": 40})
+    assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
+    told = "machine.rented.2.machine_type=a2-ultragpu-8g: gcp has a second price for it in us-east5; keep the newer"
+    assert told in capsys.readouterr().err
+
+
+def test_offers_are_not_part_of_a_point_or_record() -> None:
+    request = compose.compose_request(compose.parse_single(["machine=h100", "devices_per_node=1"]))
+    assert request.machine.rented
+    assert "rented" not in json.loads(options.format_point_json(request))["machine"]
+    assert "rented" not in request.machine.on("cuda").model_dump()
+
+
+def list_shipped() -> list[Machine]:
+    files = sorted((compose.find_conf_folder() / "machine").glob("*.yaml"))
+    return [Machine.model_validate(plain) for file in files if "rented" in (plain := yaml.safe_load(file.read_text()))]
+
+
+def test_shipped_offers_of_one_provider_cost_about_the_same_per_device() -> None:
+    """A device of a larger node of the same provider costs about as much, so that a mistyped price is found."""
+    machines = list_shipped()
+    assert {"a100_40", "a100_80", "h100", "h200", "l4", "v100_16", "a10g"} <= {one.name for one in machines}
+    compared = 0
+    for machine in machines:
+        for one, other in itertools.combinations(machine.rented, 2):
+            if one.provider == other.provider:
+                ratio = (one.price_per_hour / one.devices) / (other.price_per_hour / other.devices)
+                assert 0.7 < ratio < 1.5, (machine.name, one.machine_type, other.machine_type)
+                compared += 1
+    assert compared >= 6
+
+
+def test_a_rented_node_type_is_explained_with_its_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a3-highgpu-8g"]) == 0
+    out = capsys.readouterr().out
+    # the catalogue's price of the host plus that of eight accelerators
+    assert f"{9.46006 + 78.37241:g} USD in us-east4" in out
+    assert f"{1.70352 + 14.1056:g} USD an hour" in out

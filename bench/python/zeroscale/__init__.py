@@ -20,6 +20,7 @@ from bench.api import (
     UserError,
     advise,
     cancel,
+    compare_places,
     measure,
     plan,
     plan_search,
@@ -38,7 +39,7 @@ from bench.api import (
 )
 
 __all__ = [
-    "MeasuredStudy", "Progress", "Status", "Study", "UserError", "advise", "cancel", "describe_columns", "load",
-    "measure", "open_study", "plan", "plan_search", "point", "predict", "prepare", "rehearsal", "rehearse", "resume",
-    "run", "search", "search_verdict", "status", "submit", "unreadable",
+    "MeasuredStudy", "Progress", "Status", "Study", "UserError", "advise", "cancel", "compare_places",
+    "describe_columns", "load", "measure", "open_study", "plan", "plan_search", "point", "predict", "prepare",
+    "rehearsal", "rehearse", "resume", "run", "search", "search_verdict", "status", "submit", "unreadable",
 ]  # fmt: skip

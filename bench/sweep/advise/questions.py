@@ -53,6 +53,8 @@ class AdviceQuery(NamedTuple):
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
     """Return the parsed question of a command line; UserError for the first mistake in it."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
+    if "where" in words:
+        raise UserError("where", "a comparison of places is not one answer", "call compare_places, or remove it")
     parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
     lists = {key: values for key, values in parsed if key in _AXES}
@@ -174,6 +176,9 @@ _WORDS = {
         "class of training software: eager, usual or fused; narrows the times",
     ),
     "max_global_batch": _PlainWord(_parse_samples, "2048", "most samples per optimizer step, over all devices"),
+    "where": _PlainWord(
+        lambda _, text: text, "own:h100:8:2.5,spot:g2-standard-12", "places to compare: own, rented or spot nodes"
+    ),
 }
 
 
@@ -184,7 +189,10 @@ def list_words() -> dict[str, str]:
 
 def format_help() -> str:
     """Return the help text of the plain words, one line for each word."""
-    return "\n".join(f"  {f'{name}={word.example}':<24}{word.help}" for name, word in _WORDS.items())
+    words = {f"{name}={word.example}": word.help for name, word in _WORDS.items()}
+    return "\n".join(
+        f"  {word:<24}{help_}" if len(word) < 24 else f"  {word}\n{'':26}{help_}" for word, help_ in words.items()
+    )
 
 
 def _parse_words(texts: list[str]) -> dict[str, Any]:

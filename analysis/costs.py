@@ -1,0 +1,249 @@
+"""Costs of points: all their attempts, start-up included, per run, per million tokens and to a loss.
+
+A row of the table combines the runs of one configuration on one machine, over all repeats and seeds:
+
+runs            attempts, failed and lost attempts included.
+untimed         attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
+finished        repeats that ended ok. A repeat is one seed in one repetition.
+device_hours    of all attempts with times, from the start of their processes to their last step.
+start_share     share of device_hours before the first step.
+failed_share    share of device_hours of attempts that did not end ok.
+cost            of device_hours.
+cost_per_run    median over the finished repeats, each with its failed attempts.
+cost_per_million_tokens
+                of the timed steps alone, as in the run table.
+reached         repeats whose held-out loss reached the given loss at an evaluation.
+cost_to_loss    median over the repeats until that evaluation, with start and failed attempts. Missing unless every
+                finished repeat reached the loss, since the others would have cost more.
+
+Ends of intervals are in *_low and *_high. A single run has an interval for cost_per_million_tokens only, from its
+steps. Two to five repeats have their range, and six or more the 95 % interval of the median.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.columns import Kind, annotate
+from analysis.formats import MISSING, format_significant, shorten_keys
+from analysis.metrics.cost import compute_attempt_s, compute_seconds_to_loss, compute_startup_s, is_resumed
+from analysis.questions import describe_variants
+from analysis.results import Results
+from analysis.stats.intervals import repeats_interval
+from analysis.summary import Row, is_disturbed, select_answering
+from analysis.table import build_typed_frame, group_by, list_rows
+from bench.core.errors import UserError
+from bench.core.formatting import format_interval
+from bench.core.record import RunRecord
+from bench.core.spec import config_id
+from bench.core.store import Unreadable
+from bench.sweep import jobs
+
+_HOUR_S = 3600
+_RECORD_DEPTH = 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
+_INTEGERS = ("runs", "untimed", "finished", "reached")
+_NUMBERS = ("device_hours", "start_share", "failed_share", "cost", "cost_per_run", "cost_to_loss")
+_PARTS = ("start", "failed")
+_ENDS = ("cost_per_run", "cost_per_million_tokens", "cost_to_loss")
+KINDS: dict[str, Kind] = {
+    "variant": "text",
+    **dict.fromkeys(_INTEGERS, "integer"),
+    **dict.fromkeys(_NUMBERS, "number"),
+    **{f"{name}_{end}": "number" for name in _ENDS for end in ("low", "high")},
+}
+"""Types of the columns that the run table does not have."""
+
+
+class _Attempt(NamedTuple):
+    row: Row
+    record: RunRecord
+    seconds: float | None  # None: the record has no times
+
+
+def tabulate_costs(results: Results, price: float | None = None, loss: float | None = None) -> pd.DataFrame:
+    """Return the costs of each configuration on each machine.
+
+    `price` is the price per device and hour; by default it is the price in the records. Without a price, costs are
+    missing. `loss` adds the costs until a training's held-out loss is at most this number.
+    """
+    attempts = []
+    for place, row in enumerate(list_rows(results.table)):
+        if row["evidence"] == "measured":
+            record = results.record(place)
+            attempts.append(_Attempt(row, record, compute_attempt_s(record)))
+    # seeds of one configuration are repeats of it
+    merged = {one.row["config_id"]: one.record.spec.model_copy(update={"seed": 0}) for one in attempts}
+    variants = describe_variants({config_id(spec): spec for spec in merged.values()})
+    groups = group_by(attempts, lambda one: (config_id(merged[one.row["config_id"]]), one.row["machine"]))
+    rows = [_build_row(group, price, loss) | {"variant": variants[key]} for (key, _), group in groups.items()]
+    left = () if loss is not None else ("reached", "cost_to_loss", "cost_to_loss_low", "cost_to_loss_high")
+    head = (*_NAMES, *_INTEGERS, *_NUMBERS[:4])
+    ends = [part for name in _ENDS for part in (name, f"{name}_low", f"{name}_high")]
+    left = (*left, *(() if "adapter" in results.table else ("adapter",)))
+    names = [name for name in (*head, *ends) if name not in left]
+    return annotate(build_typed_frame({name: [row[name] for row in rows] for name in names}, KINDS))
+
+
+def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | None) -> Row:
+    first = attempts[0]
+    price = price or first.record.circumstance.machine.price_per_device_hour
+    ranks = first.record.spec.world_size
+    known = [one for one in attempts if one.seconds is not None]
+    total_s = sum(one.seconds or 0.0 for one in known)
+    failed_s = sum(one.seconds or 0.0 for one in known if one.row["outcome"] != "ok")
+    per_second = None if price is None else price * ranks / _HOUR_S
+    repeats = group_by(attempts, lambda one: (one.row["study"], one.row["config_id"], one.row["repeat"]))
+    finished = [group for group in repeats.values() if any(one.row["outcome"] == "ok" for one in group)]
+    to_loss = [_compute_to_loss(group, loss) for group in finished] if loss is not None else []
+    reached = [seconds for seconds in to_loss if seconds is not None]
+    return {
+        **{name: first.row.get(name) for name in _NAMES if name != "variant"},
+        "runs": len(attempts),
+        "untimed": len(attempts) - len(known),
+        "finished": len(finished),
+        "reached": len(reached),
+        "device_hours": ranks * total_s / _HOUR_S if known else None,
+        "start_share": sum(compute_startup_s(one.record) or 0.0 for one in known) / total_s if known else None,
+        "failed_share": failed_s / total_s if known else None,
+        "cost": per_second * total_s if per_second and known else None,
+        **_build_cells("cost_per_run", [sum(one.seconds or 0.0 for one in group) for group in finished], per_second),
+        **_build_token_cells([one.row for one in attempts], per_second),
+        **_build_cells("cost_to_loss", reached if len(reached) == len(finished) else [], per_second),
+    }
+
+
+def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
+    """Return the seconds of a repeat until it reached a loss, with its failed attempts; None if it did not."""
+    ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
+    seconds = compute_seconds_to_loss(ended.record, loss)
+    if seconds is None:
+        return None
+    # a resumed training's times include the steps of its earlier attempts
+    earlier = [] if is_resumed(ended.record) else [one for one in attempts if one is not ended]
+    return seconds + sum(one.seconds or 0.0 for one in earlier)
+
+
+def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[str, float | None]:
+    """Return the cost of a million tokens with its interval. Disturbed runs are excluded."""
+    name, by_seed = "cost_per_million_tokens", group_by(rows, lambda row: row["config_id"]).values()
+    good = [row for seed in by_seed for row in select_answering(seed) if row["tokens_per_s"] and not is_disturbed(row)]
+    places = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0]).values()
+    seconds = [statistics.median(1e6 / row["tokens_per_s"] for _, row in members) for members in places]
+    cells = _build_cells(name, seconds, per_second)
+    if len(good) == 1 and per_second and good[0]["tokens_per_s_low"]:
+        ends = (good[0]["tokens_per_s_high"], good[0]["tokens_per_s_low"])
+        cells |= {f"{name}_{end}": 1e6 / rate * per_second for end, rate in zip(("low", "high"), ends, strict=True)}
+    return cells
+
+
+def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) -> dict[str, float | None]:
+    """Return the median cost of some times with the ends of its interval over the repeats."""
+    if per_second is None or not seconds:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    costs = [per_second * one for one in seconds]
+    interval = repeats_interval(costs)
+    ends = (interval.low, interval.high) if interval else (None, None)
+    return {name: statistics.median(costs), f"{name}_low": ends[0], f"{name}_high": ends[1]}
+
+
+class AllocatedTime(NamedTuple):
+    """Time for which the jobs of some studies held devices."""
+
+    device_hours: float
+    periods: int
+    open: int  # periods without a recorded end, which are not counted
+
+
+def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
+    """Return the time for which the jobs of the records' studies held their devices; None if there were no jobs.
+
+    It includes what no record contains: the start and end of jobs, gaps between runs, and lost attempts.
+    """
+    studies = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in files if len(file.parents) > _RECORD_DEPTH)
+    hours, periods, still_open = 0.0, 0, 0
+    for study in studies:
+        for job in jobs.list_submitted(study)[0]:
+            devices = _count_devices_per_node(job.folder)
+            for _, period in jobs.list_allocations(job.folder):
+                periods += 1
+                if period.ended_at is None or devices is None:
+                    still_open += 1
+                else:
+                    hours += devices * period.nodes * (period.ended_at - period.began_at) / _HOUR_S
+    return AllocatedTime(hours, periods, still_open) if periods else None
+
+
+def _count_devices_per_node(folder: Path) -> int | None:
+    """Return the devices per node of a job, the most of its points; None if its file cannot be read."""
+    try:
+        return max(spec.devices_per_node for spec in jobs.read(folder).list_specs(None))
+    except (OSError, Unreadable, ValueError):
+        return None
+
+
+def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: float | None) -> list[str]:
+    """Return sentences on what the costs of a table include, and on what is unknown."""
+    lines = ["An attempt counts from the start of its processes to its last step, with evaluations and checkpoints."]
+    hours = table["device_hours"].sum()
+    if hours:
+        start, failed = (100 * (table[f"{name}_share"] * table["device_hours"]).sum() / hours for name in _PARTS)
+        lines.append(f"Start-up took {start:.2g} % of the device-hours, attempts that did not end ok {failed:.2g} %.")
+    untimed = int(table["untimed"].sum())
+    if untimed:
+        lines.append(f"Attempts without recorded times: {untimed}. Their cost is unknown, so sums are lower bounds.")
+    if table["cost"][table["device_hours"].notna()].isna().any():
+        lines.append("The price of a device is unknown: add --price 2.5, per device and hour.")
+    if allocated:
+        paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
+        ended = f" {allocated.open} of {allocated.periods} periods have no known end." if allocated.open else ""
+        lines.append(f"The jobs held {allocated.device_hours:.4g} device-hours{paid}, all attempts included.{ended}")
+    return lines
+
+
+def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return headings, rows and alignments of the table as text. Columns of names that are equal in all rows, and
+    columns without a value, are omitted."""
+    rows, shown = list_rows(frame), {name: _HEADINGS[name] for name in map(str, frame.columns) if name in _HEADINGS}
+    for name in list(shown):
+        values = [row[name] for row in rows]
+        is_same = name in _NAMES and len(rows) > 1 and len(set(values)) == 1
+        is_empty = all(value in (None, "") for value in values) and name != "cost_to_loss"
+        if is_same or is_empty or (name == "untimed" and not any(values)):
+            del shown[name]
+    cells = [[_format_value(row, name) for name in shown] for row in rows]
+    return list(shown.values()), cells, [name not in _NAMES[:5] for name in shown]
+
+
+_NAMES = ("model", "engine", "adapter", "variant", "machine", "world_size", "micro")
+"""Columns that name a row; the first five are texts."""
+_HEADINGS = {
+    "model": "model", "engine": "engine", "adapter": "adapter", "variant": "variant", "machine": "machine",
+    "world_size": "ranks", "micro": "micro", "finished": "finished", "untimed": "untimed",
+    "device_hours": "device-hours", "cost": "cost",
+    "cost_per_run": "per run", "cost_per_million_tokens": "per 10^6 tokens", "cost_to_loss": "to the loss",
+}  # fmt: skip
+"""Headings of the table as text, by column."""
+
+
+def _format_value(row: Row, name: str) -> str:
+    value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+    if name == "finished":
+        return f"{value} of {row['runs']}"
+    if name == "cost_to_loss" and value is None:
+        return f"reached by {row['reached']} of {row['finished']}"
+    if value is None:
+        return MISSING
+    if name == "variant":
+        return shorten_keys(value)
+    if low is not None and high is not None:
+        return format_interval(value, low, high)
+    return format_significant(value, 3) if isinstance(value, float) else str(value)
+
+
+def check_loss(loss: float | None, table: pd.DataFrame) -> None:
+    """Raise UserError if a loss is given, but the run table has no training with a held-out loss."""
+    if loss is not None and "validation_loss" not in table:
+        raise UserError(f"--loss {loss:g}", "no run is a training with a held-out loss", "leave --loss away")

@@ -1,0 +1,210 @@
+"""Comparison of places for a training: own nodes, rented nodes and spot nodes, each with every method of training."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.files import find_conf_folder
+from bench.core.formatting import format_count
+from bench.core.machine import RentedOffer, list_offers
+from bench.predict.advice import AdviceQuestion, HoursInterval
+from bench.predict.advice.choices import Choice
+from bench.sweep.advise.questions import AdviceQuery, parse_query
+from bench.sweep.advise.search import Answer, find_answer
+
+WORD = "where="
+"""Beginning of the word of a question that names the places."""
+Kind = Literal["own", "rented", "spot"]
+_EXAMPLE = "write for example where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
+_SET_BY_PLACES = ("machine", "devices_per_node", "price")
+_NOT_COMPARED = ("budget", "node_hours", "best")
+"""Words that a comparison of places does not support: it always looks for the least cost within the deadline."""
+
+
+class Place(NamedTuple):
+    """A kind of node on which a training could run, with the price of a node."""
+
+    kind: Kind
+    machine: str  # file of conf/machine
+    devices: int  # of a node
+    price_per_hour: float | None  # of a node; None: unknown
+    offer: RentedOffer | None = None  # None: an own node
+
+    @property
+    def name(self) -> str:
+        """Name of the place, such as `spot g2-standard-12`."""
+        return f"{self.kind} {self.offer.machine_type if self.offer else self.machine}"
+
+    @property
+    def currency(self) -> str:
+        """Currency of the price; empty for an own node."""
+        return self.offer.currency if self.offer else ""
+
+    def compute_cost(self, nodes: int, hours: HoursInterval) -> HoursInterval | None:
+        """Return the cost of some nodes for some hours, with the ends of its interval; None if the price is unknown."""
+        if self.price_per_hour is None:
+            return None
+        return HoursInterval(*(self.price_per_hour * nodes * one for one in hours))
+
+
+class PlaceRow(NamedTuple):
+    """The best layout for one method of training at one place."""
+
+    place: Place
+    method: str  # none (full training) or the name of an adapter
+    answer: Answer
+    hours: HoursInterval
+    cost: HoursInterval | None
+    kept: bool | None  # whether the deadline is met; None: at the likely time only
+
+    @property
+    def choice(self) -> Choice:
+        return self.answer.advice.winner
+
+    @property
+    def doubt(self) -> int:
+        """0: meets the deadline and fits into memory. 1: may do so. 2: misses the deadline."""
+        return 2 if self.kept is False else 1 if self.kept is None or self.choice.candidate.fits is None else 0
+
+
+class PlaceTable(NamedTuple):
+    """Places and methods of training, the best row first. Rows that meet the deadline come first, then the cheaper."""
+
+    query: AdviceQuery
+    question: AdviceQuestion  # with the length in tokens, if the question has one
+    rows: list[PlaceRow]
+    left_out: list[tuple[str, str]]  # place and method, and the reason why they have no row
+
+    @property
+    def ties(self) -> list[PlaceRow]:
+        """Rows as certain as the first whose costs cannot be told apart from its cost: the intervals overlap."""
+        first, *others = self.rows
+        return [
+            row
+            for row in others
+            if row.doubt == first.doubt and row.cost and first.cost and row.cost.low <= first.cost.high
+        ]
+
+
+def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path | None) -> PlaceTable:
+    """Return the table for a question with the word `where`; UserError if no place can do the training."""
+    where = [text for text in texts if text.startswith(WORD)]
+    rest = [text for text in texts if not text.startswith(WORD)]
+    if not where:
+        raise UserError("where", "no place is named", _EXAMPLE)
+    if len(where) > 1:
+        raise UserError(where[1], "where is given twice", "write all places in one list")
+    for text in rest:
+        name = text.partition("=")[0]
+        if name in (*_SET_BY_PLACES, *_NOT_COMPARED):
+            rule = "each place sets it" if name in _SET_BY_PLACES else "not supported in a comparison of places"
+            raise UserError(text, rule, "remove it")
+    places = parse_places(where[0].removeprefix(WORD), config_dir)
+    query = parse_query(rest)
+    if not (query.question.tokens or query.training.samples or query.training.loss):
+        raise UserError("where", "the training has no length", "add samples=100_000")
+    rest += [] if query.nodes_given else ["nodes=1"]
+    rows: list[PlaceRow] = []
+    left_out: list[tuple[str, str]] = []
+    for place in places:
+        for method in query.adapters:
+            try:
+                rows.append(_find_row(place, method, rest, config_dir, results))
+            except UserError as error:
+                left_out.append((f"{place.name}, {describe_method(method)}", str(error)))
+    if not rows:
+        raise UserError("where", f"no place can do this training; {left_out[0][0]}: {left_out[0][1]}")
+    rows.sort(key=lambda row: (row.doubt, row.cost.likely if row.cost else math.inf, row.hours.likely))
+    return PlaceTable(
+        query, rows[0].answer.query.question._replace(deadline_h=query.question.deadline_h), rows, left_out
+    )
+
+
+def describe_method(method: str) -> str:
+    """Return the name of a method for readers: `full training` or the adapter."""
+    return "full training" if method == "none" else method
+
+
+def _find_row(
+    place: Place, method: str, texts: Sequence[str], config_dir: Path | None, results: Path | None
+) -> PlaceRow:
+    """Return the row of a place and method. If no layout meets the deadline, it is the row of the fastest layout."""
+    kept_texts = [text for text in texts if text.partition("=")[0] != "adapter"]
+    own = [f"machine={place.machine}", f"devices_per_node={place.devices}", f"adapter={method}"]
+    query = parse_query([*kept_texts, *own])
+    try:
+        answer = find_answer(query, config_dir, results)
+    except UserError:
+        if query.question.deadline_h is None:
+            raise
+        question = query.question._replace(deadline_h=None, best="shortest")
+        answer = find_answer(query._replace(question=question), config_dir, results)
+    winner = answer.advice.winner
+    hours = answer.query.question.predict_hours(winner)
+    assert hours is not None, "the question has a length"
+    kept = answer.query.question._replace(deadline_h=query.question.deadline_h).kept(winner)
+    return PlaceRow(place, method, answer, hours, place.compute_cost(winner.spec.nodes, hours), kept)
+
+
+def parse_places(text: str, config_dir: Path | None) -> list[Place]:
+    """Return the places of a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`; UserError for the first mistake."""
+    places: list[Place] = []
+    for item in text.split(","):
+        kind, *parts = item.split(":")
+        if kind not in get_args(Kind):
+            raise UserError(f"{WORD}{item}", "a place begins with own:, rented: or spot:", _EXAMPLE)
+        place = _parse_own(item, parts, config_dir) if kind == "own" else _parse_offer(item, kind, parts, config_dir)
+        if any(place.name == other.name and place.devices == other.devices for other in places):
+            raise UserError(f"{WORD}{item}", "a place is given twice", "remove one of them")
+        places.append(place)
+    return places
+
+
+def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Place:
+    if not 2 <= len(parts) <= 3:
+        raise UserError(f"{WORD}{item}", "an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE", _EXAMPLE)
+    folders = [find_conf_folder(), *([config_dir] if config_dir else [])]
+    known = {file.stem for folder in folders for file in (folder / "machine").glob("*.yaml")}
+    if parts[0] not in known:
+        raise UserError(f"{WORD}{item}", f"no machine {parts[0]}", suggest_nearest(parts[0], known))
+    if not parts[1].isdecimal() or int(parts[1]) < 1:
+        raise UserError(f"{WORD}{item}", f"{parts[1]!r} is not a number of devices per node", _EXAMPLE)
+    if len(parts) == 2:
+        return Place("own", parts[0], int(parts[1]), None)
+    try:
+        price = float(parts[2])
+    except ValueError:
+        price = math.nan
+    if not 0 < price < math.inf:
+        raise UserError(f"{WORD}{item}", f"{parts[2]!r} is not a price of a device per hour above 0", _EXAMPLE)
+    return Place("own", parts[0], int(parts[1]), price * int(parts[1]))
+
+
+def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
+    """Return the place of a rented node type. Of several regions, the cheapest is chosen."""
+    if len(parts) != 1:
+        raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
+    offers = list(list_offers(config_dir))
+    found = [(machine, offer) for machine, offer in offers if offer.machine_type == parts[0]]
+    if not found:
+        remedy = suggest_nearest(parts[0], {offer.machine_type for _, offer in offers})
+        raise UserError(f"{WORD}{item}", f"no machine file has a price of {parts[0]}", remedy)
+    spot = kind == "spot"
+    if spot:  # raises if no region has a spot price
+        found = [one for one in found if one[1].spot_price_per_hour is not None] or found
+    priced = [(offer.find_price(spot=spot), machine, offer) for machine, offer in found]
+    price, machine, offer = min(priced, key=lambda one: one[0])
+    return Place("spot" if spot else "rented", machine, offer.devices, price, offer)
+
+
+def describe_price(place: Place) -> str:
+    """Return the price of a place with its source."""
+    if place.price_per_hour is None:
+        example = f"own:{place.machine}:{place.devices}:2.5"
+        return f"unknown; add the price of a device per hour: where={example}"
+    if place.offer is None:
+        return f"{place.price_per_hour:g} per hour for {format_count(place.devices, 'device')}, as given"
+    offer = place.offer
+    return f"{place.price_per_hour:g} {offer.currency} per hour in {offer.region}; {offer.source}; read {offer.date}"

@@ -1,0 +1,148 @@
+"""Costs of points compared with values computed by hand. Two devices at a price of 3.6 per hour cost 0.002 per second.
+
+A run of `run()` has five warm-up steps of 9.9 s and thirty timed steps of 0.1 s: 52.5 s."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from records import failed, machine, results, run, save, scattered, spec, steps
+
+from analysis.costs import compute_allocated_time, list_remarks, tabulate_costs
+from analysis.table import list_rows
+from bench.cli import main
+from bench.core.record import RunRecord
+from bench.sweep import jobs
+
+DATA = Path(__file__).parents[1] / "data"
+PRICED = machine().model_copy(update={"price_per_device_hour": 3.6})
+PHASES = {"start": 10.0, "model": 20.0}
+PER_SECOND = 0.002
+
+
+def cost_row(*records: RunRecord, **more: Any) -> SimpleNamespace:
+    (only,) = list_rows(tabulate_costs(results(*records), **more))
+    return SimpleNamespace(**only)
+
+
+def timed(**more: Any) -> RunRecord:
+    return run(machine=PRICED, phases_s=PHASES, **more)
+
+
+def crashed(seconds: float, **more: Any) -> RunRecord:
+    """Return a failed attempt that recorded its phases but no step."""
+    outcome = failed("error").outcome
+    lost = run(machine=PRICED, phases_s={"start": seconds}, steps=None, tokens=None, **more)
+    return lost.model_copy(update={"outcome": outcome})
+
+
+def test_cost_of_a_run_includes_its_start_and_failed_attempts() -> None:
+    found = cost_row(crashed(100.0), timed(attempt=1))
+    assert (found.runs, found.finished, found.untimed) == (2, 1, 0)
+    seconds = 100 + 30 + 52.5
+    assert found.device_hours == pytest.approx(2 * seconds / 3600)
+    assert found.cost == found.cost_per_run == pytest.approx(PER_SECOND * seconds)
+    assert found.start_share == pytest.approx(130 / seconds)
+    assert found.failed_share == pytest.approx(100 / seconds)
+    assert found.cost_per_run_low is None, "a single repeat has no interval"
+
+
+def test_lost_attempts_without_times_are_counted_and_reported() -> None:
+    table = tabulate_costs(results(failed("node_failure", machine=PRICED), timed(attempt=1)))
+    (found,) = list_rows(table)
+    assert (found["runs"], found["untimed"]) == (2, 1)
+    assert found["cost"] == pytest.approx(PER_SECOND * 82.5)
+    assert any("Attempts without recorded times: 1." in line for line in list_remarks(table, None, None))
+
+
+def test_the_interval_of_a_run_is_over_its_repeats() -> None:
+    several = [timed(repeat=n, steps=steps((0.1 * (n + 1),) * 30)) for n in range(3)]
+    found = cost_row(*several)
+    # each repeat: 30 s of start, 49.5 s of warm-up, then 3, 6 and 9 s of timed steps
+    assert (found.cost_per_run_low, found.cost_per_run, found.cost_per_run_high) == pytest.approx(
+        tuple(PER_SECOND * (79.5 + seconds) for seconds in (3, 6, 9))
+    )
+    # a step has 40 tokens
+    per_million = [PER_SECOND * 1e6 / 40 * step_s for step_s in (0.1, 0.2, 0.3)]
+    ends = (found.cost_per_million_tokens_low, found.cost_per_million_tokens, found.cost_per_million_tokens_high)
+    assert ends == pytest.approx(tuple(per_million))
+
+
+def test_a_single_run_has_the_interval_of_its_steps_for_a_million_tokens() -> None:
+    record = timed(steps=steps(scattered(0.09, 0.1, 0.11)))
+    found = cost_row(record)
+    row = list_rows(results(record).table)[0]
+    assert found.cost_per_million_tokens == pytest.approx(5.0)
+    assert found.cost_per_million_tokens_low == pytest.approx(PER_SECOND * 1e6 / row["tokens_per_s_high"])
+    assert found.cost_per_million_tokens_high == pytest.approx(PER_SECOND * 1e6 / row["tokens_per_s_low"])
+    assert found.cost_per_million_tokens_low < 5.0 < found.cost_per_million_tokens_high
+
+
+def train(seed: int, losses: tuple[float, float, float], earlier_s: float = 0.0, **more: Any) -> RunRecord:
+    """Return a training of 30 steps of 1 s that is evaluated for 2 s after 0, 10 and 30 steps."""
+    evaluations = [
+        {"step": n, "loss": loss, "target_tokens": 9, "seconds": 2.0, "trained_s": n + earlier_s * (n > 0)}
+        for n, loss in zip((0, 10, 30), losses, strict=True)
+    ]
+    return timed_spec(seed, steps=steps((1.0,) * 30, cut=0), evaluations=evaluations, **more)
+
+
+def timed_spec(seed: int, **more: Any) -> RunRecord:
+    return run(spec(seed=seed), machine=PRICED, phases_s=PHASES, **more)
+
+
+def test_cost_to_a_loss_has_its_interval_over_the_seeds() -> None:
+    runs = [train(0, (9, 3.9, 3.5)), train(1, (9, 4.1, 3.6)), train(2, (9, 4.0, 3.4))]
+    found = cost_row(*runs, loss=4.0)
+    # seeds 0 and 2 reach it at the second evaluation, seed 1 at the third
+    early, late = 30 + 10 + 2 * 2, 30 + 30 + 3 * 2
+    assert (found.finished, found.reached) == (3, 3)
+    assert (found.cost_to_loss_low, found.cost_to_loss, found.cost_to_loss_high) == pytest.approx(
+        (PER_SECOND * early, PER_SECOND * early, PER_SECOND * late)
+    )
+    missing = cost_row(*runs, loss=3.5)
+    assert (missing.reached, missing.cost_to_loss) == (2, None)
+
+
+def test_steps_of_earlier_attempts_of_a_resumed_training_count_once() -> None:
+    resumed = train(0, (9, 5, 4.0), earlier_s=50.0, attempt=1)
+    found = cost_row(crashed(100.0), resumed, loss=4.0)
+    assert found.cost_to_loss == pytest.approx(PER_SECOND * (30 + 30 + 50 + 3 * 2))
+    fresh = cost_row(crashed(100.0), train(0, (9, 5, 4.0), attempt=1), loss=4.0)
+    assert fresh.cost_to_loss == pytest.approx(PER_SECOND * (100 + 30 + 30 + 3 * 2))
+
+
+def test_a_given_price_replaces_that_of_the_records_and_without_a_price_costs_are_missing() -> None:
+    assert cost_row(timed(), price=7.2).cost == pytest.approx(2 * PER_SECOND * 82.5)
+    table = tabulate_costs(results(run(phases_s=PHASES)))
+    assert list_rows(table)[0]["cost"] is None
+    assert any("add --price 2.5" in line for line in list_remarks(table, None, None))
+
+
+def test_time_of_jobs_includes_what_no_record_has(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "submitted", tmp_path / "runs")
+    study = tmp_path / "runs" / "adhoc"
+    files = [study / "df17bb44ce" / "0.0" / "record.json"]
+    assert compute_allocated_time(files) is None
+    first, second = (job.folder for job in jobs.list_submitted(study)[0][:2])
+    devices = [jobs.read(folder).list_specs(None)[0].devices_per_node for folder in (first, second)]
+    jobs.end_allocation(jobs.begin_allocation(first, jobs.AllocationPeriod("1", None, 0, 3, 1000.0, None)), 2800.0)
+    jobs.begin_allocation(second, jobs.AllocationPeriod("2", None, 0, 1, 1000.0, None))
+    held = compute_allocated_time(files)
+    assert held and (held.periods, held.open) == (2, 1)
+    assert held.device_hours == pytest.approx(devices[0] * 3 * 0.5)
+
+
+def test_table_verb_shows_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(save(tmp_path, timed(), timed(repeat=1)))
+    assert main(["table", runs, "--costs", "--price", "7.2"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2" in out and "0.33 (0.33–0.33)" in out
+    assert main(["table", runs, "--costs", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("model,engine,variant,machine,world_size")
+    refused = {("--loss", "3"): "no meaning without --costs", ("--costs", "--loss", "3"): "no run is a training"}
+    for words, told in refused.items():
+        assert main(["table", runs, *words]) == 2
+        assert told in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""`zeroscale advise where=…` compares own, rented and spot nodes. Hours and costs equal those computed by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import api
+from bench.cli import main
+
+WORDS = ("model=gpt2_medium", "engine=ddp", "batch.micro=8", "activation_checkpointing=true", "samples=1e6")
+PLACES = "where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
+# prices of the sources: a node of eight H100 in us-east4, and a spot node with one L4 in us-central1
+NODE_PRICES = {"own h100": 8 * 2.5, "rented a3-highgpu-8g": 9.46006 + 78.37241, "spot g2-standard-12": 0.17621 + 0.2231}
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
+    which is one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def answer(*words: str, fails: bool = False) -> str:
+        assert main(["advise", *words]) == (2 if fails else 0)
+        printed = capsys.readouterr()
+        assert not fails or (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err if fails else printed.out
+
+    return answer
+
+
+def compare(say: Say, *words: str) -> Any:
+    return json.loads(say(*WORDS, *words, "--json"))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_hours_and_costs_are_those_computed_by_hand(say: Say, nodes: int) -> None:
+    places = PLACES if nodes == 1 else "where=own:h100:8:2.5,rented:a3-highgpu-8g"  # no rate between nodes of L4
+    rows = compare(say, places, f"nodes={nodes}")["rows"]
+    assert len(rows) == (3 if nodes == 1 else 2)
+    for row in rows:
+        ranks = row["nodes"] * row["devices_per_node"]
+        for end, step_s in (("likely", "step_s"), ("low", "low_s"), ("high", "high_s")):
+            hours = 1e6 / (8 * ranks) * row["step"][step_s] / 3600
+            assert row["hours"][end] == pytest.approx(hours)
+            assert row["cost"][end] == pytest.approx(hours * nodes * NODE_PRICES[row["place"]], rel=1e-4)
+    assert [row["cost"]["likely"] for row in rows] == sorted(row["cost"]["likely"] for row in rows)
+
+
+def test_rows_that_miss_the_deadline_come_last(say: Say) -> None:
+    free = {row["place"]: row for row in compare(say, PLACES)["rows"]}
+    slow, fast = free["spot g2-standard-12"]["hours"], free["own h100"]["hours"]
+    between = (fast["high"] + slow["low"]) / 2
+    rows = compare(say, PLACES, f"deadline={between:.3f}h")["rows"]
+    assert [row["meets_deadline"] for row in rows] == [True, True, False]
+    assert rows[-1]["place"] == "spot g2-standard-12"
+    inside = (slow["likely"] + slow["high"]) / 2
+    found = {row["place"]: row for row in compare(say, PLACES, f"deadline={inside:.3f}h")["rows"]}
+    assert found["spot g2-standard-12"]["meets_deadline"] is None, "the likely time meets it, the slow end does not"
+    assert "spot g2-standard-12, full training: the least cost" not in say(*WORDS, PLACES, f"deadline={between:.3f}h")
+
+
+def test_every_method_has_a_row_or_a_reason(say: Say) -> None:
+    """Full training of 8 billion parameters does not fit into one L4, and QLoRA does."""
+    words = ("model=llama_3_8b", "samples=1000", "batch.micro=1", "engine=ddp", "adapter=none,qlora")
+    answer = json.loads(say(*words, "where=spot:g2-standard-12", "--json"))
+    assert [(row["method"], row["nodes"], row["fits"]) for row in answer["rows"]] == [("qlora", 1, True)]
+    (left,) = answer["left_out"]
+    assert left["what"] == "spot g2-standard-12, full training" and "does not fit" in left["why"]
+
+
+def test_unknown_price_of_an_own_node_is_one_line(say: Say) -> None:
+    told = say(*WORDS, "where=own:h100:8")
+    assert "own h100, full training: the shortest time; no price is known" in told
+    assert "own h100: unknown; add the price of a device per hour: where=own:h100:8:2.5" in told
+    assert " unknown" in next(line for line in told.splitlines() if line.startswith("  own h100  "))
+
+
+def test_text_has_prices_with_their_date_and_what_costs_leave_out(say: Say) -> None:
+    told = " ".join(say(*WORDS, PLACES).split())
+    assert "87.8325 USD per hour in us-east4" in told and "read 2026-11-26" in told
+    assert "may take back a spot node" in told and "in the same currency (USD)" in told
+    assert "Failures are not included" in told
+    assert "Failures are not included" not in say(*WORDS, PLACES, "storage=2e9")
+
+
+def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chosen(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "machine").mkdir()
+    offer = "{provider: mine, machine_type: box, devices: 2, source: contract, date: 2026-11-01, "
+    text = f"\ndefaults: [h100, _self_]\nname: mine\nrented:\n- {offer}region: a, price_per_hour: 9}}\n"
+    text += f"- {offer}region: b, price_per_hour: 8, currency: EUR}}\n"
+    (tmp_path / "machine" / "mine.yaml").write_text(text)
+    answer = compare(say, "where=rented:box", "--config-dir", str(tmp_path))
+    (row,) = answer["rows"]
+    assert (row["price_per_hour"], row["currency"], row["devices_per_node"], row["machine"]) == (8, "EUR", 2, "mine")
+    (tmp_path / "machine" / "mine.yaml").write_text(text.replace("price_per_hour: 9", "price_per_hour: no"))
+    line = say(*WORDS, "where=rented:box", "--config-dir", str(tmp_path), fails=True)
+    assert "machine.rented of mine.price_per_hour=false: must be a number > 0" in line
+
+
+def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    question = {"model": "gpt2_medium", "engine": "ddp", "batch.micro": 8, "samples": 1000, "where": ["own:h100:8:2.5"]}
+    (row,) = api.compare_places(question).rows
+    assert row.cost and row.cost.likely == pytest.approx(20 * row.hours.likely)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("where=own:h100",), "where=own:h100: an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE"),
+        (("where=mine:h100:8",), "where=mine:h100:8: a place begins with own:, rented: or spot:; write for example"),
+        (("where=own:h1000:8",), "where=own:h1000:8: no machine h1000; did you mean h100?"),
+        (("where=own:h100:0",), "'0' is not a number of devices per node; write for example"),
+        (("where=own:h100:8:free",), "'free' is not a price of a device per hour above 0"),
+        (("where=own:h100:8:nan",), "'nan' is not a price of a device per hour above 0"),
+        (("where=rented:a3-hihgpu-8g",), "no machine file has a price of a3-hihgpu-8g; did you mean a3-highgpu-8g?"),
+        (("where=rented:a3-highgpu-8g:8",), "a rented place is rented:NODE_TYPE; write"),
+        (("where=spot:gpu_8x_v100",), "spot: the spot price of gpu_8x_v100 from lambda is unknown; leave spot away"),
+        (("where=own:h100:8,own:h100:8",), "where=own:h100:8: a place is given twice; remove one of them"),
+        (("where=own:h100:8", "where=own:h100:4"), "where=own:h100:4: where is given twice"),
+        (("where=own:h100:8", "machine=h100"), "machine=h100: each place sets it; remove it"),
+        (("where=own:h100:8", "budget=3"), "budget=3: not supported in a comparison of places; remove it"),
+        (("where=own:h100:8", "--page", "x.html"), "--page: a comparison of places has no page"),
+        (("where=spot:g2-standard-12", "model=llama_3_8b"), "where: no place can do this training; spot g2-"),
+    ],
+)  # fmt: skip
+def test_wrong_place_is_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
+    assert line in say(
+        "samples=1000", *(() if any("model=" in word for word in words) else WORDS[:4]), *words, fails=True
+    )
+
+
+def test_training_without_a_length_is_refused(say: Say) -> None:
+    line = say(*WORDS[:4], "where=own:h100:8", fails=True)
+    assert line == "zeroscale: where: the training has no length; add samples=100_000\n"
