@@ -79,6 +79,13 @@ def test_unknown_price_of_an_own_node_is_one_line(say: Say) -> None:
     assert " unknown" in next(line for line in told.splitlines() if line.startswith("  own h100  "))
 
 
+def test_own_price_in_a_machine_file_is_used(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "mine.yaml").write_text("defaults: [h100, _self_]\nname: mine\nprice_per_device_hour: 3\n")
+    (row,) = compare(say, "where=own:mine:4", "--config-dir", str(tmp_path))["rows"]
+    assert row["cost"]["likely"] == pytest.approx(row["hours"]["likely"] * 4 * 3)
+
+
 def test_text_has_prices_with_their_date_and_what_costs_leave_out(say: Say) -> None:
     told = " ".join(say(*WORDS, PLACES).split())
     assert "87.8325 USD per hour in us-east4" in told and "read 2026-11-26" in told

@@ -141,6 +141,8 @@ def _find_row(
             raise
         question = query.question._replace(deadline_h=None, best="shortest")
         answer = find_answer(query._replace(question=question), config_dir, results)
+    if place.kind == "own" and place.price_per_hour is None and answer.query.price:  # the price in the machine's file
+        place = place._replace(price_per_hour=answer.query.price * place.devices)
     winner = answer.advice.winner
     hours = answer.query.question.predict_hours(winner)
     assert hours is not None, "the question has a length"
