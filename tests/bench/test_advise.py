@@ -236,7 +236,7 @@ def test_infeasible_engine_is_omitted_unless_named(ask: Ask, refused: Callable[.
     assert "fp16 at stage 0" in refused(*words, "engine=zero0")
 
 
-def test_a_measured_run_of_the_same_machine_outranks_the_formula(ask: Ask) -> None:
+def test_measured_run_on_the_same_machine_replaces_the_prediction(ask: Ask) -> None:
     runs = ROOT / "tests/data/runs.zip/smoke"
     records = [json.loads(read_regular(path)) for path in find_records([runs])]
     (record,) = [r for r in records if r["outcome"]["kind"] == "ok" and r["spec"]["engine"]["name"] == "zero1"
@@ -291,7 +291,7 @@ def test_unknown_device_count_is_refused_without_mention_of_launchers(
     assert "launcher" not in told
 
 
-def test_a_training_of_seconds_is_shown_in_seconds(
+def test_training_time_is_shown_in_seconds_minutes_or_hours(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

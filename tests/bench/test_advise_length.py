@@ -66,7 +66,7 @@ def test_deadline_counts_failures(say: Say) -> None:
     assert advise(say, *words, f"deadline={1.5 * slow:.3f}h", *failing)["winner"]["nodes"] > 1
 
 
-def test_loss_takes_the_tokens_of_its_law_and_batch(say: Say) -> None:
+def test_target_loss_needs_the_tokens_of_its_scaling_law_and_batch(say: Say) -> None:
     answer = advise(say, *XL, "loss=2.6", "best=shortest")
     winner = answer["winner"]
     batch, critical = winner["global_batch"] * 1024, compute_critical_batch(2.6)
@@ -80,7 +80,7 @@ def test_loss_takes_the_tokens_of_its_law_and_batch(say: Say) -> None:
     assert winner["hours"] <= 1.05 * min(row["hours"] for row in answer["nodes"] if row["fits"])
 
 
-def test_batch_beyond_the_critical_one_is_named_and_not_chosen(say: Say) -> None:
+def test_batch_above_the_critical_batch_is_excluded_with_the_reason(say: Say) -> None:
     limit = math.floor(compute_critical_batch(3.5) / 1024)
     answer = advise(say, *XL, "loss=3.5", "best=shortest", "max_global_batch=1000000")
     assert all(row["global_batch"] <= limit for row in [answer["winner"], *answer["nodes"]])
@@ -96,14 +96,14 @@ def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(say: Say) ->
     assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
 
 
-def test_other_laws_are_named(say: Say) -> None:
+def test_output_names_the_chosen_scaling_law_and_its_validity(say: Say) -> None:
     told = say(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
     assert "arXiv 2404.10102" in told and "arXiv 2001.08361" in told
     t5 = say("model=t5_v1_1_base", "machine=h100", "devices_per_node=8", "engine=ddp", "nodes=1", "loss=3.2")
     assert "an encoder with a decoder: a rough guess" in t5
 
 
-def test_samples_and_budget_are_tokens_and_node_hours(say: Say) -> None:
+def test_samples_and_budget_are_converted_to_tokens_and_node_hours(say: Say) -> None:
     words = (*XL, "nodes=1,2", "price=2")
     assert advise(say, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
     assert advise(say, *words, "samples=2.5e6", "epochs=4")["asked"]["tokens"] == 1e7 * 1024
@@ -140,7 +140,7 @@ def test_invalid_length_question_is_refused_in_one_line(say: Say, words: tuple[s
     assert line in say(*XL, *words, fails=True)
 
 
-def test_devices_without_a_published_failure_rate_need_one(say: Say) -> None:
+def test_device_without_a_published_failure_rate_needs_node_mtbf(say: Say) -> None:
     words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
              "storage=1e9")  # fmt: skip
     assert "published failure rates are those of GPUs; add for example node_mtbf=300d" in say(*words, fails=True)

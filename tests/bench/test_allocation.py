@@ -180,11 +180,11 @@ def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
     last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
-    [conductor] = allocation.processes
+    [leader] = allocation.processes
     _stepping(tmp_path / last.config_id / "0.0", last.spec)
     stats = [_stat(path) for path in Path("/proc").glob("[0-9]*/stat")]
-    assert ["Z", str(conductor.pid)] not in stats and conductor.poll() is None
-    conductor.send_signal(signal.SIGTERM)
+    assert ["Z", str(leader.pid)] not in stats and leader.poll() is None
+    leader.send_signal(signal.SIGTERM)
     allocation.end()
     assert [record.outcome.kind for record in allocation.records()] == ["ok", "ok"]
 

@@ -91,7 +91,7 @@ def test_plan_writes_nothing_and_equals_that_of_the_command(tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_options_of_a_queue_are_those_of_its_launcher() -> None:
+def test_queue_options_are_stored_in_launcher_and_rules() -> None:
     plan = api.plan(overrides=QUEUED, nice=5, max_queued=3, autopilot=True)
     assert (plan.queues, plan.autopilot) == (True, True)
     assert (plan.sweep.launcher["nice"], plan.sweep.rules.max_queued) == (5, 3)

@@ -28,7 +28,7 @@ def imported_by(*words: str) -> set[str]:
 
 
 @pytest.mark.processes
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_heavy_library() -> None:
     assert not imported_by("--help") & set(HEAVY)
 
 

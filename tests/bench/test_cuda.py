@@ -158,7 +158,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_group_of_one_has_nccl_for_tensors_of_the_device_and_gloo_for_the_harness() -> None:
+def test_group_of_one_rank_uses_nccl_for_device_tensors_and_gloo_for_the_harness() -> None:
     group = ProcessGroupPeers()
     group.barrier()
     assert (group.gather("here"), group.broadcast(3)) == (["here"], 3)

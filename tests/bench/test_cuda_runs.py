@@ -154,7 +154,7 @@ def test_ranks_forked_after_the_imports_find_the_device(span: Any, tmp_path: Pat
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU has no link")
-def test_the_link_between_two_devices_is_probed(tmp_path: Path) -> None:
+def test_link_between_two_devices_is_measured(tmp_path: Path) -> None:
     record = recorded(("model=tiny", *QUICK[1:], "engine=zero2", "devices_per_node=2"), tmp_path)
     seen = record.observations
     assert seen and seen.link and (seen.link.bus_bytes_per_s or 0) > 1e9

@@ -104,7 +104,7 @@ def test_predicted_memory_of_decoder_runs_equals_the_measurement(records: list[R
         assert predicted.resident == pytest.approx(resident, rel=0.001)
 
 
-def test_rates_count_all_tokens_and_formulas_flops(folder: Path, records: list[RunRecord]) -> None:
+def test_rates_count_all_tokens_and_the_flops_of_the_formulas(folder: Path, records: list[RunRecord]) -> None:
     columns = "model,engine,objective,lengths,step_s,tokens_per_s,model_tflops_per_device,flags"
     text = zeroscale("table", str(folder / "adhoc"), "--columns", columns, "--format", "csv")
     table = pd.read_csv(io.StringIO(text))

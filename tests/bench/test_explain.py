@@ -64,7 +64,7 @@ def test_every_name_except_keys_and_files_has_an_explanation(known: list[Explana
     assert [one for one in known if not one.meaning and "key" not in one.kind and "file" not in one.kind] == []
 
 
-def test_several_names_are_explained_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_names_are_explained_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "oom", "batch.micro", "predict"]) == 0
     assert capsys.readouterr().out == (
         "oom (outcome)\n  the device's memory did not suffice\n  tried again: no\n\n"

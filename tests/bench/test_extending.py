@@ -28,7 +28,7 @@ from tests import warm
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
-class House(NamedTuple):
+class ProjectCopy(NamedTuple):
     """A copy of the project with the plug-ins from the pages of docs/extend, and a folder for its results."""
 
     root: Path
@@ -50,17 +50,17 @@ class House(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    root = tmp_path_factory.mktemp("house")
+def project(tmp_path_factory: pytest.TempPathFactory) -> ProjectCopy:
+    root = tmp_path_factory.mktemp("project")
     for folder in ("bench", "analysis", "conf", "slurm"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     write(root, *KINDS)
     warm.serve(str(root))
-    return House(root, root / "my")
+    return ProjectCopy(root, root / "my")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_page_is_linked_and_shows_whole_files(kind: str) -> None:
+def test_every_page_is_linked_and_contains_complete_files(kind: str) -> None:
     assert f"({kind}.md)" in (PAGES / "README.md").read_text()
     assert files(kind)
 
@@ -81,22 +81,22 @@ ENGINES = {
 
 
 @pytest.fixture(scope="module")
-def counting(house: House, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+def counting(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     """Records of real runs on two ranks, by engine. One run was started on this machine, and two ran in a job with
     preloaded ranks."""
-    results = house.root / "counting"
-    house.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
+    results = project.root / "counting"
+    project.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(tmp_path_factory.mktemp("spool_of_counting")))
         job = ("engine=zero2,zero3", BUCKET, "launcher=spool")
-        assert "2 points, 1 node × 2" in house.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
-        house.zeroscale("status", str(results / "adhoc"), "--wait")
+        assert "2 points, 1 node × 2" in project.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
+        project.zeroscale("status", str(results / "adhoc"), "--wait")
     found = [store.read_record(path) for path in store.find_records([results])]
     return {record.spec.engine.name: record for record in found}
 
 
-def test_a_plan_shows_family_objective_and_source(house: House) -> None:
-    text = house.zeroscale("sweep", *COUNTING, "engine=ddp,zero3", "--dry-run", "--results", str(house.results))
+def test_plan_shows_family_objective_and_data_source(project: ProjectCopy) -> None:
+    text = project.zeroscale("sweep", *COUNTING, "engine=ddp,zero3", "--dry-run", "--results", str(project.results))
     assert " ".join(text.split()).count("64 tokens counting continuation") == text.count("  decoder_tiny ") == 2
 
 
@@ -110,39 +110,41 @@ def test_engines_train_the_added_family_from_equal_weights_and_samples(counting:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_predicted_memory_of_a_described_family_equals_its_runs(
-    engine: str, house: House, counting: dict[str, RunRecord]
+    engine: str, project: ProjectCopy, counting: dict[str, RunRecord]
 ) -> None:
-    (predicted,) = json.loads(house.zeroscale("predict", *COUNTING, *ENGINES[engine], "--json"))
+    (predicted,) = json.loads(project.zeroscale("predict", *COUNTING, *ENGINES[engine], "--json"))
     observed = counting[engine].observations
     assert observed and predicted["config_id"] == counting[engine].config_id
     assert predicted["peak_bytes"] == pytest.approx(max(m.peak_allocated_bytes or 0 for m in observed.memory), rel=0.05)
     assert predicted["resident_bytes"] == pytest.approx(max(m.resident_bytes or 0 for m in observed.memory), rel=0.001)
 
 
-def test_described_family_has_predicted_time_and_advice(house: House) -> None:
+def test_described_family_has_predicted_time_and_advice(project: ProjectCopy) -> None:
     words = ("model=decoder_tiny", "objective=causal_lm", "sequence.tokens=64", "machine=h200", "devices_per_node=8")
-    (predicted,) = json.loads(house.zeroscale("predict", *words, "engine=zero1", "--json"))
+    (predicted,) = json.loads(project.zeroscale("predict", *words, "engine=zero1", "--json"))
     assert predicted["time"]["step_s"] > 0 and predicted["fits"]
-    assert "decoder_tiny" in house.zeroscale("advise", *words, "nodes=1")
+    assert "decoder_tiny" in project.zeroscale("advise", *words, "nodes=1")
 
 
-def test_table_and_report_show_the_added_plugins(house: House, counting: dict[str, RunRecord], tmp_path: Path) -> None:
+def test_table_and_report_show_the_added_plugins(
+    project: ProjectCopy, counting: dict[str, RunRecord], tmp_path: Path
+) -> None:
     columns = "model,objective,data,lengths,engine,tokens_per_s,model_tflops_per_device"
-    text = house.zeroscale("table", str(house.root / "counting"), "--columns", columns, "--format", "csv")
+    text = project.zeroscale("table", str(project.root / "counting"), "--columns", columns, "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert table[["model", "objective", "data", "lengths"]].drop_duplicates().values.tolist() == [
         ["decoder_tiny", "continuation", "counting", "64 tokens"]
     ]
     assert (table[["tokens_per_s", "model_tflops_per_device"]] > 0).all(axis=None)
-    house.zeroscale("report", str(house.root / "counting"), "--out", str(tmp_path))
+    project.zeroscale("report", str(project.root / "counting"), "--out", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
     assert "decoder_tiny" in page and "continuation" in page
 
 
 @pytest.fixture(scope="module")
-def findings(house: House) -> dict[str, str]:
+def findings(project: ProjectCopy) -> dict[str, str]:
     """Findings of `zeroscale doctor` in the copy of the project with all plug-ins, by subject."""
-    return {found["subject"]: found["found"] for found in json.loads(house.zeroscale("doctor", "--json"))}
+    return {found["subject"]: found["found"] for found in json.loads(project.zeroscale("doctor", "--json"))}
 
 
 def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
@@ -161,18 +163,20 @@ def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
         (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
-def test_added_plugins_refuse_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
+def test_added_plugins_refuse_in_one_line(words: tuple[str, ...], told: str, project: ProjectCopy) -> None:
     kept = [word for word in COUNTING if not any(word.split("=")[0] == new.split("=")[0] for new in words)]
-    error = house.zeroscale("sweep", *kept, *words, "engine=ddp", "--dry-run", code=2)
+    error = project.zeroscale("sweep", *kept, *words, "engine=ddp", "--dry-run", code=2)
     assert told in error and error.count("\n") == 1
 
 
-def test_text_data_support_an_added_objective(house: House) -> None:
+def test_text_data_support_an_added_objective(project: ProjectCopy) -> None:
     words = (word.replace("data=counting", "data=text") for word in COUNTING)
-    assert "text continuation" in " ".join(house.zeroscale("sweep", *words, "engine=ddp", "--dry-run").split())
+    assert "text continuation" in " ".join(project.zeroscale("sweep", *words, "engine=ddp", "--dry-run").split())
 
 
-def test_family_reads_its_hugging_face_configs_and_others_are_only_measured(house: House, tmp_path: Path) -> None:
+def test_family_reads_its_hugging_face_configs_and_others_are_only_measured(
+    project: ProjectCopy, tmp_path: Path
+) -> None:
     sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 64, "multi_query": False}
     for kind in ("gpt_bigcode", "opt"):
         config = {"model_type": kind, **sizes}
@@ -180,7 +184,9 @@ def test_family_reads_its_hugging_face_configs_and_others_are_only_measured(hous
     told = {}
     for kind in ("gpt_bigcode", "opt"):
         words = (f"model.config_file={tmp_path / kind}.json", "model=hugging_face", f"model.name={kind}")
-        told[kind] = house.zeroscale("predict", *CPU, *words, "objective=causal_lm", "sequence.tokens=64", "engine=ddp")
+        told[kind] = project.zeroscale(
+            "predict", *CPU, *words, "objective=causal_lm", "sequence.tokens=64", "engine=ddp"
+        )
     assert "A device needs" in told["gpt_bigcode"]
     assert "no prediction" in told["opt"]
 
@@ -195,40 +201,40 @@ REDUCTION = "sum"
 
 
 @pytest.fixture(scope="module")
-def elsewhere(house: House, tmp_path_factory: pytest.TempPathFactory) -> House:
+def with_package(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> ProjectCopy:
     """The copy of the project with an additional installed package, whose plug-in is an objective."""
     site = tmp_path_factory.mktemp("site")
     with installing(site) as install:
         install("zeroscale.objective", "summed_lm = summed", SUMMED)
     (site / "conf" / "objective").mkdir(parents=True)
     (site / "conf" / "objective" / "summed_lm.yaml").write_text("name: summed_lm\n")
-    return house._replace(results=site / "results", packages=(site,))
+    return project._replace(results=site / "results", packages=(site,))
 
 
-def test_objective_of_an_installed_package_works_in_every_verb(elsewhere: House, tmp_path: Path) -> None:
-    own = ("--config-dir", str(elsewhere.packages[0] / "conf"))
+def test_objective_of_an_installed_package_works_in_every_verb(with_package: ProjectCopy, tmp_path: Path) -> None:
+    own = ("--config-dir", str(with_package.packages[0] / "conf"))
     words = (*(word for word in COUNTING if not word.startswith("objective=")), "objective=summed_lm", "engine=ddp")
-    results = ("--results", str(elsewhere.results))
-    assert "summed_lm" in elsewhere.zeroscale("sweep", *words, *own, *results, "--dry-run")
-    assert "A device needs" in elsewhere.zeroscale("predict", *words, *own)
-    found = " ".join(elsewhere.zeroscale("doctor").split())
+    results = ("--results", str(with_package.results))
+    assert "summed_lm" in with_package.zeroscale("sweep", *words, *own, *results, "--dry-run")
+    assert "A device needs" in with_package.zeroscale("predict", *words, *own)
+    found = " ".join(with_package.zeroscale("doctor").split())
     assert "causal_lm, causal_lm_documents, continuation, seq2seq, span_corruption, summed_lm" in found
     assert "processor" in found
-    elsewhere.zeroscale("sweep", *words, *own, *results)
-    (record,) = (store.read_record(path) for path in store.find_records([elsewhere.results]))
+    with_package.zeroscale("sweep", *words, *own, *results)
+    (record,) = (store.read_record(path) for path in store.find_records([with_package.results]))
     assert record.outcome.kind == "ok" and record.observations and record.observations.steps
     first = record.observations.steps.loss[0]
     assert first and first / (4 * 63) == pytest.approx(5.95, abs=0.1)  # ln 384 per token, for every token but the first
-    assert "summed_lm" in elsewhere.zeroscale("table", str(elsewhere.results), "--format", "csv")
-    elsewhere.zeroscale("report", str(elsewhere.results), "--out", str(tmp_path))
+    assert "summed_lm" in with_package.zeroscale("table", str(with_package.results), "--format", "csv")
+    with_package.zeroscale("report", str(with_package.results), "--out", str(tmp_path))
     assert "summed_lm" in (tmp_path / "report.html").read_text()
 
 
-def test_family_with_mean_losses_refuses_an_objective_with_sums(elsewhere: House, tmp_path: Path) -> None:
+def test_family_with_mean_losses_refuses_an_objective_with_sums(with_package: ProjectCopy, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "opt", "vocab_size": 96}')
     model = ("model=hugging_face", f"model.config_file={tmp_path}/config.json", "model.name=opt")
-    own = ("--config-dir", str(elsewhere.packages[0] / "conf"))
-    error = elsewhere.zeroscale("predict", *CPU, *model, "objective=summed_lm", "engine=ddp", *own, code=2)
+    own = ("--config-dir", str(with_package.packages[0] / "conf"))
+    error = with_package.zeroscale("predict", *CPU, *model, "objective=summed_lm", "engine=ddp", *own, code=2)
     assert "objective=summed_lm: its loss is a sum over tokens, and transformers takes their mean" in error
 
 
@@ -263,17 +269,17 @@ def started_by(spool: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def queued(house: House, spool: Path) -> Path:
+def queued(project: ProjectCopy, spool: Path) -> Path:
     """Folder of a study with two real runs, each in its own job, followed by a job of the autopilot."""
-    results = house.root / "queued"
-    told = house.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
+    results = project.root / "queued"
+    told = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
     assert told.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in told
-    house.zeroscale("status", str(results / "adhoc"), "--wait")
+    project.zeroscale("status", str(results / "adhoc"), "--wait")
     return results / "adhoc"
 
 
-def test_dry_run_shows_the_script_of_a_job_without_submission(house: House, spool: Path) -> None:
-    told = house.zeroscale("sweep", *POINTS, "--dry-run")
+def test_dry_run_shows_the_script_of_a_job_without_submission(project: ProjectCopy, spool: Path) -> None:
+    told = project.zeroscale("sweep", *POINTS, "--dry-run")
     assert "-m bench.sweep.allocation" in told and "2 points in 1 job" in told
     assert list(spool.glob("adhoc-*-*")) == []
 
@@ -286,13 +292,15 @@ def test_dry_run_shows_the_script_of_a_job_without_submission(house: House, spoo
         (("--nice", "5"), "launcher.nice: no such key"),
     ],
 )
-def test_unsupported_launcher_request_is_refused_in_one_line(house: House, words: tuple[str, ...], line: str) -> None:
-    (told,) = house.zeroscale("sweep", *POINTS, *words, "--dry-run", code=2).splitlines()
+def test_unsupported_launcher_request_is_refused_in_one_line(
+    project: ProjectCopy, words: tuple[str, ...], line: str
+) -> None:
+    (told,) = project.zeroscale("sweep", *POINTS, *words, "--dry-run", code=2).splitlines()
     assert line in told
 
 
-def test_table_rows_of_queued_runs_name_their_jobs(house: House, spool: Path, queued: Path) -> None:
-    text = house.zeroscale("table", str(queued), "--columns", "micro,outcome,allocation,step_s", "--format", "csv")
+def test_table_rows_of_queued_runs_name_their_jobs(project: ProjectCopy, spool: Path, queued: Path) -> None:
+    text = project.zeroscale("table", str(queued), "--columns", "micro,outcome,allocation,step_s", "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert table["outcome"].tolist() == ["ok", "ok"] and (table["step_s"] > 0).all()
     assert sorted(table["allocation"]) == sorted(
@@ -300,43 +308,43 @@ def test_table_rows_of_queued_runs_name_their_jobs(house: House, spool: Path, qu
     )
 
 
-def test_queued_study_is_complete_after_its_jobs(house: House, queued: Path) -> None:
-    assert "2 points: 2 ok" in house.zeroscale("status", str(queued))
-    assert "nothing to submit" in house.zeroscale("resume", str(queued))
-    assert "no job of this sweep is in the queue" in house.zeroscale("cancel", str(queued))
+def test_queued_study_is_complete_after_its_jobs(project: ProjectCopy, queued: Path) -> None:
+    assert "2 points: 2 ok" in project.zeroscale("status", str(queued))
+    assert "nothing to submit" in project.zeroscale("resume", str(queued))
+    assert "no job of this sweep is in the queue" in project.zeroscale("cancel", str(queued))
 
 
-def test_added_metric_is_a_table_column(house: House, queued: Path) -> None:
-    text = house.zeroscale("table", str(queued), "--columns", "micro,tokens_per_device_s", "--format", "csv")
+def test_added_metric_is_a_table_column(project: ProjectCopy, queued: Path) -> None:
+    text = project.zeroscale("table", str(queued), "--columns", "micro,tokens_per_device_s", "--format", "csv")
     table = pd.read_csv(io.StringIO(text))
     assert (table["tokens_per_device_s"] > 0).all() and len(table) == 2
 
 
-def test_added_figure_is_in_the_report_of_queued_runs(house: House, queued: Path, tmp_path: Path) -> None:
-    house.zeroscale("report", str(queued), "--out", str(tmp_path))
+def test_added_figure_is_in_the_report_of_queued_runs(project: ProjectCopy, queued: Path, tmp_path: Path) -> None:
+    project.zeroscale("report", str(queued), "--out", str(tmp_path))
     assert "Step time over micro-batch" in (tmp_path / "report.html").read_text()
 
 
-def test_cancelled_queued_study_can_be_resumed(house: House, spool: Path) -> None:
-    results, study = house.root / "cancelled", str(house.root / "cancelled" / "adhoc")
-    house.zeroscale("sweep", *ENDLESS, *SPOOLED, "--results", str(results))
+def test_cancelled_queued_study_can_be_resumed(project: ProjectCopy, spool: Path) -> None:
+    results, study = project.root / "cancelled", str(project.root / "cancelled" / "adhoc")
+    project.zeroscale("sweep", *ENDLESS, *SPOOLED, "--results", str(results))
     for attempt in (0, 1):
-        wait_until_it_runs(house, study)
+        wait_until_it_runs(project, study)
         assert started_by(spool)
-        assert "cancelled: adhoc-" in house.zeroscale("cancel", study)
-        assert "1 waiting" in house.zeroscale("status", study, "--wait", code=1)
+        assert "cancelled: adhoc-" in project.zeroscale("cancel", study)
+        assert "1 waiting" in project.zeroscale("status", study, "--wait", code=1)
         records = [store.read_record(path) for path in store.find_records([results])]
         assert [(record.outcome.kind, record.outcome.reason) for record in records] == [
             ("cancelled", "the job was cancelled")
         ] * (attempt + 1)
         assert started_by(spool) == []
         if attempt == 0:
-            assert "1 point, 1 node × 2" in house.zeroscale("resume", study)
+            assert "1 point, 1 node × 2" in project.zeroscale("resume", study)
 
 
-def wait_until_it_runs(house: House, study: str) -> None:
+def wait_until_it_runs(project: ProjectCopy, study: str) -> None:
     until = time.monotonic() + PATIENCE_S
-    while not house.zeroscale("status", study, code=1).startswith("running"):
+    while not project.zeroscale("status", study, code=1).startswith("running"):
         assert time.monotonic() < until
         time.sleep(1)
 
@@ -347,19 +355,19 @@ PIPED = ("machine=cpu", *T5, "engine=two_stages", "parallel.pipeline=2")
 
 
 @pytest.fixture(scope="module")
-def piped(house: House) -> dict[str, RunRecord]:
+def piped(project: ProjectCopy) -> dict[str, RunRecord]:
     """Records of real runs by engine: a pipeline on two ranks, and the reference engine on one rank with the same
     samples."""
-    results = house.root / "piped"
-    house.zeroscale("sweep", *PIPED, "--results", str(results))
+    results = project.root / "piped"
+    project.zeroscale("sweep", *PIPED, "--results", str(results))
     alone = ("machine=cpu", *T5, "engine=ddp", "devices_per_node=1")
-    house.zeroscale("sweep", *alone, "--results", str(results))
+    project.zeroscale("sweep", *alone, "--results", str(results))
     found = [store.read_record(path) for path in store.find_records([results])]
     return {record.spec.engine.name: record for record in found}
 
 
-def test_dry_run_shows_the_layout_of_ranks(house: House) -> None:
-    text = house.zeroscale("sweep", *PIPED, "batch.micro=2,4", "--dry-run", "--results", str(house.results))
+def test_dry_run_shows_the_layout_of_ranks(project: ProjectCopy) -> None:
+    text = project.zeroscale("sweep", *PIPED, "batch.micro=2,4", "--dry-run", "--results", str(project.results))
     assert text.count("pipeline 2") == 2 and "micro 4 × 1 = global 4" in text, "two ranks and one data-parallel rank"
     why = "engine.backend=two_stages: no prediction of its memory"
     assert why in " ".join(text.split())
@@ -380,16 +388,16 @@ def test_optional_member_is_recorded_if_the_facts_declare_it(piped: dict[str, Ru
     assert alone and alone.idle_s is None and ours.step_phases_s is None
 
 
-def test_engine_without_declared_costs_is_not_predicted_or_rehearsed(house: House) -> None:
-    assert "no prediction" in house.zeroscale("predict", *PIPED)
-    told = house.zeroscale("rehearse", *PIPED, code=2)
+def test_engine_without_declared_costs_is_not_predicted_or_rehearsed(project: ProjectCopy) -> None:
+    assert "no prediction" in project.zeroscale("predict", *PIPED)
+    told = project.zeroscale("rehearse", *PIPED, code=2)
     assert "engine=two_stages: cannot be rehearsed" in told and told.count("\n") == 1
 
 
-def test_advice_omits_an_engine_without_predictions(house: House) -> None:
+def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> None:
     point = ("model=mt5_base", "machine=h200", "devices_per_node=8", "nodes=1")
-    assert "two_stages" in house.zeroscale("advise", *point)
-    told = house.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
+    assert "two_stages" in project.zeroscale("advise", *point)
+    told = project.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
     assert "no prediction" in told and told.count("\n") == 1
 
 
@@ -402,17 +410,21 @@ def test_advice_omits_an_engine_without_predictions(house: House) -> None:
         (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: a chunked loss is not made by the decoder alone"),
     ],
 )
-def test_unsupported_engine_request_is_refused_in_one_line(words: tuple[str, ...], told: str, house: House) -> None:
-    error = house.zeroscale("sweep", *PIPED, *words, "--dry-run", code=2)
+def test_unsupported_engine_request_is_refused_in_one_line(
+    words: tuple[str, ...], told: str, project: ProjectCopy
+) -> None:
+    error = project.zeroscale("sweep", *PIPED, *words, "--dry-run", code=2)
     assert told in error and error.count("\n") == 1
 
 
-def test_table_and_report_show_an_engine_of_any_kind(house: House, piped: dict[str, RunRecord], tmp_path: Path) -> None:
-    study = str(house.root / "piped" / "adhoc")
-    text = house.zeroscale("table", study, "--columns", "engine,step_s,flags", "--format", "csv")
+def test_table_and_report_show_the_added_engine(
+    project: ProjectCopy, piped: dict[str, RunRecord], tmp_path: Path
+) -> None:
+    study = str(project.root / "piped" / "adhoc")
+    text = project.zeroscale("table", study, "--columns", "engine,step_s,flags", "--format", "csv")
     table = pd.read_csv(io.StringIO(text)).set_index("engine")
     assert (table["step_s"] > 0).all() and "unverified" in table["flags"]["two_stages"]
-    house.zeroscale("report", study, "--out", str(tmp_path))
+    project.zeroscale("report", study, "--out", str(tmp_path))
     assert "two_stages" in (tmp_path / "report.html").read_text()
 
 

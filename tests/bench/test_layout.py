@@ -38,7 +38,7 @@ size, pipeline size)."""
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_tensor_is_innermost_and_pipeline_outermost(case: tuple[int, int, int]) -> None:
+def test_tensor_ranks_are_innermost_and_pipeline_ranks_outermost(case: tuple[int, int, int]) -> None:
     ranks, tensor, pipeline = case
     made = spec(1, ranks, tensor, pipeline)
     assert [place(made, rank) for rank in range(ranks)] == [LayoutPosition(*row) for row in TABLE[case]]

@@ -80,7 +80,7 @@ def test_leader_removes_its_meeting_file_if_no_agent_connects(tmp_path: Path) ->
 SEATS = [RankPlace("hg1", "37"), RankPlace("hg1", "37"), RankPlace("hg2", "37")]
 
 
-def test_ranks_of_one_allocation_may_measure() -> None:
+def test_ranks_of_one_allocation_are_accepted() -> None:
     check_places(SEATS, "hg[1-2]")
     check_places(SEATS, "")
     check_places([RankPlace("here", "")], "")
@@ -95,7 +95,7 @@ def test_ranks_of_one_allocation_may_measure() -> None:
         (RankPlace("hg4", "37"), "hg[1-2]", r"hg4 is not in this job's allocation, which has hg\[1-2\]"),
     ],
 )
-def test_a_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:
+def test_run_over_two_allocations_is_refused(stranger: RankPlace, nodelist: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
         check_places([*SEATS, stranger], nodelist)
 

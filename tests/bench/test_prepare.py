@@ -140,7 +140,7 @@ def test_unavailable_data_set_is_reported_in_one_line_and_ends_the_preparation(t
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_reported(tmp_path: Path) -> None:
     checked = Prepared(tmp_path, *TEXT, f"data.tokenizer={TOKENIZER}", "--offline")
     assert checked.code == 1
     (line,) = checked.missing()
@@ -150,7 +150,7 @@ def test_an_empty_cache_lacks_the_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_build_leaves_no_files_and_no_processes(tmp_path: Path) -> None:
     process = subprocess.Popen(command(*NATIVE), env=caches(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     builds = tmp_path / "cache" / "zeroscale" / "extensions"
     while not list(builds.glob("*/.*/fused_adam/build.ninja")):
@@ -177,7 +177,7 @@ def users_of(folder: Path) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Path) -> None:
+def test_container_jobs_are_checked_by_a_job_in_the_same_container(tmp_path: Path) -> None:
     words = ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", f"--results={tmp_path}")
     staged = Prepared(tmp_path, *words)
     assert staged.states() == [("data synthetic", "ok"), ("compute node", "note")]
@@ -191,7 +191,7 @@ def test_a_job_in_a_container_is_checked_by_a_job_in_that_container(tmp_path: Pa
 
 @pytest.mark.processes
 @pytest.mark.cold
-def test_the_command_itself_imports_no_training_library() -> None:
+def test_prepare_imports_no_training_library() -> None:
     heavy = {"torch", "deepspeed", "transformers", "datasets"}
     script = (
         f"import sys, bench.cli.prepare, bench.sweep.prepare; assert not {heavy} & set(sys.modules), sys.modules.keys()"

@@ -52,7 +52,7 @@ TOKENS = (
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_a_token_is_masked_by_its_form_in_logs_records_and_variables(token: str, tmp_path: Path) -> None:
+def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str, tmp_path: Path) -> None:
     said = f'loading with token="{token}", as asked'
     masked = mask_tokens(said.encode()).decode()
     assert token[8:] not in masked and masked.endswith('***", as asked')
@@ -72,7 +72,7 @@ def test_a_token_is_masked_by_its_form_in_logs_records_and_variables(token: str,
 
 @pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "\x1b[1;38;5;200m", "https://x/?token%3D", "«", "hf_x/"])
 @pytest.mark.parametrize("token", TOKENS)
-def test_a_token_is_masked_after_a_line_break_a_colour_and_an_escape(token: str, before: str) -> None:
+def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: str, before: str) -> None:
     """JSON writes a line break as a backslash and the letter n. This letter before a token must not hide the token."""
     said = f"Traceback:{before}{token}"
     assert token[8:] not in mask_tokens(said.encode()).decode()
@@ -80,7 +80,7 @@ def test_a_token_is_masked_after_a_line_break_a_colour_and_an_escape(token: str,
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_an_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
+def test_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
     """The scheduler itself writes the log of a job, so tokens in it are not masked as in run.log."""
     job = tmp_path / "study/jobs/one"
     job.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_unknown_library_variable_is_recorded_only_if_numeric() -> None:
     assert select_variables(given) == hidden
 
 
-def test_an_address_with_a_password_is_in_no_record() -> None:
+def test_address_with_a_password_is_not_recorded() -> None:
     assert select_variables({"NCCL_DEBUG_FILE": "/tmp/%h", "NCCL_NET": "tcp://user:secret@host/x"}) == {
         "NCCL_DEBUG_FILE": "/tmp/%h"
     }

@@ -213,7 +213,7 @@ class Counting:
         return tensors["input_ids"] + 1
 
 
-def test_answers_end_at_eos_and_at_the_end_of_the_sequence_and_count_once() -> None:
+def test_answers_end_at_eos_or_the_sequence_end_and_are_counted_once() -> None:
     rows = torch.tensor([[5, 6, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0]])
     batch = PromptBatch({"input_ids": rows}, torch.tensor([2, 5]), [1, 0], ["7 8", "6"])
     prompts = Prompts([batch], limit=4, eos=9, decode=lambda ids: " ".join(map(str, ids)))

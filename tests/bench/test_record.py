@@ -14,7 +14,7 @@ SCHEMA = Path(bench.__file__).parent / "core" / "record.schema.json"
 RECORDED = list(store.find_records([Path(__file__).parents[1] / "data" / "runs.zip"]))
 
 
-def test_the_published_schema_is_that_of_the_records() -> None:
+def test_published_schema_equals_the_schema_of_records() -> None:
     assert json.loads(SCHEMA.read_text()) == RunRecord.model_json_schema(), "renew it with `make schema`"
 
 

@@ -92,13 +92,13 @@ def test_one_run_is_measured_on_two_nodes(nodes: Callable[..., Nodes]) -> None:
     assert len(list(run.folder.iterdir())) <= 10
 
 
-def test_a_run_over_two_allocations_is_refused_before_it_measures_anything(nodes: Callable[..., Nodes]) -> None:
+def test_run_over_two_allocations_is_refused_before_it_measures(nodes: Callable[..., Nodes]) -> None:
     record = nodes((*QUICK, "engine=ddp"), SLURM_JOB_ID="3{node}").record()
     assert record.outcome.kind == "error" and not record.observations
     assert "Refused: " in record.outcome.reason and " is of job 31, and the first node " in record.outcome.reason
 
 
-def test_a_rank_that_dies_on_the_second_node_is_named(nodes: Callable[..., Nodes]) -> None:
+def test_killed_rank_on_the_second_node_is_named(nodes: Callable[..., Nodes]) -> None:
     run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     os.kill(pids[1], signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_exception_on_the_second_node_is_reported_to_the_first(nodes: Callable[.
 
 
 @pytest.mark.timed
-def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> None:
+def test_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> None:
     drill = "rank=1 step=2 action=sleep"
     record = nodes((*ENDLESS, "engine=ddp"), hang_s=6, ZEROSCALE_DRILL=drill).record()
     assert record.outcome.kind == "hang"
@@ -123,7 +123,7 @@ def test_a_hang_has_the_stacks_of_every_node(nodes: Callable[..., Nodes]) -> Non
     assert "in inject" in record.outcome.evidence["stacks"]["1"]
 
 
-def test_a_node_whose_supervisor_dies_is_a_node_failure(nodes: Callable[..., Nodes]) -> None:
+def test_killed_supervisor_of_a_node_is_a_node_failure(nodes: Callable[..., Nodes]) -> None:
     run = nodes((*ENDLESS, "engine=ddp"))
     pids = run.stepping()
     run.supervisors[1].kill()

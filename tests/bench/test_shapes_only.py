@@ -63,6 +63,6 @@ def test_tensors_without_memory_stay_without_memory() -> None:
     assert torch.empty(2 * SMALL, device="meta").add(1.0).device.type == "meta"
 
 
-def test_a_shape_that_depends_on_values_is_refused() -> None:
+def test_shape_that_depends_on_values_is_refused() -> None:
     with pytest.raises(Refused, match=r"nonzero.default: the shape of its result depends on values"):
         torch.zeros(2 * SMALL).nonzero()

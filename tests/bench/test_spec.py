@@ -20,7 +20,7 @@ def spec(**fields: Any) -> RunSpec:
     return RunSpec.model_validate(plain | fields)
 
 
-def test_a_global_batch_and_its_accumulation_are_the_same_point() -> None:
+def test_global_batch_and_its_accumulation_are_the_same_point() -> None:
     by_global = spec(batch={"micro": 2, "global": 24})
     by_accumulation = spec(batch={"micro": 2, "accumulation": 3})
     assert by_global.accumulation == 3
@@ -31,7 +31,7 @@ def test_a_global_batch_and_its_accumulation_are_the_same_point() -> None:
 @pytest.mark.parametrize(
     "batch", [{"micro": 2, "global": 12}, {"micro": 2, "global": 4}, {"micro": 2, "accumulation": 2, "global": 8}]
 )
-def test_a_global_batch_that_the_ranks_cannot_make_is_refused_with_value_rule_and_remedy(batch: dict[str, int]) -> None:
+def test_global_batch_that_does_not_divide_among_ranks_is_refused_with_a_remedy(batch: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=r"batch\.global=\d+ is not .* 4 ranks; choose a multiple of 8"):
         spec(batch=batch)
 
@@ -42,7 +42,7 @@ def test_identity_omits_defaults_so_new_fields_keep_old_ids() -> None:
     assert config_id(spec(seed=1)) != config_id(spec())
 
 
-def test_identity_by_version_2_of_the_defaults_is_frozen() -> None:
+def test_config_id_with_version_2_of_the_defaults_is_fixed() -> None:
     """A changed default would change the id of every earlier run. To change a default, raise the version of the
     defaults."""
     assert config_id(spec()) == "c7c3b3c193"
@@ -134,14 +134,14 @@ def test_other_objective_and_layout_are_written() -> None:
     assert RunSpec.model_validate_json(other.model_dump_json(by_alias=True)) == other
 
 
-def test_lengths_are_those_of_the_objective() -> None:
+def test_lengths_must_be_those_of_the_objective() -> None:
     with pytest.raises(ValidationError, match="sequence has encoder, decoder, tokens; objective=span_corruption has"):
         spec(sequence={"tokens": 5})
     with pytest.raises(ValidationError, match="objective=causal_lm needs sequence"):
         spec(objective="causal_lm")
 
 
-def test_the_global_batch_is_that_of_the_data_parallel_ranks() -> None:
+def test_global_batch_counts_data_parallel_ranks_only() -> None:
     found = spec(nodes=2, batch={"micro": 3, "accumulation": 5}, parallel={"tensor": 2, "pipeline": 2})
     assert (found.world_size, found.data_parallel, found.global_batch) == (8, 2, 3 * 5 * 2)
     by_global = spec(nodes=2, batch={"micro": 3, "global": 30}, parallel={"tensor": 2, "pipeline": 2})

@@ -30,7 +30,7 @@ def test_no_steps_have_no_step_times() -> None:
 
 
 @given(st.integers(1, 6), st.lists(st.integers(1, 7), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_the_steps_of_a_block_add_up_to_its_slowest_rank(ranks: int, blocks: list[int], seed: int) -> None:
+def test_steps_of_a_block_add_up_to_its_slowest_rank(ranks: int, blocks: list[int], seed: int) -> None:
     own = np.random.default_rng(seed).lognormal(sigma=0.5, size=(sum(blocks), ranks))
     steps = np.array(compute_step_s(own, blocks))
     starts = np.cumsum([0, *blocks[:-1]])

@@ -190,7 +190,7 @@ def test_missing_folder_is_a_user_error() -> None:
         list(store.find_records([Path("/nowhere/at/all")]))
 
 
-def test_records_read_back_what_was_written(tmp_path: Path, spec: RunSpec) -> None:
+def test_record_is_read_as_written(tmp_path: Path, spec: RunSpec) -> None:
     path = tmp_path / store.RECORD
     store.write_json(path, record(spec))
     assert store.read_record(path) == record(spec)

@@ -18,7 +18,7 @@ from bench.core.quantities import find_slow_links, find_slow_ranks
         ((), []),
     ],
 )
-def test_a_slow_rank_exceeds_the_others_by_more_than_a_fifth_and_20_ms(outside_s: tuple, slow: list) -> None:
+def test_slow_rank_exceeds_other_ranks_by_20_percent_and_20_ms(outside_s: tuple, slow: list) -> None:
     assert find_slow_ranks(outside_s) == slow
 
 
@@ -46,5 +46,5 @@ def test_rank_is_compared_with_ranks_of_the_same_pipeline_part(outside_s: tuple,
         ((), []),
     ],
 )
-def test_a_slow_link_carries_less_than_half_of_the_median(rates: tuple, slow: list) -> None:
+def test_slow_link_has_less_than_half_of_the_median_rate(rates: tuple, slow: list) -> None:
     assert find_slow_links(rates) == slow

@@ -69,7 +69,7 @@ def test_every_point_composes_and_their_number_is_as_stated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_has_as_many_points_as_stated(name: str) -> None:
+def test_every_search_has_the_stated_number_of_points(name: str) -> None:
     made = api.plan_search(name)
     assert len(made.pool.list_all()) == stated(r"^([\d,]+) points", costs(name))
     assert made.pool.section.trials == stated(r"at most ([\d,]+) of them", costs(name))
@@ -127,7 +127,7 @@ def test_paper_study_has_five_models_five_engines_and_four_node_counts() -> None
     assert len(strong) == 5 * 5 * 4
 
 
-def test_weak_scaling_keeps_the_work_of_a_device_and_strong_scaling_that_of_a_step() -> None:
+def test_weak_scaling_fixes_the_micro_batch_and_strong_scaling_the_global_batch() -> None:
     weak = [point.composed.spec for point in points_of("weak_scaling").points]
     assert {(spec.batch.micro, spec.accumulation) for spec in weak} == {(4, 1)}
     strong = [point.composed.spec for point in points_of("strong_scaling").points]
@@ -143,7 +143,7 @@ def test_fp16_at_stage_0_is_the_only_excluded_precision() -> None:
     assert {(engine, precision) for engine in engines for precision in precisions} - found == {("zero0", "fp16")}
 
 
-def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
+def test_same_point_in_two_studies_has_the_same_config_id() -> None:
     def ids(name: str, max_nodes: int) -> set[str]:
         return {point.config_id for point in points_of(name).points if point.composed.spec.nodes <= max_nodes}
 
@@ -153,7 +153,7 @@ def test_the_same_point_in_two_studies_is_the_same_configuration() -> None:
     assert len(ids("weak_scaling", 8)) == 3 * 5 * 4
 
 
-def test_the_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
+def test_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
     """The recorded smoke study had twenty points. Its windows ended after a number of steps, and its loss was the
     mean over micro-batches."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
@@ -163,7 +163,7 @@ def test_the_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None
     assert {config_id(spec) for spec in asked} < {record.config_id for record in recorded}
 
 
-def test_the_command_line_wins_over_a_study() -> None:
+def test_command_line_overrides_a_study() -> None:
     study = compose.read_study("testbed")
     slower = compose.compose_points(
         study, compose.parse_overrides(["machine=testbed_100mbit", "nodes=1", "launcher=local"])

@@ -8,7 +8,7 @@ from bench.core.errors import UserError
 from bench.core.study import Budget, Study, expand_study, list_control_pairs, order_runs
 
 
-def test_axes_span_every_combination_the_last_varying_fastest() -> None:
+def test_axes_span_all_combinations_with_the_last_axis_varying_fastest() -> None:
     study = Study(name="s", base={"model": "tiny"}, axes={"engine": ["ddp", "zero1"], "batch.micro": [2, 4]})
     assert expand_study(study, []) == [
         (("model", "tiny"), ("engine", "ddp"), ("batch.micro", 2)),
@@ -68,18 +68,18 @@ def test_control_point_uses_the_base_and_single_value_overrides() -> None:
     assert dict(pinned or ()) == {"machine": "h200", "engine": "zero1"}
 
 
-def test_a_study_needs_no_control_point() -> None:
+def test_control_point_is_optional() -> None:
     assert list_control_pairs(Study(name="s", base={"model": "tiny"}), []) is None
 
 
-def test_a_budget_is_a_number_of_node_hours_and_of_attempts() -> None:
+def test_budget_is_a_positive_number_of_node_hours_and_attempts() -> None:
     assert Study(name="s").budget == Budget(node_hours=None, attempts=3)
     for refused in ({"node_hours": 0}, {"node_hours": -1}, {"attempts": 0}, {"hours": 3}):
         with pytest.raises(ValidationError):
             Budget.model_validate(refused)
 
 
-def test_the_smoke_study_compares_five_engines_on_two_processes_by_three_repeats() -> None:
+def test_smoke_study_is_five_engines_on_two_processes_with_three_repeats() -> None:
     study = compose.read_study("smoke")
     points = [compose.compose_request(pairs).spec for pairs in expand_study(study, [])]
     assert (len(points), study.repeats) == (5, 3)
@@ -95,6 +95,6 @@ def test_too_many_runs_are_refused_before_they_are_listed(fields: dict[str, Any]
 
 
 @pytest.mark.parametrize("axes", [{"engine": []}, {"engine": [{3: 4}]}])
-def test_an_axis_has_values_and_their_keys_are_words(axes: dict[str, Any]) -> None:
+def test_axis_without_values_or_with_a_non_text_key_is_refused(axes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="engine"):
         Study(name="s", axes=axes)

@@ -276,7 +276,7 @@ def test_supervisor_measures_its_own_pause() -> None:
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_an_interrupted_run_is_noted_before_its_ranks_end(tmp_path: Path, scheduled: bool) -> None:
+def test_interruption_is_stored_before_the_ranks_end(tmp_path: Path, scheduled: bool) -> None:
     folder = attempt(tmp_path)
     sees = "import os, signal, sys, time; from pathlib import Path; folder = Path(sys.argv[1]);"
     sees += "signal.signal(15, lambda *_: os._exit(0 if (folder / 'interrupted.json').exists() else 9));"
@@ -330,7 +330,7 @@ def test_rank_lost_before_the_signal_decides_the_outcome(tmp_path: Path) -> None
     assert not (folder / store.INTERRUPTED).exists()
 
 
-class Crew:
+class CoordinatorThread:
     """Coordinator that runs in a thread, with the address that it has announced."""
 
     record: RunRecord
@@ -358,29 +358,29 @@ class Crew:
 def test_supervisors_meet_without_a_file_if_the_address_is_announced(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=2)
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
-    crew = Crew(folder, says)
+    coordinator = CoordinatorThread(folder, says)
     assert not (folder / store.RENDEZVOUS).exists()
-    assert NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(says)).run()
-    assert crew.ended() == "every rank ended, and none wrote a record"
+    assert NodeAgent(folder, 1, coordinator.point, handle_signals=False, start=running(says)).run()
+    assert coordinator.ended() == "every rank ended, and none wrote a record"
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0", "[3] 3 1"]
 
 
 def test_supervisors_with_one_device_each_run_together(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=1, devices_per_node=2)
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'])"
-    crew = Crew(folder, says, span="device")
-    assert NodeAgent(folder, 1, crew.point, span="device", handle_signals=False, start=running(says)).run()
-    assert crew.ended() == "every rank ended, and none wrote a record"
+    coordinator = CoordinatorThread(folder, says, span="device")
+    assert NodeAgent(folder, 1, coordinator.point, span="device", handle_signals=False, start=running(says)).run()
+    assert coordinator.ended() == "every rank ended, and none wrote a record"
     assert sorted((folder / store.LOG).read_text().splitlines()) == ["[0] 0 0", "[1] 1 1"]
 
 
 def test_interrupted_agent_interrupts_the_run(tmp_path: Path) -> None:
     folder = attempt(tmp_path, nodes=2)
-    crew = Crew(folder, WAITS)
-    follow = NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(WAITS))
+    coordinator = CoordinatorThread(folder, WAITS)
+    follow = NodeAgent(folder, 1, coordinator.point, handle_signals=False, start=running(WAITS))
     when(lambda: follow.node.running, lambda: follow.interrupt(signal.SIGTERM))
     follow.run()
-    assert crew.ended() == "interrupted by SIGTERM"
+    assert coordinator.ended() == "interrupted by SIGTERM"
 
 
 def test_agent_reports_out_of_memory_kills_of_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,10 +388,10 @@ def test_agent_reports_out_of_memory_kills_of_its_host(tmp_path: Path, monkeypat
     monkeypatch.setattr(node, "count_oom_kills", lambda: next(count))
     folder = attempt(tmp_path, nodes=2)
     dies = f"import os; os.environ['RANK'] == '3' and os.kill(os.getpid(), 9); {WAITS}"
-    crew = Crew(folder, dies)
-    assert not NodeAgent(folder, 1, crew.point, handle_signals=False, start=running(dies)).run()
-    assert crew.ended() == "rank 3 was killed by SIGKILL by the kernel's out-of-memory killer in start"
-    assert list(crew.record.outcome.evidence["oom_kills"]) == [socket.gethostname()]
+    coordinator = CoordinatorThread(folder, dies)
+    assert not NodeAgent(folder, 1, coordinator.point, handle_signals=False, start=running(dies)).run()
+    assert coordinator.ended() == "rank 3 was killed by SIGKILL by the kernel's out-of-memory killer in start"
+    assert list(coordinator.record.outcome.evidence["oom_kills"]) == [socket.gethostname()]
 
 
 def test_agent_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> None:
@@ -399,10 +399,10 @@ def test_agent_that_cannot_start_its_ranks_is_a_lost_node(tmp_path: Path) -> Non
         raise ConnectionError("the fork server is gone")
 
     folder = attempt(tmp_path, nodes=2)
-    crew = Crew(folder, WAITS)
+    coordinator = CoordinatorThread(folder, WAITS)
     with pytest.raises(ConnectionError):
-        NodeAgent(folder, 1, crew.point, handle_signals=False, start=fails).run()  # type: ignore[arg-type]
-    assert "closed its connection" in crew.ended()
+        NodeAgent(folder, 1, coordinator.point, handle_signals=False, start=fails).run()  # type: ignore[arg-type]
+    assert "closed its connection" in coordinator.ended()
 
 
 @pytest.mark.parametrize(("scheduled", "every_s"), [(False, 2.0), (True, 10.0)])

@@ -51,7 +51,7 @@ def test_lines_wrap_between_columns_and_short_lines_stay() -> None:
     assert " ".join(" ".join(told[1:]).split()) == reason.strip(), "no word is lost"
 
 
-def test_a_number_and_its_percent_sign_stay_together() -> None:
+def test_number_and_percent_sign_stay_on_one_line() -> None:
     for length in range(90, 101):
         assert not any(part.strip().startswith("%") for part in terminal.wrap("x" * length + " 5 % more").splitlines())
 
@@ -103,7 +103,7 @@ def test_output_to_a_file_has_no_progress() -> None:
     assert (done.stdout, done.stderr) == ("[1/2] a point\n", "")
 
 
-def test_a_log_has_a_line_at_the_start_of_each_point_and_one_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_has_a_line_at_the_start_of_each_point_and_one_per_minute(capsys: pytest.CaptureFixture[str]) -> None:
     now_s = iter([0, 1, 30, 62, 100, 110])
     log = terminal.LogProgress(clock=lambda: next(now_s))
     for shown in (

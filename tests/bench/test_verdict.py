@@ -120,12 +120,12 @@ def test_out_of_memory_kills_are_attributed_to_their_host_only() -> None:
     assert outcome.evidence["oom_kills"] == {"a": 2}
 
 
-def test_ranks_that_the_supervisor_ended_are_no_evidence() -> None:
+def test_ranks_ended_by_the_supervisor_are_no_evidence() -> None:
     outcome = classify_outcome([ending(0, KILLED, stopped=True), ending(1, 1, "host_oom")], None, "")
     assert [rank["rank"] for rank in outcome.evidence["ranks"]] == [1]
 
 
-def test_a_stop_by_the_supervisor_is_the_outcome() -> None:
+def test_stop_by_the_supervisor_is_the_outcome() -> None:
     outcome = classify_outcome([ending(0, KILLED, stopped=True)], "hang", "no step for 5 s")
     assert (outcome.kind, outcome.reason) == ("hang", "no step for 5 s")
 
@@ -230,7 +230,7 @@ def test_out_of_memory_kills_are_counted_in_the_own_control_group(
     assert count_oom_kills(tmp_path) == kills
 
 
-def test_a_real_allocation_that_fails_is_host_oom() -> None:
+def test_real_failed_allocation_is_host_oom() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert classify_error(caught.value)[0] == "host_oom"
