@@ -92,7 +92,7 @@ def test_both_sides_run_in_every_round_and_alternate_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "told"),
+    ("named", "expected"),
     [
         ("soundd", "soundd: neither a git revision nor a Python environment; did you mean sound?"),
         ("bench", "bench: neither a git revision nor a Python environment; choose from HEAD, main, sound"),
@@ -100,12 +100,12 @@ def test_both_sides_run_in_every_round_and_alternate_in_order() -> None:
     ],
 )
 def test_unknown_side_is_refused_in_one_line_and_leaves_no_files(
-    checkout: Path, named: str, told: str, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, named: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
     with pytest.raises(UserError) as error, open_sides("sound", named, checkout):
         pass
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(expected)
     assert nothing_left(checkout)
 
 
@@ -239,19 +239,19 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
             (python.parent / name).write_text("".join(f"{number}\n" * 3 for number in range(5)))
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ab", "one", "two", "--results", "runs"]) == code
-    said = capsys.readouterr().out
-    assert f"{verdict}: gate (3 %, exact) " in said
-    assert said.count("5 of 5 rounds on a busy machine") == 2
-    assert "with busy runs only" not in said
+    output = capsys.readouterr().out
+    assert f"{verdict}: gate (3 %, exact) " in output
+    assert output.count("5 of 5 rounds on a busy machine") == 2
+    assert "with busy runs only" not in output
 
 
 @pytest.mark.processes
 def test_added_collective_is_detected_as_a_regression(checkout: Path, tmp_path: Path) -> None:
     words = ["sound", "main", *QUICK, *SMALL, "--rounds", "1", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, *words)
-    said, errors = process.communicate(timeout=PATIENCE_S)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, errors
-    [line] = json.loads(said)["lines"]
+    [line] = json.loads(output)["lines"]
     assert line["held"] == "broken" and "all_reduce_calls, all_reduce_payload_bytes" in line["doubts"]
     changes = {change["name"]: change["b"][0] - change["a"][0] for change in line["changes"]}
     assert changes == {"all_reduce_calls": 1, "all_reduce_payload_bytes": 4000}
@@ -267,10 +267,12 @@ def test_added_collective_is_detected_as_a_regression(checkout: Path, tmp_path: 
 def test_revision_compared_with_itself_shows_no_change(checkout: Path, tmp_path: Path) -> None:
     words = [*QUICK, *SMALL, "--rounds", "1", "--gate", "900%", "--results", str(tmp_path / "runs"), "--format", "json"]
     process = ab(checkout, "sound", "sound", *words)
-    said, errors = process.communicate(timeout=PATIENCE_S)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, errors
-    answer = json.loads(said)
-    assert (answer["verdict"], answer["lines"][0]["changes"]) == ("INCONCLUSIVE", []), "one round tells no time"
+    answer = json.loads(output)
+    assert (answer["verdict"], answer["lines"][0]["changes"]) == ("INCONCLUSIVE", []), (
+        "one round is not enough to compare times"
+    )
 
 
 @pytest.mark.processes

@@ -42,9 +42,9 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
     def line(*words: str) -> str:
         assert main(["advise", *words]) == 2
-        told = capsys.readouterr()
-        assert (told.out, told.err.count("\n")) == ("", 1)
-        return told.err
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err
 
     return line
 
@@ -84,9 +84,9 @@ def test_advised_adapter_is_an_override_with_both_parameter_counts(
     words = (*LLAMA, "machine=a100_80", "adapter=none,lora", "adapter.rank=8", "batch.micro=2")
     assert "adapter=lora" in ask(*words)["winner"]["overrides"]
     assert main(["advise", *words]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"parameters +19,988,480 trained of 6,758,404,096 ", told)
-    assert "learn per token is not predicted" in told
+    output = capsys.readouterr().out
+    assert re.search(r"parameters +19,988,480 trained of 6,758,404,096 ", output)
+    assert "learn per token is not predicted" in output
 
 
 def test_answer_names_the_point_its_cost_and_its_rivals(
@@ -94,7 +94,7 @@ def test_answer_names_the_point_its_cost_and_its_rivals(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     words = [
         "question: 1e+11 tokens, the fewest node-hours",
         "micro-batch 16",
@@ -106,7 +106,7 @@ def test_answer_names_the_point_its_cost_and_its_rivals(
     ]
     words += ["each engine at its best", "how sure", "predicted", "zeroscale sweep"]
     for word in words:
-        assert word in told
+        assert word in output
 
 
 def test_numbers_of_the_answer_are_consistent(ask: Ask) -> None:
@@ -277,8 +277,8 @@ def test_unknown_inter_node_rate_limits_advice_to_one_node(ask: Ask, refused: Ca
     assert {row["nodes"] for row in answer["nodes"]} == {1}
     (left,) = [item for item in answer["left_out"] if item["what"] == "several nodes"]
     assert left["why"].startswith("nodes=1 is assumed, since machine=rtx_4090 has no inter_node_bytes_per_s")
-    told = refused("model=mt5_xxl", *words)
-    assert "GB more than a device has" in told and "nodes=1 is assumed" in told
+    error = refused("model=mt5_xxl", *words)
+    assert "GB more than a device has" in error and "nodes=1 is assumed" in error
     assert "inter_node_bytes_per_s" in refused("model=mt5_base", *words, "nodes=2"), "nodes that are given are kept"
 
 
@@ -286,9 +286,9 @@ def test_unknown_inter_node_rate_limits_advice_to_one_node(ask: Ask, refused: Ca
 def test_unknown_device_count_is_refused_without_mention_of_launchers(
     refused: Callable[..., str], machine: str
 ) -> None:
-    told = refused("model=mt5_base", f"machine={machine}")
-    assert f"devices_per_node: unknown for machine={machine}; add devices_per_node=8" in told
-    assert "launcher" not in told
+    error = refused("model=mt5_base", f"machine={machine}")
+    assert f"devices_per_node: unknown for machine={machine}; add devices_per_node=8" in error
+    assert "launcher" not in error
 
 
 def test_training_time_is_shown_in_seconds_minutes_or_hours(
@@ -369,7 +369,7 @@ def test_suggested_measurement_command_runs_as_printed(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("tokens=many",), "tokens=many: not a number above 0; set for example tokens=1e12"),
         (("tokens=-1",), "tokens=-1: not a number above 0"),
@@ -401,13 +401,13 @@ def test_suggested_measurement_command_runs_as_printed(
     ids=" ".join,
 )  # fmt: skip
 def test_invalid_question_is_refused_in_one_line(
-    refused: Callable[..., str], words: tuple[str, ...], told: str
+    refused: Callable[..., str], words: tuple[str, ...], expected: str
 ) -> None:
-    assert told in refused("model=mt5_base", "machine=h200", "devices_per_node=8", *words)
+    assert expected in refused("model=mt5_base", "machine=h200", "devices_per_node=8", *words)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("model=t5_3b", "machine=v100_16", "devices_per_node=4", "precision=fp16"),
          "try optimizer.implementation=fused, with which it may fit;"),
@@ -423,9 +423,9 @@ def test_invalid_question_is_refused_in_one_line(
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_layout_that_does_not_fit_gets_a_remedy_that_predicts_to_fit(
-    refused: Callable[..., str], words: tuple[str, ...], told: str
+    refused: Callable[..., str], words: tuple[str, ...], expected: str
 ) -> None:
-    assert told in refused(*words, "nodes=1")
+    assert expected in refused(*words, "nodes=1")
 
 
 def test_engine_that_fits_only_with_a_fused_optimizer_gets_that_advice(ask: Ask) -> None:
@@ -436,5 +436,5 @@ def test_engine_that_fits_only_with_a_fused_optimizer_gets_that_advice(ask: Ask)
 
 
 def test_model_that_fits_nowhere_is_reported_with_the_missing_bytes(refused: Callable[..., str]) -> None:
-    told = refused("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "nodes=1", "precision=fp16")
-    assert re.search(r"needs at least [\d,.]+ GB more than a device has", told)
+    error = refused("model=mt5_xxl", "machine=v100_16", "devices_per_node=1", "nodes=1", "precision=fp16")
+    assert re.search(r"needs at least [\d,.]+ GB more than a device has", error)

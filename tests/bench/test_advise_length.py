@@ -50,9 +50,9 @@ def test_failures_lengthen_the_training(say: Say) -> None:
 def test_goodput_has_its_source_or_is_stated_as_not_counted(say: Say) -> None:
     words = (*XL, "nodes=16", "tokens=1e12")
     assert "a job that never fails: set storage=2e9" in say(*words)
-    told = say(*words, "storage=2e9")
-    assert "arXiv 2407.21783" in told and "never fails" not in told
-    (row,) = [line for line in told.splitlines() if line.startswith("  goodput")]
+    output = say(*words, "storage=2e9")
+    assert "arXiv 2407.21783" in output and "never fails" not in output
+    (row,) = [line for line in output.splitlines() if line.startswith("  goodput")]
     assert "a checkpoint every" in row and "a failure every" in row
     assert "the failure rate of your node_mtbf" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
 
@@ -97,8 +97,8 @@ def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(say: Say) ->
 
 
 def test_output_names_the_chosen_scaling_law_and_its_validity(say: Say) -> None:
-    told = say(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
-    assert "arXiv 2404.10102" in told and "arXiv 2001.08361" in told
+    output = say(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
+    assert "arXiv 2404.10102" in output and "arXiv 2001.08361" in output
     t5 = say("model=t5_v1_1_base", "machine=h100", "devices_per_node=8", "engine=ddp", "nodes=1", "loss=3.2")
     assert "an encoder with a decoder: a rough guess" in t5
 

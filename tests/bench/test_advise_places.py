@@ -73,10 +73,10 @@ def test_every_method_has_a_row_or_a_reason(say: Say) -> None:
 
 
 def test_unknown_price_of_an_own_node_is_one_line(say: Say) -> None:
-    told = say(*WORDS, "where=own:h100:8")
-    assert "own h100, full training: the shortest time; no price is known" in told
-    assert "own h100: unknown; add the price of a device per hour: where=own:h100:8:2.5" in told
-    assert " unknown" in next(line for line in told.splitlines() if line.startswith("  own h100  "))
+    output = say(*WORDS, "where=own:h100:8")
+    assert "own h100, full training: the shortest time; no price is known" in output
+    assert "own h100: unknown; add the price of a device per hour: where=own:h100:8:2.5" in output
+    assert " unknown" in next(line for line in output.splitlines() if line.startswith("  own h100  "))
 
 
 def test_own_price_in_a_machine_file_is_used(say: Say, tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_own_price_in_a_machine_file_is_used(say: Say, tmp_path: Path) -> None:
 
 
 def test_text_has_prices_with_their_date_and_what_costs_leave_out(say: Say) -> None:
-    told = " ".join(say(*WORDS, PLACES).split())
-    assert "87.8325 USD per hour in us-east4" in told and "read 2026-11-26" in told
-    assert "may take back a spot node" in told and "in the same currency (USD)" in told
-    assert "Failures are not included" in told
+    output = " ".join(say(*WORDS, PLACES).split())
+    assert "87.8325 USD per hour in us-east4" in output and "read 2026-11-26" in output
+    assert "may take back a spot node" in output and "in the same currency (USD)" in output
+    assert "Failures are not included" in output
     assert "Failures are not included" not in say(*WORDS, PLACES, "storage=2e9")
 
 

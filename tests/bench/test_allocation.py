@@ -71,8 +71,8 @@ class Allocation:
 
     def end(self) -> str:
         """Wait until all processes have ended, and return the leader's output."""
-        said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
-        return said[0]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
+        return outputs[0]
 
     def records(self) -> list[RunRecord]:
         found = [store.read_record(path) for path in store.find_records([self.study])]
@@ -147,11 +147,11 @@ def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path
             opened = store.open_attempt(tmp_path / point.config_id, point.spec, point.circumstance)
             store.finalize(opened.folder, outcome)
     points = [done, long, used_up, small, large, short]
-    said = Allocation(tmp_path, points, attempts=2, SLURM_RESTART_COUNT="1").end()
-    assert "has its answer already" in said and "waits for another job" in said
-    assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in said
+    output = Allocation(tmp_path, points, attempts=2, SLURM_RESTART_COUNT="1").end()
+    assert "has its answer already" in output and "waits for another job" in output
+    assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in output
     [pruned] = at(tmp_path, large)
-    assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in said
+    assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in output
     assert [len(at(tmp_path, point)) for point in (done, long, used_up, small)] == [1, 0, 2, 2]
     assert [attempt.outcome for attempt in at(tmp_path, short)] == ["ok"], "a shorter one fits"
 
@@ -205,8 +205,8 @@ def test_killed_fork_server_is_restarted_for_the_next_point(tmp_path: Path) -> N
     while any(_stat(Path(f"/proc/{pid}/stat"))[:1] not in ([], ["Z"]) for pid in servers):
         time.sleep(0.05)  # a killed process needs a moment to free its memory
     os.kill(beat["ranks"][1]["pid"], signal.SIGKILL)
-    said = [process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes]
-    assert [record.outcome.kind for record in allocation.records()] == ["error", "ok"], said
+    outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes]
+    assert [record.outcome.kind for record in allocation.records()] == ["error", "ok"], outputs
     assert [process.returncode for process in allocation.processes] == [0, 0]
 
 
@@ -271,8 +271,8 @@ def test_allocation_ended_during_its_start_reports_one_line(tmp_path: Path) -> N
         time.sleep(0.05)  # wait until both have started a fork server, whose imports take seconds
     for process in allocation.processes:
         process.send_signal(signal.SIGTERM)
-    said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes)
-    assert "Traceback" not in said and allocation.records() == [], said
+    output = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in allocation.processes)
+    assert "Traceback" not in output and allocation.records() == [], output
 
 
 def test_missing_job_folder_is_reported_as_not_shared(tmp_path: Path) -> None:

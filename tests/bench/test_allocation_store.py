@@ -59,8 +59,8 @@ class StoredJob:
 
     def end(self) -> str:
         """Wait until all processes have ended, and return the leader's output."""
-        said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
-        return said[0]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
+        return outputs[0]
 
     def list(self) -> list[str]:
         """Return the names of all objects of the study."""
@@ -78,9 +78,9 @@ def wait_for(is_reached: Callable[[], bool]) -> None:
 def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -> None:
     points = [requested(*TWO_NODES, f"batch.micro={micro}") for micro in (2, 3)]
     job = StoredJob(tmp_path, "s-1", points, nodes=2)
-    said = job.end()
-    assert [process.returncode for process in job.processes] == [0, 0], said
-    assert said.count("repeat 0: ok") == 2
+    outputs = job.end()
+    assert [process.returncode for process in job.processes] == [0, 0], outputs
+    assert outputs.count("repeat 0: ok") == 2
     names = job.list()
     for point in points:
         attempt = [name.rpartition("/")[2] for name in names if name.startswith(f"{point.config_id}/0.0/")]
@@ -91,7 +91,7 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
     assert not list((job.work / "1").rglob(store.RECORD)), "the second node has its own folder"
     submitter = tmp_path / "study"
     sync(submitter, job.url)
-    assert (submitter / "jobs/s-1/job.log").read_text() == said
+    assert (submitter / "jobs/s-1/job.log").read_text() == outputs
     [(_, period)] = jobs.list_allocations(submitter / "jobs/s-1")
     assert period.ended_at and period.ended_at > period.began_at
     for point in points:
@@ -114,8 +114,8 @@ def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(t
         time.sleep(1)
         assert job.processes[0].poll() is None, "the job waits for the bucket"
         emulator.set_away(away=False)
-        said = job.end()
-        assert [process.returncode for process in job.processes] == [0, 0], said
+        outputs = job.end()
+        assert [process.returncode for process in job.processes] == [0, 0], outputs
         assert f"{point.config_id}/0.0/{store.RECORD}" in job.list()
         assert not [name for name in job.list() if "meeting" in name]
         sync(tmp_path / "study", job.url)
@@ -127,11 +127,11 @@ def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(t
 def test_two_jobs_run_no_point_twice(tmp_path: Path) -> None:
     points = [requested(*ONE, f"batch.micro={micro}") for micro in (2, 3)]
     pair = [StoredJob(tmp_path, name, points) for name in ("s-1", "s-2")]
-    said = [job.end() for job in pair]
+    outputs = [job.end() for job in pair]
     sync(tmp_path / "study", pair[0].url)
     for point in points:
         outcomes = [attempt.outcome for attempt in store.list_attempts(tmp_path / "study" / point.config_id)]
-        assert outcomes.count("ok") == 1 and set(outcomes) <= {"ok", "cancelled"}, said
+        assert outcomes.count("ok") == 1 and set(outcomes) <= {"ok", "cancelled"}, outputs
 
 
 @processes
@@ -148,8 +148,8 @@ def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Pat
     assert job.processes[0].poll() is None, "the job waits for the bucket"
     bucket.unlink()
     aside.rename(bucket)
-    said = job.end()
-    assert job.processes[0].returncode == 0, said
+    outputs = job.end()
+    assert job.processes[0].returncode == 0, outputs
     assert store.read_record(bucket / "s" / point.config_id / "0.0" / store.RECORD).outcome.kind == "ok"
 
 
@@ -161,9 +161,9 @@ def test_a_bucket_that_stays_away_until_the_jobs_end_fails_the_job_and_leaves_th
     wait_for(lambda: (bucket / "s" / point.config_id / "0.0" / CLAIM).exists())
     bucket.rename(tmp_path / "aside")
     bucket.write_bytes(b"")
-    said = job.end()
+    outputs = job.end()
     assert job.processes[0].returncode == 1
-    assert "does not respond" in said and "Traceback" not in said
+    assert "does not respond" in outputs and "Traceback" not in outputs
     assert store.read_record(job.work / "0/s" / point.config_id / "0.0" / store.RECORD).outcome.kind == "ok"
 
 
@@ -188,8 +188,8 @@ def test_a_restarted_job_on_a_new_machine_concludes_its_earlier_attempt(tmp_path
     circumstance = point.circumstance.model_copy(update={"launcher": launcher})
     lost.open_attempt(lost.folder / point.config_id, point.spec, circumstance)
     job = StoredJob(tmp_path, "s-1", [point], SLURM_RESTART_COUNT="1")
-    said = job.end()
-    assert job.processes[0].returncode == 0, said
+    outputs = job.end()
+    assert job.processes[0].returncode == 0, outputs
     sync(tmp_path / "study", job.url)
     attempts = store.list_attempts(tmp_path / "study" / point.config_id)
     assert [(attempt.attempt, attempt.outcome) for attempt in attempts] == [(0, "node_failure"), (1, "ok")]
@@ -206,7 +206,7 @@ def test_a_job_that_the_store_does_not_have_is_one_line(tmp_path: Path) -> None:
 def test_job_that_cannot_start_reports_the_reason_in_its_log(tmp_path: Path) -> None:
     point = requested(*ONE, "data=text", "learning.tokens=4096", "learning.stop_after=2048")
     job = StoredJob(tmp_path, "s-1", [point])
-    said = job.end()
-    assert job.processes[0].returncode == 1 and said.count("\n") == 1
-    assert "cannot begin: learning.stop_after=2048: the checkpoint is not written to the object store" in said
-    assert (tmp_path / "bucket/s/jobs/s-1/job.log").read_text() == said
+    outputs = job.end()
+    assert job.processes[0].returncode == 1 and outputs.count("\n") == 1
+    assert "cannot begin: learning.stop_after=2048: the checkpoint is not written to the object store" in outputs
+    assert (tmp_path / "bucket/s/jobs/s-1/job.log").read_text() == outputs

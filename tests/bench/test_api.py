@@ -46,11 +46,11 @@ def test_notebook_plans_runs_reads_and_predicts_a_study(tmp_path: Path) -> None:
 
     shared = dict(text.split("=") for text in QUICK) | {"machine": "cpu", "devices_per_node": "1"}
     study = api.Study(name="notebook", question="Does it work?", axes={"engine": ["ddp", "zero1"]})
-    told: list[str] = []
+    progress: list[str] = []
     plan = api.plan(study, shared)
-    ended = api.run(plan, results=tmp_path, tell=told.append)
+    ended = api.run(plan, results=tmp_path, tell=progress.append)
     assert (ended.good, ended.outcomes, ended.skipped) == (True, {"ok": 2}, 0)
-    assert len(told) == 2
+    assert len(progress) == 2
 
     found = results.read([ended.folder])
     assert sorted(found.table["engine"]) == ["ddp", "zero1"]
@@ -134,7 +134,7 @@ def test_advice_accepts_plain_words_and_overrides() -> None:
     assert (answer.query.question.tokens, answer.query.question.deadline_h) == (1e10, 720)
 
 
-@pytest.mark.parametrize(("call", "told"), [
+@pytest.mark.parametrize(("call", "expected"), [
     (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
     (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: one study at a time; call sweep once for each"),
     (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
@@ -142,10 +142,10 @@ def test_advice_accepts_plain_words_and_overrides() -> None:
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
     (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
-def test_impossible_requests_of_the_api_are_refused_in_one_line(call: Any, told: str) -> None:
+def test_impossible_requests_of_the_api_are_refused_in_one_line(call: Any, expected: str) -> None:
     with pytest.raises(api.UserError) as raised:
         call()
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(expected)
 
 
 @pytest.mark.parametrize("value", [

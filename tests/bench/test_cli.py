@@ -43,9 +43,9 @@ def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str) -> None:
-    told = zeroscale(verb, "--help")
-    assert told.returncode == 0
-    assert told.stdout.startswith(f"usage: zeroscale {verb}")
+    done = zeroscale(verb, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: zeroscale {verb}")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -61,23 +61,23 @@ def test_help_fits_100_columns_except_for_commands_to_copy(
 
 @pytest.mark.processes
 def test_error_is_one_line_with_exit_code_2_and_v_adds_the_traceback() -> None:
-    told = zeroscale("run", "batch.mico=3")
-    assert told.returncode == 2
-    assert told.stderr == "zeroscale: batch.mico: no such key; did you mean batch.micro?\n"
+    done = zeroscale("run", "batch.mico=3")
+    assert done.returncode == 2
+    assert done.stderr == "zeroscale: batch.mico: no such key; did you mean batch.micro?\n"
     assert "Traceback" in zeroscale("run", "batch.mico=3", "-v").stderr
 
 
 @pytest.mark.processes
 def test_unknown_verb_suggests_the_nearest() -> None:
-    told = zeroscale("swep")
-    assert (told.returncode, told.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
+    done = zeroscale("swep")
+    assert (done.returncode, done.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
 
 
 @pytest.mark.processes
 def test_dry_run_lists_every_point_and_starts_nothing(tmp_path: Path) -> None:
-    told = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
-    assert told.returncode == 0
-    started, *_, repeats, command = told.stdout.splitlines()
+    done = zeroscale("sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    started, *_, repeats, command = done.stdout.splitlines()
     assert started == "6 points, nothing started"
     assert repeats.startswith("one run of each is indicative; 5 of each take ") and repeats.endswith(" node-hours:")
     assert command.split() == ["zeroscale", "sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--repeats", "5"]
@@ -97,8 +97,8 @@ def test_dry_run_prints_json() -> None:
 
 @pytest.mark.processes
 def test_unknown_study_suggests_the_nearest() -> None:
-    told = zeroscale("sweep", "study=smok", "--dry-run")
-    assert told.stderr == "zeroscale: study=smok: no such file in conf/study; did you mean smoke?\n"
+    done = zeroscale("sweep", "study=smok", "--dry-run")
+    assert done.stderr == "zeroscale: study=smok: no such file in conf/study; did you mean smoke?\n"
 
 
 @pytest.mark.processes
@@ -114,22 +114,24 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
     assert "zero2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "expected"), [
     (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
     (["sweep", "--study", "mine"], "sweep: unrecognized arguments: --study; write study=NAME"),
     (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; give at least 1"),
 ])  # fmt: skip
-def test_unknown_option_is_refused_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_is_refused_in_one_line(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"zeroscale: {told}")
+    assert error.startswith(f"zeroscale: {expected}")
     assert error.count("\n") == 1
 
 
 SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "expected"), [
     (["table", SMOKE, "--columns", ""], "--columns: followed by an empty word; give a value, or leave it out"),
     (["table", SMOKE, "--columns="], "--columns: has an empty value; give one, or leave it out"),
     (["table", SMOKE, "--columns", ","], "--columns ,: no such column; "),
@@ -167,11 +169,11 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["ledger"], "ledger: this verb was removed; call `zeroscale claims`"),
 ])  # fmt: skip
 def test_wrong_value_of_every_option_is_refused_in_one_line(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
     out, error = capsys.readouterr()
-    assert error.startswith(f"zeroscale: {told}")
+    assert error.startswith(f"zeroscale: {expected}")
     assert (out, error.count("\n")) == ("", 1)
 
 

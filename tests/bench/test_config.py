@@ -91,7 +91,7 @@ def test_fitted_bucket_gives_another_config_id_than_the_preset_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("modle=tiny", "modle: no such key; did you mean model?"),
         ("micro=4", "micro: no such key; did you mean batch.micro?"),
@@ -139,10 +139,10 @@ def test_fitted_bucket_gives_another_config_id_than_the_preset_size() -> None:
         ("seed=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
 )
-def test_wrong_input_is_reported_in_one_line_with_its_remedy(override: str, told: str) -> None:
+def test_wrong_input_is_reported_in_one_line_with_its_remedy(override: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         ask(override)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -329,7 +329,7 @@ def test_infinite_options_of_engine_and_data_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("seed=" + "[" * 1500, "not an override ("),
         ("seed=" + "9" * 5000, "not an override (Exceeds the limit"),
@@ -343,11 +343,11 @@ def test_infinite_options_of_engine_and_data_are_refused() -> None:
     ],
 )
 def test_absurd_input_is_refused_in_one_short_line(
-    override: str, told: str, capsys: pytest.CaptureFixture[str]
+    override: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["run", "--dry-run", "machine=cpu", "devices_per_node=1", *override.split(" ")]) == 2
     line = capsys.readouterr().err
-    assert told in line
+    assert expected in line
     assert line.count("\n") == 1 and line[:-1].isprintable() and len(line) < 700
 
 
@@ -375,10 +375,10 @@ def test_keys_of_the_older_protocol_are_read_with_a_hint_to_the_new_ones(
     (folder / "mine.yaml").write_text("warmup_steps: 3\nmin_steps: 9\nmin_s: 1.75\nmax_steps: 40\nmax_s: 6.0\n")
     mine = ask("measure=mine", config_dir=tmp_path).spec.measure
     assert (mine.warmup_steps, mine.min_steps, mine.window_s, mine.max_s) == (3, 9, 1.75, 6.0)
-    said = caplog.messages
-    assert "measure.min_s=7.25: is called measure.window_s" in said
-    assert "measure.min_s=1.75: is called measure.window_s" in said
-    assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in said) and len(said) == 6
+    warnings = caplog.messages
+    assert "measure.min_s=7.25: is called measure.window_s" in warnings
+    assert "measure.min_s=1.75: is called measure.window_s" in warnings
+    assert all("measure.window_s" in line or "measure.gpu_warmup_s" in line for line in warnings) and len(warnings) == 6
 
 
 def test_study_with_the_older_protocol_is_read() -> None:

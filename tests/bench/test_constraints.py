@@ -95,13 +95,13 @@ def test_rules_have_the_values_of_python_expressions(text: str) -> None:
     ],
 )  # fmt: skip
 def test_unsupported_syntax_is_refused_with_the_supported_one(text: str) -> None:
-    told = refusal(text)
-    assert told.startswith(f"exclude: {text}: `")
-    assert "is not allowed; write names, numbers, 'words' and [lists] with and, or, not, in" in told
+    error = refusal(text)
+    assert error.startswith(f"exclude: {text}: `")
+    assert "is not allowed; write names, numbers, 'words' and [lists] with and, or, not, in" in error
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "exclude: : not an expression"),
         ("nodes >", "not an expression"),
@@ -126,8 +126,8 @@ def test_unsupported_syntax_is_refused_with_the_supported_one(text: str) -> None
         ("batch.global / (batch.micro - 4) > 1", "division by zero; put `NAME != 0 and` before it"),
     ],
 )  # fmt: skip
-def test_meaningless_rule_is_refused_in_one_line(text: str, told: str) -> None:
-    assert told in refusal(text)
+def test_meaningless_rule_is_refused_in_one_line(text: str, expected: str) -> None:
+    assert expected in refusal(text)
 
 
 def test_unknown_name_is_found_before_points_are_evaluated() -> None:

@@ -42,10 +42,10 @@ def test_event_clock_agrees_with_a_waiting_host_without_blocking_it() -> None:
         work()
         clock.mark()
     launched = time.perf_counter() - begin
-    told = clock.end()()
+    step_s = clock.end()()
     waited = time.perf_counter() - begin
-    assert len(told) == 5
-    assert sum(told) == pytest.approx(waited, rel=0.05)
+    assert len(step_s) == 5
+    assert sum(step_s) == pytest.approx(waited, rel=0.05)
     assert launched < waited / 2
 
 
@@ -65,10 +65,10 @@ def test_events_of_a_block_are_read_during_the_next_block() -> None:
     begin = time.perf_counter()
     first = launch()
     second = launch()
-    told = first()
+    step_s = first()
     assert not torch.cuda.current_stream(GPU).query(), "the second block is under way"
-    told += second()
-    assert sum(told) == pytest.approx(time.perf_counter() - begin, rel=0.05), "nothing lies between two blocks"
+    step_s += second()
+    assert sum(step_s) == pytest.approx(time.perf_counter() - begin, rel=0.05), "nothing lies between two blocks"
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -123,9 +123,9 @@ def test_driver_and_torch_identify_the_same_device() -> None:
     assert devices.read_name(uuid) == torch.cuda.get_device_name(0)
     assert devices.count_devices() >= torch.cuda.device_count()
     assert find_device_kind() == "cuda"
-    told, whole = devices.read_memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
-    assert told is not None
-    assert 0.5 * whole <= told <= 1.1 * whole  # free memory, which is less than the total
+    free, whole = devices.read_memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
+    assert free is not None
+    assert 0.5 * whole <= free <= 1.1 * whole  # free memory, which is less than the total
     found = classify("cuda", 1)
     assert found.versions["cuda"] == torch.version.cuda
     assert found.versions["driver"] and found.versions["nccl"]

@@ -117,13 +117,18 @@ def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
     """The tolerances were required before any GPU run existed. They are not derived from measured errors."""
-    told, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
+    prediction, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory
-    print(name, json.dumps({"predicted": [told.resident, told.init_peak, told.peak], "seen": own.model_dump()}))
-    assert own.resident_bytes == pytest.approx(told.resident, rel=0.03)
-    assert own.peak_allocated_bytes == pytest.approx(told.peak, rel=0.10)
-    assert told.device[0] <= (own.device_used_bytes or 0), "what lies beside tensors is at least the least"
+    print(
+        name,
+        json.dumps(
+            {"predicted": [prediction.resident, prediction.init_peak, prediction.peak], "seen": own.model_dump()}
+        ),
+    )
+    assert own.resident_bytes == pytest.approx(prediction.resident, rel=0.03)
+    assert own.peak_allocated_bytes == pytest.approx(prediction.peak, rel=0.10)
+    assert prediction.device[0] <= (own.device_used_bytes or 0), "what lies beside tensors is at least the least"
 
 
 @pytest.mark.parametrize("name", REHEARSED)
@@ -132,8 +137,8 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
     assert (record.outcome.kind, record.evidence) == ("ok", "rehearsed"), record.outcome.reason
     seen = record.observations
     assert seen and seen.compute_s and seen.collectives and seen.memory[0].resident_bytes
-    told = predicted(asked(*REHEARSED[name]), "cuda")
-    assert seen.memory[0].resident_bytes == pytest.approx(told.resident, rel=0.03)
+    prediction = predicted(asked(*REHEARSED[name]), "cuda")
+    assert seen.memory[0].resident_bytes == pytest.approx(prediction.resident, rel=0.03)
 
 
 @pytest.mark.parametrize("span", ["node", "device"])

@@ -54,8 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     allocation = Allocation(
         results / "adhoc", [requested(*words, quick=POINT) for words in (*runs, TEXT, *COMPILED.values())]
     )
-    said = allocation.end()
-    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 8, said
+    output = allocation.end()
+    assert [record.outcome.kind for record in allocation.records()] == ["ok"] * 8, output
     for beside, words in (("text", [TEXT]), ("compiled", COMPILED.values())):
         for point in (requested(*each, quick=POINT) for each in words):
             shutil.move(results / "adhoc" / point.config_id, results / beside / point.config_id)
@@ -129,8 +129,8 @@ def test_documents_of_a_text_are_trained_separately(folder: Path) -> None:
 
 def test_large_decoder_is_predicted_advised_and_planned_by_default_objective(tmp_path: Path) -> None:
     where = ("machine=h100", "devices_per_node=8")
-    (told,) = json.loads(zeroscale("predict", "model=llama_2_7b", *where, "engine=zero3", "nodes=2", "--json"))
-    assert told["fits"] and told["time"]["step_s"] > 0
+    (prediction,) = json.loads(zeroscale("predict", "model=llama_2_7b", *where, "engine=zero3", "nodes=2", "--json"))
+    assert prediction["fits"] and prediction["time"]["step_s"] > 0
     assert "llama_3_8b" in zeroscale("advise", "model=llama_3_8b", *where, "nodes=4")
     plan = zeroscale(
         "sweep", "model=gpt2,mt5_base", "engine=ddp,zero2", *where, "launcher=slurm", "--dry-run",

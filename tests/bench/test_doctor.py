@@ -53,12 +53,12 @@ def test_doctor_reports_slurm_on_a_cluster(found: dict[str, Check]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (("echo slurm 20.11.9", []), "slurm 20.11.9 is older than 21.08: "),
         (("echo 'sbatch: error: no permission' >&2; exit 1", []), "unknown version: sbatch: error: no permission"),
     ],
     indirect=["found"],
 )
-def test_doctor_notes_an_old_or_unknown_version(found: dict[str, Check], told: str) -> None:
-    assert found["Slurm"].state == "note" and found["Slurm"].found.startswith(told)
+def test_doctor_notes_an_old_or_unknown_version(found: dict[str, Check], expected: str) -> None:
+    assert found["Slurm"].state == "note" and found["Slurm"].found.startswith(expected)

@@ -11,7 +11,7 @@ from bench.core.record import EnvironmentClass
 from bench.measure.environment import check_alike, choose_openmp_variables, classify, compute_environment_id
 from bench.measure.failures import Refused
 
-TELL = """
+PROGRAM = """
 import os, sys
 from bench.measure.environment import classify, compute_environment_id
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
@@ -20,8 +20,8 @@ print(compute_environment_id(classify("cpu", int(sys.argv[2]))))
 HERE = sorted(os.sched_getaffinity(0))
 
 
-def told(cores: list[int], ranks: int = 2, **variables: str) -> str:
-    words = [sys.executable, "-c", TELL, ",".join(map(str, cores)), str(ranks)]
+def environment_id(cores: list[int], ranks: int = 2, **variables: str) -> str:
+    words = [sys.executable, "-c", PROGRAM, ",".join(map(str, cores)), str(ranks)]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))} | variables
     return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -30,19 +30,21 @@ def test_environment_class_contains_cores_and_threads() -> None:
     """Simulates machines with one or two cores by binding processes to fewer cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
-    one, two = told(HERE[:1]), told(HERE[:2])
+    one, two = environment_id(HERE[:1]), environment_id(HERE[:2])
     assert one != two
-    assert told(HERE[:2], OMP_NUM_THREADS="7") != two
-    assert told(HERE[:2], OMP_NUM_THREADS="1") == two, "its part of two cores, whoever chose it"
+    assert environment_id(HERE[:2], OMP_NUM_THREADS="7") != two
+    assert environment_id(HERE[:2], OMP_NUM_THREADS="1") == two, "its part of two cores, user-set or default"
 
 
 def test_environment_class_contains_the_wait_policy_of_several_threads() -> None:
     if len(HERE) < 2:
         pytest.skip("one core has one thread")
     chosen = choose_openmp_variables("cpu", 1).items() - {("OMP_NUM_THREADS", str(len(HERE)))}
-    assert told(HERE[:2], 1) == told(HERE[:2], 1, **dict(chosen)), "the default, whoever sets it"
-    assert told(HERE[:2], 1) != told(HERE[:2], 1, OMP_WAIT_POLICY="active")
-    assert told(HERE[:1]) == told(HERE[:1], OMP_WAIT_POLICY="active"), "one thread waits for no other"
+    assert environment_id(HERE[:2], 1) == environment_id(HERE[:2], 1, **dict(chosen)), "an explicit default is equal"
+    assert environment_id(HERE[:2], 1) != environment_id(HERE[:2], 1, OMP_WAIT_POLICY="active")
+    assert environment_id(HERE[:1]) == environment_id(HERE[:1], OMP_WAIT_POLICY="active"), (
+        "one thread waits for no other"
+    )
 
 
 @pytest.fixture

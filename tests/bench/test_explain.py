@@ -39,7 +39,7 @@ def test_every_option_in_the_help_of_a_verb_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("deadline", "deadline (word of advise)\n  longest time of the training"),
         ("max-queued", "--max-queued (option)\n  at most N of the sweep's jobs in the queue\n  of: sweep"),
@@ -49,10 +49,10 @@ def test_every_option_in_the_help_of_a_verb_is_explained(
     ],
 )
 def test_options_and_words_are_explained_by_their_help(
-    name: str, told: str, capsys: pytest.CaptureFixture[str]
+    name: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["explain", name]) == 0
-    assert told in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 def test_option_with_dashes_is_refused_with_its_correct_form(capsys: pytest.CaptureFixture[str]) -> None:

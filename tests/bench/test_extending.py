@@ -153,7 +153,7 @@ def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("sequence.tokens=512",), "sequence.tokens=512: the model has 256 positions; "),
         (("model.attention=eager",), "model.attention=eager: family decoder knows nothing but the usual one"),
@@ -163,10 +163,10 @@ def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
         (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
-def test_added_plugins_refuse_in_one_line(words: tuple[str, ...], told: str, project: ProjectCopy) -> None:
+def test_added_plugins_refuse_in_one_line(words: tuple[str, ...], expected: str, project: ProjectCopy) -> None:
     kept = [word for word in COUNTING if not any(word.split("=")[0] == new.split("=")[0] for new in words)]
     error = project.zeroscale("sweep", *kept, *words, "engine=ddp", "--dry-run", code=2)
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
 def test_text_data_support_an_added_objective(project: ProjectCopy) -> None:
@@ -181,14 +181,14 @@ def test_family_reads_its_hugging_face_configs_and_others_are_only_measured(
     for kind in ("gpt_bigcode", "opt"):
         config = {"model_type": kind, **sizes}
         (tmp_path / f"{kind}.json").write_text(json.dumps(config))
-    told = {}
+    output = {}
     for kind in ("gpt_bigcode", "opt"):
         words = (f"model.config_file={tmp_path / kind}.json", "model=hugging_face", f"model.name={kind}")
-        told[kind] = project.zeroscale(
+        output[kind] = project.zeroscale(
             "predict", *CPU, *words, "objective=causal_lm", "sequence.tokens=64", "engine=ddp"
         )
-    assert "A device needs" in told["gpt_bigcode"]
-    assert "no prediction" in told["opt"]
+    assert "A device needs" in output["gpt_bigcode"]
+    assert "no prediction" in output["opt"]
 
 
 # --------------------------------------------------------------------------------------- from an installed package
@@ -272,15 +272,15 @@ def started_by(spool: Path) -> list[int]:
 def queued(project: ProjectCopy, spool: Path) -> Path:
     """Folder of a study with two real runs, each in its own job, followed by a job of the autopilot."""
     results = project.root / "queued"
-    told = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
-    assert told.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in told
+    output = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
+    assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in output
     project.zeroscale("status", str(results / "adhoc"), "--wait")
     return results / "adhoc"
 
 
 def test_dry_run_shows_the_script_of_a_job_without_submission(project: ProjectCopy, spool: Path) -> None:
-    told = project.zeroscale("sweep", *POINTS, "--dry-run")
-    assert "-m bench.sweep.allocation" in told and "2 points in 1 job" in told
+    output = project.zeroscale("sweep", *POINTS, "--dry-run")
+    assert "-m bench.sweep.allocation" in output and "2 points in 1 job" in output
     assert list(spool.glob("adhoc-*-*")) == []
 
 
@@ -295,8 +295,8 @@ def test_dry_run_shows_the_script_of_a_job_without_submission(project: ProjectCo
 def test_unsupported_launcher_request_is_refused_in_one_line(
     project: ProjectCopy, words: tuple[str, ...], line: str
 ) -> None:
-    (told,) = project.zeroscale("sweep", *POINTS, *words, "--dry-run", code=2).splitlines()
-    assert line in told
+    (output,) = project.zeroscale("sweep", *POINTS, *words, "--dry-run", code=2).splitlines()
+    assert line in output
 
 
 def test_table_rows_of_queued_runs_name_their_jobs(project: ProjectCopy, spool: Path, queued: Path) -> None:
@@ -390,19 +390,19 @@ def test_optional_member_is_recorded_if_the_facts_declare_it(piped: dict[str, Ru
 
 def test_engine_without_declared_costs_is_not_predicted_or_rehearsed(project: ProjectCopy) -> None:
     assert "no prediction" in project.zeroscale("predict", *PIPED)
-    told = project.zeroscale("rehearse", *PIPED, code=2)
-    assert "engine=two_stages: cannot be rehearsed" in told and told.count("\n") == 1
+    output = project.zeroscale("rehearse", *PIPED, code=2)
+    assert "engine=two_stages: cannot be rehearsed" in output and output.count("\n") == 1
 
 
 def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> None:
     point = ("model=mt5_base", "machine=h200", "devices_per_node=8", "nodes=1")
     assert "two_stages" in project.zeroscale("advise", *point)
-    told = project.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
-    assert "no prediction" in told and told.count("\n") == 1
+    output = project.zeroscale("advise", *point, "engine=two_stages", "parallel.pipeline=2", code=2)
+    assert "no prediction" in output and output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("parallel.pipeline=1",), "parallel.pipeline=1: there are two stages; set parallel.pipeline=2"),
         (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages has no tensor parallelism"),
@@ -411,10 +411,10 @@ def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> Non
     ],
 )
 def test_unsupported_engine_request_is_refused_in_one_line(
-    words: tuple[str, ...], told: str, project: ProjectCopy
+    words: tuple[str, ...], expected: str, project: ProjectCopy
 ) -> None:
     error = project.zeroscale("sweep", *PIPED, *words, "--dry-run", code=2)
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
 def test_table_and_report_show_the_added_engine(

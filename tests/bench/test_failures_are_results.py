@@ -150,7 +150,7 @@ def test_full_disk_is_reported_before_the_start(zeroscale_run: Start, small_disk
 
 
 @pytest.mark.parametrize(
-    ("number", "point", "told"),
+    ("number", "point", "expected"),
     [
         (signal.SIGINT, PIPELINE, "SIGINT (Ctrl-C)"),
         (signal.SIGTERM, PLAIN, "SIGTERM"),
@@ -159,7 +159,7 @@ def test_full_disk_is_reported_before_the_start(zeroscale_run: Start, small_disk
     ids=str,
 )
 def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
-    zeroscale_run: Start, number: int, point: tuple[str, ...], told: str
+    zeroscale_run: Start, number: int, point: tuple[str, ...], expected: str
 ) -> None:
     run = zeroscale_run(*point)
     beat = run.stepping()
@@ -167,12 +167,12 @@ def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
     run.process.wait(timeout=SOON_S)
     assert not survivors([beat["supervisor"], *(rank["pid"] for rank in beat["ranks"])])
     record = run.record()
-    assert (record.outcome.kind, record.outcome.reason) == ("cancelled", f"interrupted by {told}")
+    assert (record.outcome.kind, record.outcome.reason) == ("cancelled", f"interrupted by {expected}")
     assert not record.outcome.final
     where = {rank["rank"]: rank["phase"] for rank in record.outcome.evidence["ranks"]}
     assert where == dict.fromkeys(range(record.spec.world_size), "steps")
     if number == signal.SIGINT:
-        ending = f"zeroscale: interrupted by {told}; ending the run, with a record in {run.folder()} …"
+        ending = f"zeroscale: interrupted by {expected}; ending the run, with a record in {run.folder()} …"
         assert [line for line in run.errors.splitlines() if "interrupted" in line] == [ending]
 
 

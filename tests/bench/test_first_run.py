@@ -58,9 +58,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     def line(*words: str) -> str:
         assert main([*words]) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1, told
-        return told
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        return error
 
     return line
 
@@ -239,8 +239,8 @@ def test_first_run_prints_its_rate_flags_and_the_next_command(tmp_path: Path) ->
     assert lines[2].startswith(f"{rate:,.0f} tokens per second")
     raised = flags.list_flags(record)  # the flags raised depend on the speed of this machine
     assert [line for line in lines if line.startswith("flags: ")] == [f"flags: {', '.join(raised)}"] * bool(raised)
-    told = " ".join(" ".join(lines).split())
-    assert all(f"{name}: the run {flags.FLAGS[name].meaning}" in told for name in raised)
+    text = " ".join(" ".join(lines).split())
+    assert all(f"{name}: the run {flags.FLAGS[name].meaning}" in text for name in raised)
     notes = flags.list_notes(record)
     assert [line for line in lines if line.startswith("notes: ")] == [f"notes: {', '.join(notes)}"] * bool(notes)
     reference, report = output.split("next, ")[1:]
@@ -277,7 +277,7 @@ def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (
             (),
@@ -295,12 +295,12 @@ def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(
     ],
 )
 def test_dry_run_predicts_memory_and_time_or_gives_the_reason(
-    words: tuple[str, ...], told: list[str], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--dry-run", "machine=cpu", "devices_per_node=2", *words]) == 0
     _, *predicted = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 100 for line in predicted)
-    for part in told:
+    for part in expected:
         assert part in "\n".join(predicted)
 
 

@@ -61,30 +61,30 @@ def message(group: str, body: bytes, folder: Path) -> str:
 
 @pytest.mark.parametrize("group", compose.GROUPS)
 def test_invalid_group_file_is_named_with_its_fault(group: str, tmp_path: Path) -> None:
-    for number, (body, told) in enumerate(NO_FILE.values()):
+    for number, (body, expected) in enumerate(NO_FILE.values()):
         folder = tmp_path / str(number)
-        said = message(group, body, folder)
-        assert said.startswith(f"{group}=mine: {folder}/{group}/mine.yaml: ")
-        assert re.search(told, said), said
+        error = message(group, body, folder)
+        assert error.startswith(f"{group}=mine: {folder}/{group}/mine.yaml: ")
+        assert re.search(expected, error), error
 
 
 @pytest.mark.parametrize("group", compose.GROUPS)
 def test_incompatible_group_files_are_refused_in_one_line(group: str, tmp_path: Path) -> None:
-    for number, (body, told) in enumerate(NO_GROUP.values()):
+    for number, (body, expected) in enumerate(NO_GROUP.values()):
         folder = tmp_path / str(number)
-        said = message(group, body, folder)
-        assert said.startswith((f"{group}=mine: ", f"{group}.name: "))
-        assert re.search(told, said), said
+        error = message(group, body, folder)
+        assert error.startswith((f"{group}=mine: ", f"{group}.name: "))
+        assert re.search(expected, error), error
 
 
 @pytest.mark.parametrize("what", NO_FILE)
 def test_invalid_study_file_is_named_with_its_fault(what: str, tmp_path: Path) -> None:
-    body, told = NO_FILE[what]
+    body, expected = NO_FILE[what]
     (tmp_path / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:
         compose.read_study(str(tmp_path / "mine.yaml"))
     assert str(tmp_path / "mine.yaml") in str(caught.value) and str(caught.value).isprintable()
-    assert re.search(told, str(caught.value))
+    assert re.search(expected, str(caught.value))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

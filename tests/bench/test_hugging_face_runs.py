@@ -45,10 +45,10 @@ def runs(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str
     allocated = {"zero3": ("engine=zero3",), "recomputing": ("engine=ddp", "activation_checkpointing=true")}
     quick = [text for text in asked if not text.startswith("machine=")]
     points = {name: requested(*words, quick=quick) for name, words in allocated.items()}
-    said = Allocation(folders["allocated"], list(points.values())).end()
+    output = Allocation(folders["allocated"], list(points.values())).end()
     for name, point in points.items():
         shutil.move(folders["allocated"] / point.config_id, folders[name])
-        assert find_one(folders[name]).outcome.kind == "ok", said
+        assert find_one(folders[name]).outcome.kind == "ok", output
     return folders
 
 
@@ -79,7 +79,7 @@ def test_losses_of_all_engines_agree(runs: dict[str, Path]) -> None:
 def test_model_flops_exclude_recomputation(runs: dict[str, Path]) -> None:
     record = find_one(runs["recomputing"])
     hardware = compute_step_flops(record, "hardware")
-    assert compute_step_flops(record, "model") is None, "the counter cannot tell it apart"
+    assert compute_step_flops(record, "model") is None, "the counter includes recomputation"
     assert hardware and FLOPS < hardware < FLOPS * 4 / 3
 
 

@@ -89,9 +89,9 @@ def test_process_outside_a_job_has_none() -> None:
 
 
 def test_recorded_job_has_scheduler_neutral_fields_and_slurms_variables() -> None:
-    told = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, read(SLURM))
-    assert told.job and (told.job.allocation, told.job.nodelist) == ("c.7.1", "gpu[1-2]")
-    assert told.slurm == {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_CONF")}
+    environment = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, read(SLURM))
+    assert environment.job and (environment.job.allocation, environment.job.nodelist) == ("c.7.1", "gpu[1-2]")
+    assert environment.slurm == {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_CONF")}
 
 
 def test_slurm_job_script_is_one_process_and_a_step_has_its_tasks() -> None:

@@ -75,7 +75,7 @@ def test_killed_training_resumes_to_the_result_of_an_undisturbed_one(
     trained = [one.trained_s or 0.0 for one in found.evaluations]
     assert trained == sorted(trained)
     assert trained[-1] > sum(found.steps.step_s), "the seconds of the lost attempt count, up to its checkpoint"
-    assert not list((tmp_path / "killed").rglob("*checkpoint-*")), "whoever has the answer goes on from none"
+    assert not list((tmp_path / "killed").rglob("*checkpoint-*")), "a completed training keeps no checkpoint"
 
 
 @pytest.mark.thorough
@@ -101,12 +101,12 @@ def test_better_of_two_short_trainings_resumes_from_its_checkpoint(tmp_path: Pat
     assert (whole.checkpoints[0].kind, whole.checkpoints[0].step) == ("load", 30)
     assert (len(short.steps.loss), len(whole.steps.loss)) == (30, 30)
     assert [one.step for one in whole.evaluations] == [0, 20, 30, 40, 60]
-    assert whole.evaluations[:3] == short.evaluations, "what came before is told once more"
+    assert whole.evaluations[:3] == short.evaluations, "earlier evaluations are recorded again"
     losses = [one.loss or 0.0 for one in whole.evaluations]
     assert losses == sorted(losses, reverse=True)
     left = {path.parent.parent.name for path in tmp_path.rglob("checkpoint-*")}
     stopped = {record.config_id for record in records if record.spec.optimizer.lr == 1e-6}
-    assert left == stopped, "of a training that ended, or went on, no checkpoint is left"
+    assert left == stopped, "completed and resumed trainings keep no checkpoint"
 
 
 QUALITY = (

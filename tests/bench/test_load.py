@@ -154,7 +154,7 @@ def test_background_load_equals_the_kernels_counters(spinning: list[int]) -> Non
     used, seconds = seconds_of(spinning) - used, time.monotonic() - at
     load = compute_load(0, before, monitor.sample())
     assert load and load.others_share is not None
-    assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "and others there may be besides"
+    assert load.others_share >= 0.9 * used / (seconds * len(HERE.cores)) > 0, "other background load may come on top"
 
 
 def test_command_does_not_count_as_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,15 +232,15 @@ def test_run_that_requires_a_quiet_machine_ends_under_background_load(tmp_path: 
 @pytest.mark.timed
 def test_run_without_background_load_is_not_flagged(tmp_path: Path) -> None:
     if not quiet():
-        pytest.skip("somebody else computes here")
+        pytest.skip("this machine has background load")
     record = record_of(tmp_path, "launcher.quiet_within_s=60")
     assert record.outcome.kind == "ok", record.outcome.reason
     if not quiet():
-        pytest.skip("somebody else computes here")
+        pytest.skip("this machine has background load")
     assert record.observations and record.observations.load
     (load,) = record.observations.load
     if (load.stolen_share or 0) > BUSY_SHARE / 2:
-        pytest.skip("another machine on the same host computes")
+        pytest.skip("the hypervisor gives CPU time to other guests")
     assert "busy" not in list_flags(record)
 
 

@@ -35,14 +35,14 @@ def study(tmp_path: Path) -> Path:
     return folder
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> list[str]:
+def print_logs(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> list[str]:
     assert main(["logs", *map(str, words)]) == code
     return capsys.readouterr().out.splitlines()
 
 
 def test_all_logs_of_a_point_are_listed_with_their_ends(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (study, study.parent):
-        lines = told(capsys, POINT[:6], folder, "--lines", "2")
+        lines = print_logs(capsys, POINT[:6], folder, "--lines", "2")
         named = [line.removeprefix("── ") for line in lines if line.startswith("── ")]
         assert [Path(name).relative_to(study).as_posix() for name in named] == [
             f"{POINT}/0.0/run.log", "jobs/s-7/slurm-7.log", f"{POINT}/0.1/run.log", "jobs/s-8/slurm-8.log",
@@ -51,14 +51,14 @@ def test_all_logs_of_a_point_are_listed_with_their_ends(study: Path, capsys: pyt
 
 
 def test_logs_of_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, f"{POINT}/0.1", study, "--rank", "1", "--lines", "3")
+    lines = print_logs(capsys, f"{POINT}/0.1", study, "--rank", "1", "--lines", "3")
     assert lines[1:4] == [f"[1] attempt 1 line {line}" for line in (27, 28, 29)]
     assert lines[4:] == [f"── {study}/jobs/s-7/slurm-7.log", "of job 7"]
 
 
 def test_log_of_the_last_attempt_is_followed_until_its_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / POINT / "0.1" / store.RECORD).write_text("{}")
-    assert told(capsys, f"{POINT}/0.1", study, "--follow", "--lines", "1")
+    assert print_logs(capsys, f"{POINT}/0.1", study, "--follow", "--lines", "1")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_missing_logs_are_reported_in_one_line(
     study: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     assert main(["logs", words[0], str(study), *words[1:]]) == 2
-    said = capsys.readouterr().err
-    assert why in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert why in error and error.count("\n") == 1
     assert main(["logs", POINT, str(study / "none")]) == 2

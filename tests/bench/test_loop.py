@@ -193,13 +193,13 @@ def test_loss_of_a_step_is_that_of_the_ranks_with_a_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "has_loss", "told"),
+    ("engine", "has_loss", "expected"),
     [(WithoutLoss([1.0]), True, "no loss on a rank that by its engine's facts has one"),
      (Scripted([1.0]), False, "a loss on a rank that by its engine's facts has none")],
 )  # fmt: skip
-def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss: bool, told: str) -> None:
+def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss: bool, expected: str) -> None:
     trainer = Trainer(a_spec(), engine, batches(), engine, CPU, lambda *at: None, TwoRanks([]), has_loss=has_loss)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Refused, match=expected):
         trainer.step()
 
 

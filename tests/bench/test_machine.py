@@ -33,9 +33,9 @@ ABSURD = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "told", "remedy"), ABSURD, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("field", "value", "expected", "remedy"), ABSURD, ids=lambda part: str(part)[:30])
 def test_implausible_number_in_a_machine_file_is_refused_with_a_remedy(
-    field: str, value: str, told: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    field: str, value: str, expected: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shipped = (
         (compose.find_conf_folder() / "machine" / "a100_80.yaml").read_text().replace("name: a100_80", "name: mine")
@@ -46,7 +46,7 @@ def test_implausible_number_in_a_machine_file_is_refused_with_a_remedy(
     assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert told in err
+    assert expected in err
     if "inf" not in value and "nan" not in value:  # these may be refused as non-finite
         assert remedy in err
 
@@ -97,15 +97,15 @@ def write_machine(folder: Path, *offers: dict[str, object]) -> None:
     (folder / "machine" / "mine.yaml").write_text(yaml.safe_dump(mine))
 
 
-@pytest.mark.parametrize(("change", "told"), WRONG_OFFERS, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("change", "expected"), WRONG_OFFERS, ids=lambda part: str(part)[:30])
 def test_a_wrong_offer_is_one_line_with_its_remedy(
-    change: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, object], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_machine(tmp_path, {**OFFER, **change})
     assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert told in err
+    assert expected in err
 
 
 def test_a_second_price_of_a_node_type_in_one_region_is_refused(
@@ -113,8 +113,8 @@ def test_a_second_price_of_a_node_type_in_one_region_is_refused(
 ) -> None:
     write_machine(tmp_path, OFFER, {**OFFER, "region": "us-east4"}, {**OFFER, "price_per_hour": 40})
     assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
-    told = "machine.rented.2.machine_type=a2-ultragpu-8g: gcp has a second price for it in us-east5; keep the newer"
-    assert told in capsys.readouterr().err
+    message = "machine.rented.2.machine_type=a2-ultragpu-8g: gcp has a second price for it in us-east5; keep the newer"
+    assert message in capsys.readouterr().err
 
 
 def test_offers_are_not_part_of_a_point_or_record() -> None:

@@ -165,11 +165,11 @@ def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
 def test_asynchronous_collective_is_timed_until_its_completion(tmp_path: Path) -> None:
     """Two ranks call an all-reduce over gloo and do not wait for it. One rank calls it half a second later."""
     context = torch.multiprocessing.get_context("spawn")
-    begun, told = context.Event(), context.Queue()
-    ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, told)) for rank in range(2)]
+    begun, results = context.Event(), context.Queue()
+    ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, results)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    found = dict(told.get(timeout=PATIENCE_S) for _ in ranks)
+    found = dict(results.get(timeout=PATIENCE_S) for _ in ranks)
     for rank in ranks:
         rank.join()
     (early_at, early_s), (late_at, late_s) = found[0], found[1]
@@ -182,7 +182,7 @@ LATE_S = 0.5
 PATIENCE_S = 250.0  # for two processes to import torch on a busy machine
 
 
-def come_late(rank: int, store: Path, begun: Event, told: "Queue[tuple[int, tuple[float, float]]]") -> None:
+def come_late(rank: int, store: Path, begun: Event, results: "Queue[tuple[int, tuple[float, float]]]") -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     with CollectiveCounter(wait=lambda: None):
         dist.all_reduce(torch.ones(1000))  # the first all-reduce of a process opens connections
@@ -194,7 +194,7 @@ def come_late(rank: int, store: Path, begun: Event, told: "Queue[tuple[int, tupl
         begun.set()
         work = dist.all_reduce(torch.ones(1000), async_op=True)
     assert work is not None and work.is_completed()
-    told.put((rank, (at, counter.inside_s)))
+    results.put((rank, (at, counter.inside_s)))
 
 
 def test_shared_heartbeat_returns_the_progress_of_each_rank() -> None:

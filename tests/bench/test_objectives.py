@@ -60,7 +60,7 @@ def test_objective_sets_its_lengths_and_each_can_be_overridden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "expected"),
     [
         (
             ("objective=causal_lm",),
@@ -88,10 +88,10 @@ def test_objective_sets_its_lengths_and_each_can_be_overridden() -> None:
         ),
     ],
 )
-def test_impossible_objectives_are_refused_in_one_line(overrides: tuple[str, ...], told: str) -> None:
+def test_impossible_objectives_are_refused_in_one_line(overrides: tuple[str, ...], expected: str) -> None:
     with pytest.raises(UserError) as caught:
         ask(*overrides)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

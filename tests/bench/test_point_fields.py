@@ -69,11 +69,11 @@ def test_changed_field_affects_exactly_the_properties_in_its_role(field: str) ->
 )
 def test_field_without_a_column_is_named_as_variant_or_protocol(field: str) -> None:
     specs = {"one": RunSpec.model_validate(ONE), "other": changed(field)}
-    told = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
+    variants = {text.partition("=")[0] for text in describe_variants(specs).values()} - {""}
     of_protocol = field.startswith("measure.")
     assert bool(describe_protocol(specs.values())) == of_protocol
     shown = is_shown(field) or field == "model.source" or of_protocol
-    assert told == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
+    assert variants == (set() if shown else {field.removeprefix("engine.options.").removeprefix("model.")})
 
 
 def test_every_role_has_an_existing_field_and_stays_within_its_group() -> None:

@@ -200,7 +200,7 @@ def test_prepare_imports_no_training_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (
             ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", "--offline"),
@@ -214,10 +214,10 @@ def test_prepare_imports_no_training_library() -> None:
     ],
 )
 def test_contradicting_requests_are_refused(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["prepare", *words]) == 2
-    assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
+    assert capsys.readouterr().err.startswith(f"zeroscale: {expected}")
 
 
 def test_architecture_that_jobs_do_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_first_rank_of_a_node_builds_ops_in_a_phase_before_the_model(
     monkeypatch.setattr(extensions, "load", lambda name, device, folder: done.append(name))
     monkeypatch.delenv(extensions.FOLDER, raising=False)
     rank.load_operations()
-    assert (done, rank.phases_s) == ([], {}), "where nobody knows what to build for, the engine finds its own folder"
+    assert (done, rank.phases_s) == ([], {}), "without a build folder, the engine chooses its own"
     monkeypatch.setenv(extensions.FOLDER, str(tmp_path))
     rank.load_operations()
     assert done == order and list(rank.phases_s) == ["ops"]

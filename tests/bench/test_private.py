@@ -53,15 +53,15 @@ TOKENS = (
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str, tmp_path: Path) -> None:
-    said = f'loading with token="{token}", as asked'
-    masked = mask_tokens(said.encode()).decode()
+    text = f'loading with token="{token}", as asked'
+    masked = mask_tokens(text.encode()).decode()
     assert token[8:] not in masked and masked.endswith('***", as asked')
     log = RankLog(tmp_path / "run.log")
-    log.write(0, said.encode())
+    log.write(0, text.encode())
     log.close(10)
     assert (tmp_path / "run.log").read_text() == f"[0] {masked}\n"
-    assert token[8:] not in to_json(Outcome(kind="error", reason=said)).decode()
-    (tmp_path / "slurm-1.log").write_text(said)
+    assert token[8:] not in to_json(Outcome(kind="error", reason=text)).decode()
+    (tmp_path / "slurm-1.log").write_text(text)
     assert find_last_line(tmp_path / "slurm-1.log") == masked
     assert not select_variables({"NCCL_NET": token})
     with pytest.raises(ValueError, match="looks like a secret"):
@@ -74,9 +74,9 @@ def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str,
 @pytest.mark.parametrize("token", TOKENS)
 def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: str, before: str) -> None:
     """JSON writes a line break as a backslash and the letter n. This letter before a token must not hide the token."""
-    said = f"Traceback:{before}{token}"
-    assert token[8:] not in mask_tokens(said.encode()).decode()
-    assert token[8:] not in to_json(Outcome(kind="error", reason=said)).decode()
+    text = f"Traceback:{before}{token}"
+    assert token[8:] not in mask_tokens(text.encode()).decode()
+    assert token[8:] not in to_json(Outcome(kind="error", reason=text)).decode()
 
 
 @pytest.mark.parametrize("token", TOKENS)

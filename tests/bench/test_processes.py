@@ -49,7 +49,7 @@ def test_process_identity_excludes_reused_ids_and_zombies() -> None:
         assert other and other.boot_id == own.boot_id and other.started > own.started
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert identify_process(child.pid) is None, "it has ended, and nobody has waited for it"
+        assert identify_process(child.pid) is None, "it has ended, and no process has waited for it"
 
 
 @pytest.mark.processes

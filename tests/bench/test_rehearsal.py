@@ -163,7 +163,7 @@ def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dic
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("--shapes-only", "machine=h200"), "--shapes-only: a GPU's memory cannot be counted without being used; add"),
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: compiled code does not run one operation"),
@@ -174,11 +174,11 @@ def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dic
     ],
 )
 def test_unsupported_rehearsal_is_refused_before_the_start(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = ("rehearse", "model=tiny", "nodes=2", "devices_per_node=8", *words, "--results", str(tmp_path))
     assert cli.main(asked) == 2
-    assert capsys.readouterr().err.startswith(f"zeroscale: {told}")
+    assert capsys.readouterr().err.startswith(f"zeroscale: {expected}")
     assert not list(tmp_path.iterdir())
 
 

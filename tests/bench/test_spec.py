@@ -149,7 +149,7 @@ def test_global_batch_counts_data_parallel_ranks_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         (
             {"parallel": {"tensor": 3}},
@@ -167,6 +167,6 @@ def test_global_batch_counts_data_parallel_ranks_only() -> None:
         ),
     ],
 )
-def test_impossible_layout_is_refused_with_value_rule_and_remedy(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_impossible_layout_is_refused_with_value_rule_and_remedy(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         spec(**fields)

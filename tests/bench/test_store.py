@@ -131,18 +131,18 @@ def test_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("uninspected", "said"),
+    ("uninspected", "expected"),
     [(store.UNINSPECTED, f"{store.UNINSPECTED}: rank 1 raised"), (None, None), ("another reason", "another reason")],
 )
 def test_later_failure_of_a_measured_run_changes_only_uninspected(
-    tmp_path: Path, spec: RunSpec, uninspected: str | None, said: str | None
+    tmp_path: Path, spec: RunSpec, uninspected: str | None, expected: str | None
 ) -> None:
     seen = observed().model_copy(update={"uninspected": uninspected})
     store.write_json(tmp_path / store.RECORD, record(spec).model_copy(update={"observations": seen}))
     concluded = store.finalize(tmp_path, Outcome(kind="error", reason="rank 1 raised"))
     assert concluded == store.read_record(tmp_path / store.RECORD)
     assert concluded.outcome.kind == "ok"
-    assert concluded.observations and concluded.observations.uninspected == said
+    assert concluded.observations and concluded.observations.uninspected == expected
 
 
 def test_supervisor_adds_pauses_to_the_record_of_a_rank(tmp_path: Path, spec: RunSpec) -> None:

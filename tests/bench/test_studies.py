@@ -97,22 +97,22 @@ def test_control_point_composes_for_every_shape_of_allocation(name: str) -> None
 
 @pytest.mark.parametrize("name", ON_A_CLUSTER)
 def test_cost_of_a_cluster_study_is_as_stated(name: str) -> None:
-    study, specs, said = (
+    study, specs, costs_text = (
         compose.read_study(name),
         [point.composed.spec for point in points_of(name).points],
         costs(name),
     )
     hours = sum(study.repeats * spec.nodes * (10 * 60 + 2 * spec.measure.max_s) for spec in specs) / 3600
-    assert round(hours) == stated(r"at most ([\d,]+) node-hours", said) == study.budget.node_hours
-    assert max(spec.world_size for spec in specs) == stated(r"up to ([\d,]+) GPUs", said)
-    assert study.repeats == stated(r"× (\d+) repeats", said)
-    assert "points × repeats × nodes × (10 min of setup + 2 × measure.max_s)" in said
+    assert round(hours) == stated(r"at most ([\d,]+) node-hours", costs_text) == study.budget.node_hours
+    assert max(spec.world_size for spec in specs) == stated(r"up to ([\d,]+) GPUs", costs_text)
+    assert study.repeats == stated(r"× (\d+) repeats", costs_text)
+    assert "points × repeats × nodes × (10 min of setup + 2 × measure.max_s)" in costs_text
     assert study.control
     least, most = (
         sum(study.repeats * spec.nodes * seconds(spec.measure) for spec in specs) for seconds in (least_s, most_s)
     )
     share = f"{least / 3600:.0f} to {most / 3600:.0f} node-hours of these are warm-up and window"
-    assert share in said
+    assert share in costs_text
 
 
 def test_paper_study_has_five_models_five_engines_and_four_node_counts() -> None:
@@ -185,7 +185,7 @@ def test_study_with_an_invalid_name_is_refused_in_one_line(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("name: [", "while parsing a flow node"),
         ("name: s\naxis: {}", "study.axis: no such key; did you mean axes?"),
@@ -199,12 +199,12 @@ def test_study_with_an_invalid_name_is_refused_in_one_line(name: str, tmp_path: 
         ("repeats: 1", "study.name: is required and missing; "),
     ],
 )
-def test_file_without_a_study_is_refused_in_one_line(text: str, told: str, tmp_path: Path) -> None:
+def test_file_without_a_study_is_refused_in_one_line(text: str, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         compose.read_study(str(file))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -83,9 +83,11 @@ def noticed(supervisor: RunCoordinator) -> bool:
 
 
 def test_rank_finds_its_descriptors_in_environment_variables(tmp_path: Path) -> None:
-    tells = 'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
-    tells += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
-    record = RunCoordinator(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(tells)).run()
+    reports = (
+        'import os; os.write(int(os.environ[\'ZEROSCALE_FAILURE_PIPE\']), b\'{"outcome": "oom", "exception": "E", '
+    )
+    reports += '"message": "m", "traceback": ""}\\n\'); os.fstat(int(os.environ[\'ZEROSCALE_PULSE\'])); os._exit(1)'
+    record = RunCoordinator(attempt(tmp_path, devices_per_node=1), handle_signals=False, start=running(reports)).run()
     assert record and (record.outcome.kind, record.outcome.reason) == ("oom", "rank 0 in start: E: m")
 
 
@@ -142,8 +144,8 @@ print("alone")
 
 
 def test_child_ends_if_its_parent_died_before_the_death_signal_was_set() -> None:
-    told = subprocess.run([sys.executable, "-uc", _ORPHAN], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (told.stdout, told.stderr) == ("alone\n", "")
+    done = subprocess.run([sys.executable, "-uc", _ORPHAN], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("alone\n", "")
 
 
 def test_start_that_fails_by_the_interrupting_signal_is_no_error(
@@ -271,8 +273,8 @@ def test_supervisor_measures_its_own_pause() -> None:
         looks.send_signal(signal.SIGSTOP)
         time.sleep(3)
         looks.send_signal(signal.SIGCONT)
-        told = [float(word) for word in looks.stdout.readline().split()]
-        assert told[0] == told[1] and 2.5 < told[0] < time.monotonic() - began + 1
+        pauses_s = [float(word) for word in looks.stdout.readline().split()]
+        assert pauses_s[0] == pauses_s[1] and 2.5 < pauses_s[0] < time.monotonic() - began + 1
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -290,7 +292,7 @@ def test_interruption_is_stored_before_the_ranks_end(tmp_path: Path, scheduled: 
     assert [state.exit_code for state in supervisor.states()] == [0, 0]
     if scheduled:
         assert record is None
-        assert not (folder / store.RECORD).exists(), "whoever asks the scheduler writes it"
+        assert not (folder / store.RECORD).exists(), "the record is written later, after a query of the scheduler"
     else:
         assert record and (record.outcome.kind, record.outcome.reason) == ("cancelled", "interrupted by SIGTERM")
 

@@ -46,9 +46,13 @@ def test_lines_wrap_between_columns_and_short_lines_stay() -> None:
     first, second = terminal.wrap_columns(line).splitlines()
     assert len(line) > 100 >= len(first) and second == "    a long name of data" and line.startswith(first)
     reason = "    error: " + "word " * 40
-    told = terminal.wrap_columns(f"{line[:90]}\n{reason}").splitlines()
-    assert told[0] == line[:90] and max(map(len, told)) <= 100 and all(part.startswith("    ") for part in told[1:])
-    assert " ".join(" ".join(told[1:]).split()) == reason.strip(), "no word is lost"
+    wrapped = terminal.wrap_columns(f"{line[:90]}\n{reason}").splitlines()
+    assert (
+        wrapped[0] == line[:90]
+        and max(map(len, wrapped)) <= 100
+        and all(part.startswith("    ") for part in wrapped[1:])
+    )
+    assert " ".join(" ".join(wrapped[1:]).split()) == reason.strip(), "no word is lost"
 
 
 def test_number_and_percent_sign_stay_on_one_line() -> None:
@@ -166,7 +170,7 @@ def test_progress_of_a_run_shows_steps_and_time_left(tmp_path: Path) -> None:
 
 def test_progress_of_a_calibration_shows_its_time_left(tmp_path: Path) -> None:
     (tmp_path / DOING).write_text("matmul")
-    heard: list[Progress] = []
-    with starting._show_progress(tmp_path, 60.0, heard.append):
+    shown: list[Progress] = []
+    with starting._show_progress(tmp_path, 60.0, shown.append):
         time.sleep(0.8)
-    assert heard[0].what == "matmul" and heard[0].left.startswith("about ") and 0 < (heard[0].share or 0) < 0.1
+    assert shown[0].what == "matmul" and shown[0].left.startswith("about ") and 0 < (shown[0].share or 0) < 0.1

@@ -35,7 +35,7 @@ def test_traffic_is_the_difference_of_the_hosts_counters(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "expected"),
     [
         ({"mlx5_0/1": 90 * MB, "eth0": 1 * MB}, "infiniband"),
         ({"mlx5_0/1": 1 * MB, "eth0": 90 * MB}, "sockets"),
@@ -44,8 +44,8 @@ def test_traffic_is_the_difference_of_the_hosts_counters(tmp_path: Path) -> None
         ({}, None),
     ],
 )
-def test_transport_is_the_interface_with_most_of_the_bytes(sent: dict[str, int], told: str | None) -> None:
-    assert find_transport(sent, 100 * MB) == told
+def test_transport_is_the_interface_with_most_of_the_bytes(sent: dict[str, int], expected: str | None) -> None:
+    assert find_transport(sent, 100 * MB) == expected
 
 
 def a_link(transport: str | None, *rates: float | None) -> Link:

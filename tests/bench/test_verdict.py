@@ -27,10 +27,10 @@ from bench.sweep.allocation.leader import NodeHealth
 
 
 def ending(rank: int, code: int | None, outcome: str | None = None, stopped: bool = False, **more: Any) -> RankState:
-    told: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
     if outcome:
-        told = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
-    return RankState(rank, code, stopped, told, "steps", 7, **more)
+        failure = {"outcome": outcome, "exception": "SomeError", "message": "what\nand why", "traceback": "…"}
+    return RankState(rank, code, stopped, failure, "steps", 7, **more)
 
 
 def test_loss_after_a_pause_is_not_attributed_to_node_or_point() -> None:
@@ -97,9 +97,9 @@ def test_outcome_is_the_failure_that_no_other_failure_explains(
 def test_memory_shortage_has_a_field_and_a_one_line_reason() -> None:
     """A device has 80 GiB. Tensors use 60 of the 64 GiB that the allocator reserved, other processes use 12, and 2
     are free. An allocation of 5 GiB fails."""
-    told = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
+    in_gib = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
-    in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in told.items()}
+    in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in in_gib.items()}
     short = ending(1, 1, "oom")
     short = short._replace(failure=(short.failure or {}) | {"shortage": in_bytes})
     outcome = classify_outcome([ending(0, 1, "comm_error"), short], None, "")
@@ -246,15 +246,15 @@ def test_hang_names_the_ranks_furthest_behind() -> None:
     assert (
         format_furthest_behind([at(0, "steps", 5), at(1, "steps", 4)]) == "furthest behind: rank 1 in steps at step 4"
     )
-    told = format_furthest_behind([at(rank, "steps", 4) for rank in range(10)])
-    assert told == "furthest behind: ranks 0, 1, 2, 3, 4, 5, 6, 7, … in steps at step 4"
+    text = format_furthest_behind([at(rank, "steps", 4) for rank in range(10)])
+    assert text == "furthest behind: ranks 0, 1, 2, 3, 4, 5, 6, 7, … in steps at step 4"
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
 def test_full_disk_decides_the_outcome_over_other_failures(number: int, full: bool) -> None:
     error = OSError(number, "as the kernel says", "rank.json")
     rank = ending(1, 1, "error")
-    said = rank._replace(failure={**(rank.failure or {}), "exception": "OSError", "message": str(error)})
-    outcome = classify_outcome([ending(0, 1, "comm_error"), said], None, "")
+    failed = rank._replace(failure={**(rank.failure or {}), "exception": "OSError", "message": str(error)})
+    outcome = classify_outcome([ending(0, 1, "comm_error"), failed], None, "")
     assert outcome.kind == "error" and outcome.evidence.get("disk_full", False) is full
     assert outcome.reason.startswith("the disk of the results is full") is full
