@@ -1,0 +1,114 @@
+"""Submission and cancellation of custom jobs, and queries of the states of many jobs at once."""
+
+import json
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.core import store, study_store
+from bench.core.errors import UserError
+from bench.core.object_store import ObjectStore
+from bench.core.scheduling import ClusterLimits, JobState, LaunchPlan, SchedulerUnavailable
+from bench.core.study_store import StudyStore
+from bench.launchers.vertex import states
+from bench.launchers.vertex.options import Options, find_site
+from bench.launchers.vertex.planning import FILE, build_labels, build_store_url
+from bench.launchers.vertex.service import Service
+
+_LOGGER = logging.getLogger(__name__)
+# Pauses between tries after a call of which it is unknown whether the service acted on it.
+_PAUSES_S = (2.0, 4.0, 8.0, 16.0)
+
+
+def submit(launch: LaunchPlan, options: Options) -> str:
+    """Write a job's request and its definition in the object store, create the job, and return its resource name.
+
+    If the service does not answer, the job is looked up by its name before it is requested again, so that there is one
+    job at the end. Raise UserError with the service's message if it refuses the job.
+    """
+    for path, text in launch.files.items():
+        store.write_atomically(path, text.encode())
+    site, folder = find_site(options), launch.folder
+    study = StudyStore(ObjectStore(build_store_url(folder, site.bucket)), folder.parent.parent)
+    study.push_job(folder)
+    spec = json.loads(launch.files[folder / FILE])
+    service = Service(options)
+    try:
+        return _create(service, folder, spec, options)
+    except SchedulerUnavailable:
+        raise
+    except UserError:
+        study.withdraw_job(folder)
+        raise
+
+
+def _create(service: Service, folder: Path, spec: dict[str, Any], options: Options) -> str:
+    """Create a job unless it exists, and return its resource name."""
+    name = folder.name
+    nodes = sum(int(pool["replicaCount"]) for pool in spec["workerPoolSpecs"])
+    labels = build_labels(name, nodes, folder, options)
+    unavailable: SchedulerUnavailable | None = None
+    for pause_s in (0.0, *_PAUSES_S):
+        if unavailable:
+            _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
+            time.sleep(pause_s)
+        try:
+            if found := _list_named(service, name):
+                return _keep_one(service, found)
+            created = service.create(name, labels, spec)
+            return _keep_one(service, _list_named(service, name)) if unavailable else str(created.name)
+        except SchedulerUnavailable as error:
+            unavailable = error
+    assert unavailable
+    raise unavailable
+
+
+def _list_named(service: Service, name: str) -> list[Any]:
+    """Return all jobs with a display name, oldest first."""
+    found = [job for job in service.list(f'display_name="{name}"') if job.display_name == name]
+    return sorted(found, key=lambda job: (job.create_time.timestamp(), job.name))
+
+
+def _keep_one(service: Service, found: Sequence[Any]) -> str:
+    """Cancel all but the oldest of several jobs with one name. Return the resource name of the oldest."""
+    # A list may lack a job that was created a moment ago, so that a second job is created.
+    for job in found[1:]:
+        service.cancel(job.name)
+    return str(found[0].name)
+
+
+def ask(names: Collection[str], options: Options) -> dict[tuple[str, int | None], JobState]:
+    """Return the states of all jobs with these names. A job that is missing in the result is unknown to the service."""
+    # The names of a study's jobs begin alike, so that one list contains all of them.
+    service, prefixes = Service(options), {name.rsplit("-", 2)[0] for name in names}
+    listed = (job for prefix in prefixes for job in service.list(f'display_name:"{prefix}*"'))
+    jobs = [job for job in listed if job.display_name in names]
+    jobs.sort(key=lambda job: (job.create_time.timestamp(), job.name), reverse=True)
+    return {(job.display_name, None): states.build_state(job) for job in jobs}  # the oldest job of a name counts
+
+
+def cancel_all(handles: Iterable[str], options: Options) -> None:
+    """Cancel jobs by their resource names. A job that has already ended is not an error."""
+    service = Service(options)
+    for handle in dict.fromkeys(handles):
+        service.cancel(handle)
+
+
+def limits(options: Options) -> ClusterLimits:
+    """Return no limits. The quotas of a project are known to the service alone, which refuses a job above them."""
+    return ClusterLimits()
+
+
+def spread(command: Sequence[str], nodes: int) -> list[str]:
+    """Return the command itself on one node. Vertex AI cannot start more processes in a running job."""
+    if nodes != 1:
+        rule = "launcher=vertex cannot start processes on the other nodes of a running job"
+        raise UserError(f"nodes={nodes}", rule, "measure the link between nodes on another cluster")
+    return [*command]
+
+
+def sync(folder: Path, options: Options) -> None:
+    """Exchange a study's folder with its copy in the object store."""
+    study_store.sync(folder, f"{find_site(options).bucket}/{folder.resolve().name}")
