@@ -72,8 +72,8 @@ class Service:
         except (api.GoogleAPICallError, api.RetryError) as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
             message = _shorten(getattr(error, "message", "") or error)
-            # A quota is exhausted (ResourceExhausted), or there were too many requests: the two differ in this word.
-            is_refused = "ResourceExhausted" in kinds and "quota" in message.lower()
+            # The service uses one error for a quota of machines, which lasts, and for a quota of requests per minute.
+            is_refused = "ResourceExhausted" in kinds and "per minute" not in message
             if not is_refused and any(kind in _UNAVAILABLE for kind in kinds):
                 raise SchedulerUnavailable(_SOURCE, message, "try again later") from error
             remedy = next((_REMEDIES[kind] for kind in kinds if kind in _REMEDIES), "")

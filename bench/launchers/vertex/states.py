@@ -14,9 +14,9 @@ _PHASES: dict[str, Phase] = {
 so an unknown state of a newer service does not look like the end of a job."""
 _CAUSES: tuple[tuple[str, OutcomeKind, str], ...] = (
     (r"out[- ]of[- ]memory|non-zero status of (?:9\b|137)", "host_oom", "a machine of the job ran out of memory"),
-    (r"preempt|spot vm", "preempted", "a machine of the job was withdrawn (spot)"),
-    (r"stockout|insufficient|does not have enough resources|unavailable in the region", "preempted",
-     "no machine of this type was available"),
+    # The service reports a withdrawn Spot VM as a stockout: https://cloud.google.com/vertex-ai/docs/training/use-spot-vms
+    (r"preempt|stockout|insufficient|not have enough resources", "preempted",
+     "a machine was withdrawn, or none was available"),
     (r"time[sd]?[- ]?out|deadline|maximum (?:run|duration|running)", "timeout", "the job reached its time limit"),
     (r"exited with a non-zero status", "error", ""),
     (r"internal error|maintenance|hardware|unhealthy|lost|machine .*(?:fail|terminat)", "node_failure",
