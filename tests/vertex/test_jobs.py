@@ -90,9 +90,9 @@ def test_a_second_job_that_a_late_list_causes_is_cancelled(
     """The list lacks the first job until the second has been created."""
     created = vertex_service.Service.create
 
-    def create_and_show(self: vertex_service.Service, *words: object) -> object:
+    def create_and_show(self: vertex_service.Service, job: object) -> object:
         try:
-            return created(self, *words)  # type: ignore[arg-type]
+            return created(self, job)
         finally:
             service.hidden_s = 3600.0 if len(service.find()) == 1 else 0.0
 

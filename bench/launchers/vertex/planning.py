@@ -61,17 +61,16 @@ def build_labels(name: str, nodes: int, folder: Path, options: Options) -> dict[
     labels = {
         **options.labels,
         JOB_LABEL: _build_label_value(name),
-        STUDY_LABEL: build_study_label(folder, site.bucket),
+        STUDY_LABEL: build_study_label(build_store_url(folder, site.bucket)),
     }
     if options.price_per_node_hour is not None:
         labels[PRICE_LABEL] = str(math.ceil(1000 * options.price_per_node_hour * nodes))
     return labels
 
 
-def build_study_label(folder: Path, bucket: str) -> str:
-    """Return a label value that differs between studies, and between stores that contain studies of the same name."""
-    url = build_store_url(folder, bucket)
-    return f"{_build_label_value(folder.parent.parent.name)[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+def build_study_label(url: str) -> str:
+    """Return a label value for a study with this URL in the object store. It differs between studies and stores."""
+    return f"{_build_label_value(url.rpartition('/')[2])[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def _build_label_value(text: str) -> str:

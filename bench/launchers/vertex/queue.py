@@ -9,12 +9,14 @@ from typing import Any
 
 from bench.core import store, study_store
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.object_store import ObjectStore
 from bench.core.scheduling import ClusterLimits, JobState, LaunchPlan, SchedulerUnavailable
 from bench.core.study_store import StudyStore
 from bench.launchers.vertex import states
+from bench.launchers.vertex.cost import check_budget, compute_cost
 from bench.launchers.vertex.options import Options, find_site
-from bench.launchers.vertex.planning import FILE, build_labels, build_store_url
+from bench.launchers.vertex.planning import FILE, STUDY_LABEL, build_labels, build_store_url, build_study_label
 from bench.launchers.vertex.service import Service
 
 _LOGGER = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ def submit(launch: LaunchPlan, options: Options) -> str:
 
 
 def _create(service: Service, folder: Path, spec: dict[str, Any], options: Options) -> str:
-    """Create a job unless it exists, and return its resource name."""
+    """Create a job unless it exists, and return its resource name. Raise UserError if it could exceed the budget."""
     name = folder.name
     nodes = sum(int(pool["replicaCount"]) for pool in spec["workerPoolSpecs"])
     labels = build_labels(name, nodes, folder, options)
@@ -55,10 +57,16 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
             _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
             time.sleep(pause_s)
         try:
-            if found := _list_named(service, name):
-                return _keep_one(service, found)
-            created = service.create(name, labels, spec)
-            return _keep_one(service, _list_named(service, name)) if unavailable else str(created.name)
+            found = _list_named(service, name)
+            if not found:
+                requested = service.build(name, labels, spec)
+                _check_budget(service, requested, options)
+                found = [service.create(requested)]
+            # A list may lack a job that was created a moment ago. A call that is repeated then creates a second job.
+            job = _keep_one(service, _list_named(service, name) or found) if unavailable else found[0]
+            # Another submitter may have created a job meanwhile. Of two jobs above the budget, the later one ends.
+            _check_budget(service, job, options)
+            return str(job.name)
         except SchedulerUnavailable as error:
             unavailable = error
     assert unavailable
@@ -68,15 +76,40 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
 def _list_named(service: Service, name: str) -> list[Any]:
     """Return all jobs with a display name, oldest first."""
     found = [job for job in service.list(f'display_name="{name}"') if job.display_name == name]
-    return sorted(found, key=lambda job: (job.create_time.timestamp(), job.name))
+    return sorted(found, key=_get_age)
 
 
-def _keep_one(service: Service, found: Sequence[Any]) -> str:
-    """Cancel all but the oldest of several jobs with one name. Return the resource name of the oldest."""
-    # A list may lack a job that was created a moment ago, so that a second job is created.
+def _keep_one(service: Service, found: Sequence[Any]) -> Any:
+    """Cancel all but the oldest of several jobs with one name. Return the oldest."""
     for job in found[1:]:
         service.cancel(job.name)
-    return str(found[0].name)
+    return found[0]
+
+
+def _check_budget(service: Service, job: Any, options: Options) -> None:
+    """Raise UserError if a job could exceed the budget of its study, after cancelling the job if it exists."""
+    if options.budget is None or options.price_per_node_hour is None:
+        return
+    others = [one for one in _list_study(service, job.labels[STUDY_LABEL]) if one.display_name != job.display_name]
+    if job.name:
+        others = [one for one in others if _get_age(one) < _get_age(job)]
+    now, price = time.time(), options.price_per_node_hour
+    try:
+        check_budget(options.budget, compute_cost(others, price, now), compute_cost([job], price, now))
+    except UserError:
+        if job.name:
+            service.cancel(job.name)
+        raise
+
+
+def _list_study(service: Service, label: str) -> Iterable[Any]:
+    """Return all jobs of a study, those included that have ended."""
+    return service.list(f"labels.{STUDY_LABEL}={label}")
+
+
+def _get_age(job: Any) -> tuple[float, str]:
+    """Return a key that sorts jobs by age, oldest first."""
+    return job.create_time.timestamp(), job.name
 
 
 def ask(names: Collection[str], options: Options) -> dict[tuple[str, int | None], JobState]:
@@ -85,8 +118,8 @@ def ask(names: Collection[str], options: Options) -> dict[tuple[str, int | None]
     service, prefixes = Service(options), {name.rsplit("-", 2)[0] for name in names}
     listed = (job for prefix in prefixes for job in service.list(f'display_name:"{prefix}*"'))
     jobs = [job for job in listed if job.display_name in names]
-    jobs.sort(key=lambda job: (job.create_time.timestamp(), job.name), reverse=True)
-    return {(job.display_name, None): states.build_state(job) for job in jobs}  # the oldest job of a name counts
+    jobs.sort(key=_get_age, reverse=True)  # the oldest job of a name counts
+    return {(job.display_name, None): states.build_state(job) for job in jobs}
 
 
 def cancel_all(handles: Iterable[str], options: Options) -> None:
@@ -110,5 +143,20 @@ def spread(command: Sequence[str], nodes: int) -> list[str]:
 
 
 def sync(folder: Path, options: Options) -> None:
-    """Exchange a study's folder with its copy in the object store."""
-    study_store.sync(folder, f"{find_site(options).bucket}/{folder.resolve().name}")
+    """Exchange a study's folder with its copy in the object store. Cancel its jobs if its budget is spent."""
+    url = f"{find_site(options).bucket}/{folder.resolve().name}"
+    study_store.sync(folder, url)
+    if options.budget is None or options.price_per_node_hour is None:
+        return
+    service = Service(options)
+    jobs = list(_list_study(service, build_study_label(url)))
+    cost = compute_cost(jobs, options.price_per_node_hour, time.time())
+    live = [job.name for job in jobs if states.read_use(job).is_live]
+    if live and cost.spent >= options.budget:
+        _LOGGER.warning(
+            "%.2f of the budget of %g is spent; cancelling %s",
+            cost.spent,
+            options.budget,
+            format_count(len(live), "job"),
+        )
+        cancel_all(live, options)

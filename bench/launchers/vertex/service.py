@@ -38,11 +38,14 @@ class Service:
         self._parent = site.parent
         self._jobs = _connect(options.endpoint or f"{site.region}-aiplatform.googleapis.com", options.is_local)
 
-    def create(self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
-        """Create a job from a `CustomJobSpec` in JSON, and return the `CustomJob`."""
-        job = _import("google.cloud.aiplatform_v1").CustomJob.from_json(
+    def build(self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
+        """Return a `CustomJob` with a `CustomJobSpec` in JSON. It is not created."""
+        return _import("google.cloud.aiplatform_v1").CustomJob.from_json(
             json.dumps({"displayName": name, "labels": dict(labels), "jobSpec": dict(spec)})
         )
+
+    def create(self, job: Any) -> Any:
+        """Create a job, and return it with its resource name."""
         return self._call(self._jobs.create_custom_job, parent=self._parent, custom_job=job)
 
     def list(self, words: str) -> Iterator[Any]:
