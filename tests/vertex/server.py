@@ -38,7 +38,7 @@ LOST = "Internal error occurred. The machine of replica workerpool1-0 was lost."
 
 
 class Fault(NamedTuple):
-    """What happens to one call of the service."""
+    """Fault of one call of the service."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     message: str = "the service is away"
