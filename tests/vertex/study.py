@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,13 @@ class Study:
     def wait_for_steps(self) -> str:
         """Wait until a run is in its steps, and return the resource name of its job."""
         self.wait(lambda: any('"phase": "step' in text for text in self._read_heartbeats()))
-        (job,) = self.server.find("RUNNING")
-        return str(job.name)
+        return str(self.server.find("RUNNING")[0].name)
 
-    def _read_heartbeats(self) -> list[str]:
-        paths = self.server.folder.glob("*/*/work/adhoc/*/*/heartbeat.json")
-        return [path.read_text() for path in paths]
+    def _read_heartbeats(self) -> Iterator[str]:
+        """Yield the heartbeats of runs in running jobs. A machine that was lost keeps its files."""
+        for job in self.server.find("RUNNING"):
+            machines = self.server.folder / job.name.rpartition("/")[2]
+            yield from (path.read_text() for path in machines.glob("*/work/adhoc/*/*/heartbeat.json"))
 
     def describe(self) -> str:
         """Return the states of all jobs, and the output of their machines."""

@@ -65,17 +65,17 @@ def test_the_point_of_a_lost_machine_runs_again(message: str, warns: bool, outco
     assert study.list_outcomes() == [outcome, "cancelled"]
 
 
-def test_a_quota_is_reported_in_one_line_and_the_study_can_be_resumed(study: Study) -> None:
+def test_a_quota_is_reported_in_one_line_and_the_sweep_can_be_repeated(study: Study) -> None:
     study.server.faults["Create"].append(Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, QUOTA))
     told = study("sweep", *study.words(*QUICK), code=2)
     assert QUOTA in told and told.count("\n") == 1
-    study("resume", str(study.folder))
+    study("sweep", *study.words(*QUICK))
     study.wait_for_jobs()
     study.check(points=1)
 
 
 def test_a_bucket_that_is_away_during_a_run_loses_no_record(study: Study, bucket: tuple[str, StorageEmulator]) -> None:
-    study("sweep", *study.words(*QUICK, *TWO, "measure.min_steps=100"))
+    study("sweep", *study.words(*QUICK, *TWO, "measure.window_s=15"))
     study.wait_for_steps()
     bucket[1].set_away(away=True)
     back = threading.Timer(25.0, bucket[1].set_away, kwargs={"away": False})
