@@ -15,6 +15,7 @@ from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Positive, RunSpec
+from bench.launchers.vertex.image import DIGEST, build_dockerfile, list_commands
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _MANY = 500
@@ -137,7 +138,7 @@ _REMEDIES = {
     "region": "set launcher.region=us-central1 or another region",
     "staging_bucket": "set launcher.staging_bucket=gs://MY_BUCKET; `gcloud storage buckets list` lists yours",
     "machine_type": "set launcher.machine_type=a2-highgpu-8g or another machine type",
-    "image": "set launcher.image=HOST/PROJECT/REPOSITORY/NAME:TAG; `zeroscale prepare` shows how to build it",
+    "image": "set launcher.image=HOST/PROJECT/REPOSITORY/NAME:TAG; `zeroscale prepare` writes its Dockerfile",
 }
 
 
@@ -230,9 +231,13 @@ def _read_machine_types() -> dict[str, Any]:
 def job_setup(options: Options) -> JobSetup:
     """Return the device kind, container image and Python command of a job, and how to build its image."""
     fixed = _read_machine_types()["fixed"].get(options.machine_type or "", {})
+    has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
     return JobSetup(
-        device="cuda" if options.accelerator_type or fixed else "cpu",
+        device="cuda" if has_gpu else "cpu",
         gpu_override="launcher.accelerator_type=NVIDIA_L4",
         image=options.image,
         python=options.python,
+        variables={DIGEST: image} if image else {},
+        dockerfile=build_dockerfile(image, has_gpu=has_gpu),
+        build=list_commands(image),
     )

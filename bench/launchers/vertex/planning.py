@@ -15,6 +15,7 @@ from typing import Any
 from bench.core.errors import UserError
 from bench.core.processes import build_module_command
 from bench.core.scheduling import LaunchPlan, Work
+from bench.launchers.vertex.image import DIGEST
 from bench.launchers.vertex.options import Options, Site, find_accelerators, find_site
 
 FILE = "custom_job.json"
@@ -93,7 +94,12 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
         "machineSpec": machine,
         "replicaCount": "1",
         "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": options.boot_disk_gb},
-        "containerSpec": {"imageUri": site.image, "command": [first], "args": arguments},
+        "containerSpec": {
+            "imageUri": site.image,
+            "command": [first],
+            "args": arguments,
+            "env": [{"name": DIGEST, "value": site.image}],
+        },
     }
     # The service requires exactly one machine in the first pool. Its process leads the others.
     pools = [pool] if nodes == 1 else [pool, pool | {"replicaCount": str(nodes - 1)}]

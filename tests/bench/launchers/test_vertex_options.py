@@ -59,6 +59,7 @@ def test_every_node_reads_its_job_from_the_store() -> None:
         "python3", "-P", "-m", "bench.sweep.allocation", "--store", "gs://my-bucket/runs/paper",
         "--work", "/tmp/zeroscale", "paper-1121-a1b2c3",
     ]  # fmt: skip
+    assert container["env"] == [{"name": "ZEROSCALE_CONTAINER_DIGEST", "value": container["imageUri"]}]
     assert container["imageUri"] == "us-docker.pkg.dev/my-project/r/zeroscale:1"
 
 
