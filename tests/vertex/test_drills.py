@@ -43,7 +43,7 @@ def test_a_study_on_two_machines_is_answered_after_a_submission_whose_answer_was
         job_of_run = record.environment and record.environment.job
         assert job_of_run and (job_of_run.job_id, job_of_run.nodelist) == ("1", "127.0.0.1,127.0.0.2")
         assert record.observations and len(record.observations.memory) == 2, "one rank on each machine"
-    assert "repeat 0: ok" in (study.folder / "jobs" / job.display_name / "log.txt").read_text()
+    assert "repeat 0: ok" in (study.folder / "jobs" / job.display_name / "job.log").read_text()
     assert "nothing to submit" in study("resume", str(study.folder))
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
+from bench.core import study_store
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
 from bench.core.scheduling import JobSetup, SchedulingOptions
@@ -156,6 +157,7 @@ def find_site(options: Options) -> Site:
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if a run of `spec` cannot be started with these options."""
     site = find_site(options)
+    study_store.check_spec(spec)
     host = options.network.rendezvous_host
     if spec.nodes > 1 and "{host}" not in host:
         rule = f"the first of nodes={spec.nodes} has no name before the job starts"

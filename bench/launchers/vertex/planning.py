@@ -15,6 +15,7 @@ from typing import Any
 from bench.core.errors import UserError
 from bench.core.processes import build_module_command
 from bench.core.scheduling import LaunchPlan, Work
+from bench.core.study_store import build_log_path
 from bench.launchers.vertex.image import DIGEST
 from bench.launchers.vertex.options import Options, Site, find_accelerators, find_site
 
@@ -80,7 +81,7 @@ def _build_label_value(text: str) -> str:
 
 def find_log(folder: Path, handle: str, task: int | None) -> Path:
     """Return the log of a job's first node, which the job writes to the object store."""
-    return folder / "log.txt"
+    return build_log_path(folder, task)
 
 
 def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:

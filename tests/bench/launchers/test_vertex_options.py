@@ -11,7 +11,7 @@ from bench.config import compose
 from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.scheduling import Work
-from bench.launchers.vertex import Options, find_log, job_setup, plan
+from bench.launchers.vertex import Options, check, find_log, job_setup, plan
 from bench.sweep import inputs
 
 STUDY = Path("/home/me/results/paper")
@@ -121,9 +121,7 @@ def test_a_job_that_waits_for_another_is_refused() -> None:
 
 
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
-    from bench.core.study_store import build_log_path
-
-    assert find_log(FOLDER, "projects/p/locations/r/customJobs/1", None) == build_log_path(FOLDER, None)
+    assert find_log(FOLDER, "projects/p/locations/r/customJobs/1", None) == FOLDER / "job.log"
 
 
 def test_the_launcher_is_complete() -> None:
@@ -181,6 +179,13 @@ def test_a_wrong_value_is_refused_in_one_line(words: tuple[str, ...], told: str)
 def test_a_machine_type_that_is_not_listed_is_left_to_the_service() -> None:
     new = options(*SITE, "launcher.machine_type=a9-highgpu-2g", "launcher.accelerator_type=NVIDIA_NEW")
     assert request(new)["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 2
+
+
+def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
+    spec = compose_and_check(*N1).spec
+    stopped = spec.model_copy(update={"learning": spec.learning.model_copy(update={"stop_after": 2})})
+    with pytest.raises(UserError, match=r"^learning.stop_after=2: the checkpoint is not written to the object store"):
+        check(options(), stopped)
 
 
 def test_several_nodes_need_the_name_of_the_first() -> None:
