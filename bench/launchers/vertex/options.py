@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -67,6 +67,8 @@ def _check_word(text: str) -> str:
 
 class Options(SchedulingOptions):
     """Options in conf/launcher/vertex.yaml and in a site file."""
+
+    has_dependencies: ClassVar[bool] = False
 
     # where jobs run
     project: Annotated[str, AfterValidator(_check_project)] | None = None

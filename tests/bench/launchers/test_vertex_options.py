@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.cli import main
 from bench.config import compose
 from bench.core import plugins
 from bench.core.errors import UserError
@@ -118,6 +119,12 @@ def test_other_work_runs_its_own_command() -> None:
 def test_a_job_that_waits_for_another_is_refused() -> None:
     with pytest.raises(UserError, match=r"^--autopilot: a Vertex AI job cannot wait for another job; remove it"):
         request(options(), after=("projects/p/locations/r/customJobs/1",))
+
+
+def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *N1, "--autopilot", "--dry-run"]) == 2
+    told = "--autopilot: no job of launcher=vertex can wait for another job; remove it, and call `zeroscale resume`"
+    assert told in capsys.readouterr().err
 
 
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
