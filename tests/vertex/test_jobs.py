@@ -213,6 +213,15 @@ def test_jobs_are_cancelled_and_those_that_ended_are_ignored(
         cancel_all(handles[:1], options)
 
 
+def test_an_accelerator_that_the_client_does_not_know_is_refused_in_one_line(
+    service: VertexServer, options: Options, tmp_path: Path
+) -> None:
+    later = options.model_copy(update={"accelerator_type": "NVIDIA_LATER", "machine_type": "z9-gpu-1"})
+    with pytest.raises(UserError, match=r"^the request of a job: .*NVIDIA_LATER.*; correct the value, or install"):
+        hand_in(tmp_path, later)
+    assert service.find() == []
+
+
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
     pool = {
         "machineSpec": machine,
         "replicaCount": "1",
-        "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": options.boot_disk_gb},
+        "diskSpec": {"bootDiskSizeGb": options.boot_disk_gb},  # the default of the type differs between machines
         "containerSpec": {
             "imageUri": site.image,
             "command": [first],

@@ -40,9 +40,12 @@ class Service:
 
     def build(self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         """Return a `CustomJob` with a `CustomJobSpec` in JSON. It is not created."""
-        return _import("google.cloud.aiplatform_v1").CustomJob.from_json(
-            json.dumps({"displayName": name, "labels": dict(labels), "jobSpec": dict(spec)})
-        )
+        plain = {"displayName": name, "labels": dict(labels), "jobSpec": dict(spec)}
+        try:
+            return _import("google.cloud.aiplatform_v1").CustomJob.from_json(json.dumps(plain))
+        except _import("google.protobuf.json_format").ParseError as error:  # such as an accelerator of a later version
+            remedy = "correct the value, or install a later version of google-cloud-aiplatform"
+            raise UserError("the request of a job", _shorten(error), remedy) from error
 
     def create(self, job: Any) -> Any:
         """Create a job, and return it with its resource name."""
