@@ -150,6 +150,9 @@ def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my" / "launcher").mkdir(parents=True)
     site = (ROOT / "conf/launcher/slurm.yaml").read_text().replace("gpus: null", 'gpus: "--gres=gpu:{devices}"')
     (folder / "my" / "launcher" / "slurm_mine.yaml").write_text(site)
+    page = (DOCS / "guides" / "rented.md").read_text()
+    [rented] = re.findall(r"^# my/launcher/vertex_mine.yaml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    (folder / "my" / "launcher" / "vertex_mine.yaml").write_text(rented)
     (folder / "my" / "model").mkdir()
     shape = yaml.safe_load((ROOT / "conf" / "model" / "tiny.yaml").read_text())
     shape |= {"name": "mine", "parameters": None}

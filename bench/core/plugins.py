@@ -355,10 +355,10 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     Options: type[SchedulingOptions]
     """Keys of conf/launcher that a user may set: those of SchedulingOptions, and options of the site."""
 
-    def submit(self, launch: LaunchPlan) -> str:
+    def submit(self, launch: LaunchPlan, options: Any) -> str:
         """Write the files of a plan, submit the job, and return the scheduler's handle of the job."""
 
-    def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
+    def ask(self, names: Collection[str], options: Any) -> Mapping[tuple[str, int | None], JobState]:
         """Query the scheduler once, and return the states of all jobs with these names by name and task.
 
         The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
@@ -366,7 +366,7 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
         """Return the path of a job's output file in this folder, or of one task's. The file may not exist yet."""
 
-    def cancel_all(self, handles: Iterable[str]) -> None:
+    def cancel_all(self, handles: Iterable[str], options: Any) -> None:
         """Cancel whole jobs. Jobs that have already ended are ignored."""
 
     def limits(self, options: SchedulingOptions) -> ClusterLimits:

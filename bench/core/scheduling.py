@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,8 @@ class SchedulerUnavailable(UserError):
 class SchedulingOptions(Limits):
     """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds the options of its site."""
 
+    has_dependencies: ClassVar[bool] = True
+    """False if no job of the scheduler can wait for another job, so that there is no autopilot."""
     setup_min: float = Field(
         10.0, ge=0, description="minutes for the start of a job, added to the predicted time of a point"
     )
@@ -108,6 +110,8 @@ class JobSetup(NamedTuple):
     image: str | None = None  # container image
     python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits
     variables: dict[str, str] = {}  # environment variables of the command
+    dockerfile: str = ""  # of the image, to which `zeroscale prepare` adds staging; empty: the image is made elsewhere
+    build: tuple[tuple[str, ...], ...] = ()  # commands that build the image from the Dockerfile in `{folder}`
 
 
 class JobContext(NamedTuple):

@@ -123,6 +123,10 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
         flag = "--" + next(iter(given), "autopilot").replace("_", "-")
         rule = f"launcher={first.launcher_file} has no queue"
         raise UserError(flag, rule, f"remove it, or choose {launchers.format_queueing()}")
+    scheduling = first.launcher_options
+    if autopilot and isinstance(scheduling, SchedulingOptions) and not scheduling.has_dependencies:
+        rule = f"no job of launcher={first.launcher_file} can wait for another job"
+        raise UserError("--autopilot", rule, "remove it, and call `zeroscale resume` when jobs have ended")
     plain = first.launcher_options.model_dump(mode="json")
     try:
         options: Limits = decode_model(file.Options, plain | given, "launcher")

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from bench import launchers
 from bench.core.formatting import format_count
-from bench.core.plugins import StoringLauncherPlugin
-from bench.core.scheduling import JobState
+from bench.core.plugins import QueueingLauncherPlugin, StoringLauncherPlugin
+from bench.core.scheduling import JobState, SchedulingOptions
 from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, SweepPoint
@@ -238,6 +238,13 @@ class StudyState(NamedTuple):
         return state is not None and state.live
 
 
+def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin | None, SchedulingOptions]:
+    """Return the launcher of a sweep and its options. The launcher is None if it has no queue."""
+    plain = dict(sweep.launcher)
+    launcher = launchers.load_queueing(str(plain.pop("name")))
+    return launcher, launcher.Options.model_validate(plain) if launcher else SchedulingOptions()
+
+
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
     """Return the state of a study. If its jobs use an object store, files are first exchanged with the store.
 
@@ -245,14 +252,13 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
     jobs.
     """
     sweeps = definition.read(folder)
-    launcher = launchers.load_queueing(str(sweeps[-1].launcher["name"]))
-    if ask and isinstance(launcher, StoringLauncherPlugin):
-        options = {key: value for key, value in sweeps[-1].launcher.items() if key != "name"}
-        launcher.sync(folder, launcher.Options.model_validate(options))
+    launcher, options = load_launcher(sweeps[-1]) if ask else (None, None)
+    if isinstance(launcher, StoringLauncherPlugin):
+        launcher.sync(folder, options)
         sweeps = definition.read(folder)  # another submitter may have extended the study
     seen, wanted = read_snapshot(folder), definition.merge_sweeps(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
-    queue = launcher.ask(names) if launcher and ask and names else {}
+    queue = launcher.ask(names, options) if launcher and names else {}
     return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, is_reached=ask), ask)
 
 

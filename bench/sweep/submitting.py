@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import launchers
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.job_environment import read_job
 from bench.core.plugins import QueueingLauncherPlugin
 from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
-from bench.sweep import jobs
+from bench.sweep import jobs, status
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
 from bench.sweep.jobs import Job, create_name
@@ -142,12 +141,10 @@ def _submit_pending(
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
     """Return the launcher of a sweep and its options. UserError if the launcher has no queue."""
-    plain = dict(sweep.launcher)
-    name = str(plain.pop("name"))
-    launcher = launchers.load_queueing(name)
+    launcher, options = status.load_launcher(sweep)
     if not launcher:
-        raise UserError(f"launcher={name}", "has no queue", "run the sweep on this machine")
-    return launcher, launcher.Options.model_validate(plain)
+        raise UserError(f"launcher={sweep.launcher['name']}", "has no queue", "run the sweep on this machine")
+    return launcher, options
 
 
 def plan_job(
@@ -261,7 +258,7 @@ class JobSubmitter:
         """Submit a job whose folder is written, and return its job id. If the job is refused, its definition is
         deleted."""
         try:
-            handle = self._launcher.submit(made)
+            handle = self._launcher.submit(made, self._options)
         except SchedulerUnavailable:
             raise  # the scheduler may have accepted the job
         except UserError:
@@ -288,7 +285,7 @@ class JobSubmitter:
                 if not _TOO_MANY.search(str(refusal)) or len(submitted) < 2:
                     raise
                 job, handle = submitted.pop()
-                self._launcher.cancel_all([handle])
+                self._launcher.cancel_all([handle], self._options)
                 jobs.withdraw(self._view.folder / jobs.FOLDER / job.name)
                 self._handles.remove(handle)
                 waiting = True
@@ -340,12 +337,12 @@ def cancel_jobs(folder: Path) -> list[str]:
     """Cancel every job of a study that is still queued or running, and no other job. Return the ids of the cancelled
     jobs."""
     view = read_state(folder, about_all=True)
-    launcher = launchers.load_queueing(str(view.sweeps[-1].launcher["name"]))
+    launcher, options = status.load_launcher(view.sweeps[-1])
     if not launcher:
         raise UserError(str(folder), "this sweep runs in the command that started it", "press Ctrl-C there")
     numbers = sorted({state.handle for _, state in view.list_live()})
     if numbers:
-        launcher.cancel_all(numbers)
+        launcher.cancel_all(numbers, options)
     return numbers
 
 

@@ -58,7 +58,7 @@ def test_every_launcher_is_either_starting_or_queueing() -> None:
 
 
 def test_messages_list_the_installed_queueing_launchers() -> None:
-    assert launchers.format_queueing() == "launcher=slurm"
+    assert launchers.format_queueing() == "launcher=slurm or launcher=vertex"
     assert launchers.find_cluster() == "slurm"
 
 

@@ -12,6 +12,7 @@ from bench.core.errors import UserError
 from bench.core.scheduling import JobState, LaunchPlan, SchedulerUnavailable
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import build_user_environment, call, read_config
+from bench.launchers.slurm.options import Options
 
 _LOGGER = logging.getLogger(__name__)
 # Start of the period that sacct reports. By default it reports only jobs since midnight.
@@ -37,7 +38,7 @@ job, or a job on another cluster. SLURM_CLUSTERS is passed, because it selects a
 """
 
 
-def ask(names: Collection[str]) -> dict[tuple[str, int | None], JobState]:
+def ask(names: Collection[str], options: Options | None = None) -> dict[tuple[str, int | None], JobState]:
     """Return the states of all jobs with these names, by job name and array task number (None without an array).
 
     A job that is missing in the result is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer.
@@ -91,7 +92,7 @@ def _read_completion_log() -> Iterable[JobState]:
         return ()
 
 
-def submit(launch: LaunchPlan) -> str:
+def submit(launch: LaunchPlan, options: Options | None = None) -> str:
     """Write a job script and submit it; return the job id.
 
     Raise UserError with Slurm's message if Slurm rejects the job. Raise SchedulerUnavailable if Slurm does not answer
@@ -142,7 +143,7 @@ def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
     return UserError(error.value, error.rule, error.remedy or f"the script is {path}")
 
 
-def cancel_all(handles: Iterable[str]) -> None:
+def cancel_all(handles: Iterable[str], options: Options | None = None) -> None:
     """Cancel jobs by their ids, including all tasks of arrays. A job that has already ended is not an error."""
     numbers = list(dict.fromkeys(handles))
     for begin in range(0, len(numbers), _AT_ONCE):

@@ -217,6 +217,10 @@ def prepare(
     if image and offline:
         rule = f"jobs run in {image}, and this process does not"
         raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
+    if image and _setup(requests[0]).dockerfile:
+        _check_architectures(wanted)
+        folder = (results / chosen.name / "prepare" / "image").resolve()
+        return iter([_write_image(folder, wanted, requests[0])])
     if image:  # libraries and ops are in the image
         wanted = [kind.model_copy(update={"operations": ()}) for kind in wanted]
     modes: tuple[StagerMode, ...] = ("check",) if offline else ("stage",) if image else ("stage", "check")
@@ -228,6 +232,35 @@ def prepare(
             yield _write_job(folder, _words(study, overrides, config_dir, folder), chosen.name, requests[0], image)
 
     return findings()
+
+
+def _check_architectures(wanted: Sequence[StagingNeeds]) -> None:
+    """Raise UserError if ops would have to be compiled for a GPU of unknown architecture."""
+    if any(extensions.has_gpu_kernel(kind.operations, kind.device) and not kind.architecture for kind in wanted):
+        rule = "an image is built without a GPU, whose architecture compiled ops need"
+        raise UserError("--arch", rule, "give it, e.g. 7.5 for T4, 8.0 for A100, 8.9 for L4, 9.0 for H100 and H200")
+
+
+_STAGE = """\
+RUN python3 -P -m bench.sweep.prepare.staging {mode} < {needs} > {mode}.log; cat {mode}.log; \\
+    test -s {mode}.log && ! grep -q '"state": "missing"' {mode}.log
+"""
+
+
+def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request) -> Check:
+    """Write a Dockerfile that stages and checks the needs of the points in an image. Return a finding with the commands
+    that build the image. A need that is missing makes the build fail."""
+    setup, text = _setup(request), f"{_setup(request).dockerfile}COPY needs-*.json ./\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, kind in enumerate(wanted):
+        needs = f"needs-{number}.json"
+        inside = kind.model_copy(update={"elsewhere": False})  # the folders of the image are those of the jobs
+        store.write_atomically(folder / needs, inside.model_dump_json(by_alias=True).encode())
+        text += "".join(_STAGE.format(mode=mode, needs=needs) for mode in ("stage", "check"))
+    store.write_atomically(folder / "Dockerfile", text.encode())
+    commands = (shlex.join(word.replace("{folder}", str(folder)) for word in command) for command in setup.build)
+    found = f"{folder}/Dockerfile is written. Its build stages and checks what the points need"
+    return Check(f"image {setup.image}", "note", found, " && ".join(commands))
 
 
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:

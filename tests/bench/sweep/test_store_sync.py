@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from sweeps import point, spec, sweep
@@ -34,7 +34,7 @@ class Launcher(NamedTuple):
     def sync(self, folder: Path, options: SchedulingOptions) -> None:
         sync(folder, self.url)
 
-    def ask(self, names: Collection[str]) -> Mapping[tuple[str, int | None], JobState]:
+    def ask(self, names: Collection[str], options: Any) -> Mapping[tuple[str, int | None], JobState]:
         return {key: state for key, state in self.states.items() if key[0] in names}
 
 

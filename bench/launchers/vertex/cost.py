@@ -1,0 +1,49 @@
+"""Cost of a study's jobs, and the check of its budget. There are no side effects."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bench.core.errors import UserError
+from bench.launchers.vertex.planning import PRICE_LABEL
+from bench.launchers.vertex.states import count_nodes, read_use
+
+_DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0
+"""The service's limit of a job without a timeout."""
+
+
+class Cost(NamedTuple):
+    """Cost of jobs in the currency of the price. The start of a machine and its disk are not included."""
+
+    spent: float  # by jobs that have ended, and by running jobs until now
+    reserved: float  # most that jobs which have not ended may cost from now on
+
+    @property
+    def total(self) -> float:
+        return self.spent + self.reserved
+
+
+def compute_cost(jobs: Iterable[Any], price_per_node_hour: float, now: float) -> Cost:
+    """Return the cost of `CustomJob`s. `now` is in seconds since the epoch.
+
+    A job counts at the price when it was submitted, which is in its label. Jobs without the label count at
+    `price_per_node_hour`.
+    """
+    spent = reserved = 0.0
+    for job in jobs:
+        label, use = job.labels.get(PRICE_LABEL, ""), read_use(job)
+        per_s = (int(label) / 1000 if label.isdigit() else price_per_node_hour * count_nodes(job)) / 3600
+        until = now if use.is_live else use.ended_at
+        used_s = max(0.0, until - use.began_at) if until and use.began_at else 0.0
+        spent += per_s * used_s
+        if use.is_live:
+            reserved += per_s * max(0.0, (use.timeout_s or _DEFAULT_TIMEOUT_S) - used_s)
+    return Cost(spent, reserved)
+
+
+def check_budget(budget: float, others: Cost, job: Cost) -> None:
+    """Raise UserError if a job could exceed the budget of its study. `others` are the study's jobs before it."""
+    if others.total + job.total > budget:
+        parts = f"{others.spent:.2f} is spent, other jobs may cost {others.reserved:.2f} more"
+        rule = f"{parts}, and this job may cost {job.total:.2f} until its time limit"
+        remedy = "wait for the end of other jobs, set a shorter launcher.job_max_min, or raise the budget"
+        raise UserError(f"launcher.budget={budget:g}", rule, remedy)

@@ -1,0 +1,247 @@
+"""Options of launcher=vertex, and the accelerators of each machine type. conf/launcher/vertex.yaml explains every
+option."""
+
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import AfterValidator, Field, model_validator
+
+from bench.core import study_store
+from bench.core.errors import UserError, suggest_nearest
+from bench.core.formatting import format_count
+from bench.core.scheduling import JobSetup, SchedulingOptions
+from bench.core.spec import Positive, RunSpec
+from bench.launchers.vertex.image import DIGEST, build_dockerfile, list_commands
+
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_MANY = 500
+"""Machines of a worker pool above which a request is probably a slip."""
+
+
+def _check_project(text: str) -> str:
+    if not re.fullmatch(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", text):
+        raise ValueError("is no project ID or number; `gcloud projects list` lists yours")
+    return text
+
+
+def _check_region(text: str) -> str:
+    if not re.fullmatch(r"[a-z]+(?:-[a-z]+)+\d+", text):
+        raise ValueError("is no region; write one such as us-central1, without the letter of a zone")
+    return text
+
+
+def _check_image(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+(?::\d+)?(?:/[\w.-]+)+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", text, re.ASCII):
+        raise ValueError("is no image in a registry; write HOST/PROJECT/REPOSITORY/NAME:TAG")
+    return text
+
+
+def _check_endpoint(text: str) -> str:
+    if not re.fullmatch(r"(?:[\w.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?", text):
+        raise ValueError("is no host; write HOST or HOST:PORT, without https://")
+    return text
+
+
+def _check_label(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text) or text.startswith("zeroscale-"):
+        raise ValueError("is no name of a label; use small letters, digits, '_' and '-', but not zeroscale-…")
+    return text
+
+
+def _check_label_value(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_-]{0,63}", text):
+        raise ValueError("is no value of a label; use small letters, digits, '_' and '-'")
+    return text
+
+
+def _check_word(text: str) -> str:
+    if not re.fullmatch(r"[\w@./+-]+", text, re.ASCII):
+        raise ValueError("has a character that such a name cannot have; use letters, digits, and any of ._-@/+")
+    return text
+
+
+class Options(SchedulingOptions):
+    """Options in conf/launcher/vertex.yaml and in a site file."""
+
+    has_dependencies: ClassVar[bool] = False
+
+    # where jobs run
+    project: Annotated[str, AfterValidator(_check_project)] | None = None
+    region: Annotated[str, AfterValidator(_check_region)] | None = None
+    staging_bucket: str | None = Field(None, examples=["gs://my-bucket/zeroscale"])
+    endpoint: Annotated[str, AfterValidator(_check_endpoint)] | None = None
+
+    # machines
+    machine_type: Annotated[str, AfterValidator(_check_word)] | None = Field(None, examples=["a2-highgpu-8g"])
+    accelerator_type: Annotated[str, AfterValidator(_check_word)] | None = Field(None, examples=["NVIDIA_TESLA_T4"])
+    accelerators_per_node: Positive | None = None
+    spot: bool = False
+    boot_disk_gb: int = Field(200, ge=100, le=64000)
+
+    # software that runs
+    image: Annotated[str, AfterValidator(_check_image)] | None = None
+    python: tuple[Annotated[str, AfterValidator(_check_word)], ...] = Field(("python3",), min_length=1)
+    service_account: Annotated[str, AfterValidator(_check_word)] | None = None
+    labels: dict[Annotated[str, AfterValidator(_check_label)], Annotated[str, AfterValidator(_check_label_value)]] = (
+        Field({}, examples=[{"team": "research"}])
+    )
+
+    # money
+    price_per_node_hour: float | None = Field(None, gt=0)
+    budget: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.throttle is not None:
+            rule = "a Vertex AI job cannot wait for another job"
+            raise ValueError(f"launcher.throttle={self.throttle}: {rule}; use max_queued, and `zeroscale resume`")
+        if self.span != "node":
+            raise ValueError(f"launcher.span={self.span}: Vertex AI starts one process per node; set span=node")
+        if self.budget is not None and self.price_per_node_hour is None:
+            rule = "the price of a node is unknown"
+            raise ValueError(f"launcher.budget={self.budget:g}: {rule}; set price_per_node_hour")
+        self._check_bucket()
+        return self
+
+    def _check_bucket(self) -> None:
+        bucket = self.staging_bucket
+        # Tests use a folder of this machine instead of a bucket.
+        schemes = ("gs", "file") if self.is_local else ("gs",)
+        if bucket is not None and (urlsplit(bucket).scheme not in schemes or not re.fullmatch(r"[\w:/.-]+", bucket)):
+            raise ValueError(f"launcher.staging_bucket={bucket}: is no bucket; write gs://BUCKET or gs://BUCKET/FOLDER")
+
+    @property
+    def is_local(self) -> bool:
+        """True if the endpoint is on this machine, as in tests. It is then reached without encryption."""
+        return self.endpoint is not None and re.sub(r":\d+$", "", self.endpoint) in _LOCAL
+
+
+class Site(NamedTuple):
+    """Options without which no job can start."""
+
+    project: str
+    region: str
+    bucket: str
+    machine_type: str
+    image: str
+
+    @property
+    def parent(self) -> str:
+        """Name of the location that has the jobs, as in requests to the service."""
+        return f"projects/{self.project}/locations/{self.region}"
+
+
+_REMEDIES = {
+    "project": "set launcher.project=MY_PROJECT; `gcloud projects list` lists yours",
+    "region": "set launcher.region=us-central1 or another region",
+    "staging_bucket": "set launcher.staging_bucket=gs://MY_BUCKET; `gcloud storage buckets list` lists yours",
+    "machine_type": "set launcher.machine_type=a2-highgpu-8g or another machine type",
+    "image": "set launcher.image=HOST/PROJECT/REPOSITORY/NAME:TAG; `zeroscale prepare` writes its Dockerfile",
+}
+
+
+def find_site(options: Options) -> Site:
+    """Return the options without which no job can start. Raise UserError if one of them is missing."""
+    values: dict[str, str] = {}
+    for name, remedy in _REMEDIES.items():
+        value = getattr(options, name)
+        if value is None:
+            raise UserError(f"launcher.{name}=null", "launcher=vertex needs it", remedy)
+        values[name] = value.rstrip("/")
+    return Site(*values.values())
+
+
+def check(options: Options, spec: RunSpec) -> None:
+    """Raise UserError if a run of `spec` cannot be started with these options."""
+    site = find_site(options)
+    study_store.check_spec(spec)
+    host = options.network.rendezvous_host
+    if spec.nodes > 1 and "{host}" not in host:
+        rule = f"the first of nodes={spec.nodes} has no name before the job starts"
+        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} for the first node's name")
+    if spec.nodes > _MANY:
+        raise UserError(f"nodes={spec.nodes}", f"launcher=vertex asks for at most {_MANY} machines", "use fewer nodes")
+    kind, count = find_accelerators(options, site.machine_type, spec.devices_per_node)
+    if kind is not None and count < spec.devices_per_node:
+        given = f"launcher.accelerators_per_node={count}"
+        raise UserError(given, f"devices_per_node={spec.devices_per_node} needs more", "set it to devices_per_node")
+
+
+def find_accelerators(options: Options, machine_type: str, devices_per_node: int) -> tuple[str | None, int]:
+    """Return the type and number of accelerators of each machine; (None, 0) without accelerators.
+
+    Raise UserError if the machine type does not take them.
+    """
+    table = _read_machine_types()
+    fixed: Mapping[str, int] = table["fixed"].get(machine_type, {})
+    own_kind, own_count = next(iter(fixed.items()), (None, 0))
+    kind = options.accelerator_type or own_kind
+    if kind is None:
+        if options.accelerators_per_node is not None:
+            given = f"launcher.accelerators_per_node={options.accelerators_per_node}"
+            raise UserError(given, "the type of the accelerators is unknown", "set launcher.accelerator_type")
+        return None, 0
+    count = options.accelerators_per_node or devices_per_node
+    given = f"launcher.accelerator_type={kind}"
+    if own_kind is not None:
+        if kind != own_kind:
+            raise UserError(given, f"machine type {machine_type} has {own_kind}", "leave accelerator_type out")
+        if count != own_count:
+            had = format_count(own_count, "accelerator")
+            rule = f"machine type {machine_type} has {had}, and {count} would be requested"
+            raise UserError(f"launcher.machine_type={machine_type}", rule, _find_remedy(table, kind, count, own_count))
+        return kind, count
+    family, cores = machine_type.partition("-")[0], machine_type.rpartition("-")[2]
+    if family in table["without"]:
+        raise UserError(given, f"machine type {machine_type} takes no accelerators", "choose an n1, g2, a2 or a3 type")
+    if family == "n1":
+        _check_attached(table["attached_to_n1"], machine_type, int(cores) if cores.isdigit() else 0, kind, count)
+    return kind, count
+
+
+def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int) -> str:
+    """Return the remedy for a machine type with another number of accelerators than requested."""
+    others = [name for name, found in table["fixed"].items() if found.get(kind) == count]
+    if others:
+        return f"set launcher.machine_type={others[0]}"
+    return f"set launcher.accelerators_per_node={own_count}" if own_count > count else "use fewer devices per node"
+
+
+def _check_attached(
+    table: Mapping[str, Mapping[int, int]], machine_type: str, cores: int, kind: str, count: int
+) -> None:
+    """Raise UserError if a machine of the family n1 does not take these accelerators."""
+    if kind not in table:
+        remedy = suggest_nearest(kind, list(table), f"choose one of {', '.join(table)}")
+        raise UserError(f"launcher.accelerator_type={kind}", f"machine type {machine_type} does not take it", remedy)
+    counts = [number for number, limit in table[kind].items() if cores <= limit]
+    if count not in counts:
+        numbers = " or ".join(map(str, counts))
+        rule = f"machine type {machine_type} takes {numbers} {kind}, and {count} would be requested"
+        raise UserError(f"launcher.machine_type={machine_type}", rule, "change launcher.accelerators_per_node")
+
+
+@functools.cache
+def _read_machine_types() -> dict[str, Any]:
+    table: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "machine_types.yaml").read_text())
+    return table
+
+
+def job_setup(options: Options) -> JobSetup:
+    """Return the device kind, container image and Python command of a job, and how to build its image."""
+    fixed = _read_machine_types()["fixed"].get(options.machine_type or "", {})
+    has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
+    return JobSetup(
+        device="cuda" if has_gpu else "cpu",
+        gpu_override="launcher.accelerator_type=NVIDIA_L4",
+        image=options.image,
+        python=options.python,
+        variables={DIGEST: image} if image else {},
+        dockerfile=build_dockerfile(image, has_gpu=has_gpu),
+        build=list_commands(image),
+    )

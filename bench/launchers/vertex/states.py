@@ -1,0 +1,106 @@
+"""States of custom jobs, from the service's answers. There are no side effects."""
+
+import re
+from typing import Any, NamedTuple
+
+from bench.core.record import OutcomeKind
+from bench.core.scheduling import JobState, Phase
+
+_PHASES: dict[str, Phase] = {
+    "QUEUED": "pending", "PENDING": "pending", "SUCCEEDED": "ended", "FAILED": "ended", "CANCELLED": "ended",
+    "PAUSED": "ended", "EXPIRED": "ended", "PARTIALLY_SUCCEEDED": "ended",
+}  # fmt: skip
+"""Phase of each state of google.cloud.aiplatform_v1.JobState, without its prefix. Every other state counts as running,
+so an unknown state of a newer service does not look like the end of a job."""
+_CAUSES: tuple[tuple[str, OutcomeKind, str], ...] = (
+    (r"out[- ]of[- ]memory|non-zero status of (?:9\b|137)", "host_oom", "a machine of the job ran out of memory"),
+    # The service reports a withdrawn Spot VM as a stockout: https://cloud.google.com/vertex-ai/docs/training/use-spot-vms
+    (r"preempt|stockout|insufficient|not have enough resources", "preempted",
+     "a machine was withdrawn, or none was available"),
+    (r"time[sd]?[- ]?out|deadline|maximum (?:run|duration|running)", "timeout", "the job reached its time limit"),
+    (r"exited with a non-zero status", "error", ""),
+    (r"internal error|maintenance|hardware|unhealthy|lost|machine .*(?:fail|terminat)", "node_failure",
+     "a machine of the job failed"),
+)  # fmt: skip
+"""Pattern of an error message of a failed job, the outcome of a run that left no record, and its description. The first
+pattern that matches counts."""
+_STATUS = re.compile(r"non-zero status of (\d+)")
+
+
+class JobUse(NamedTuple):
+    """Machines that a job has used, and those that it may still use."""
+
+    began_at: float | None  # seconds since the epoch; None if it did not begin
+    ended_at: float | None  # None if it has not ended
+    timeout_s: float | None  # longest time that it may run; None if unlimited
+    is_live: bool
+
+
+def find_phase(state: str) -> Phase:
+    """Return the phase of a job with this state, such as `RUNNING`."""
+    return _PHASES.get(state, "running")
+
+
+def build_state(job: Any) -> JobState:
+    """Return the state of a `CustomJob`."""
+    state = job.state.name.removeprefix("JOB_STATE_")
+    phase, use = find_phase(state), read_use(job)
+    message = " ".join(job.error.message.split())
+    outcome, why = _find_outcome(state, message, use) if phase == "ended" else (None, "")
+    status = _STATUS.search(message) if phase == "ended" else None
+    code = 0 if state == "SUCCEEDED" else int(status[1]) if status else None
+    return JobState(
+        handle=job.name,
+        name=job.display_name,
+        task=None,
+        phase=phase,
+        state=state,
+        reason="" if phase == "ended" else message,
+        outcome=outcome,
+        why=why,
+        restarts=0,  # retries are disabled in the request
+        nodes=count_nodes(job),
+        started_at=use.began_at,
+        ended_at=use.ended_at,
+        source="Vertex AI",
+        words=f"{job.name} {state}" + (f": {message}" if message else ""),
+        exit_code=code,
+        exit=f"exit code {code}" if code else message if state == "FAILED" else "",
+    )
+
+
+def _find_outcome(state: str, message: str, use: JobUse) -> tuple[OutcomeKind | None, str]:
+    """Return the outcome of a run that left no record in an ended job, and its description."""
+    if state == "EXPIRED":
+        return "timeout", "the job reached its time limit"
+    if state == "CANCELLED":
+        # The service cancels a job that reaches its timeout, so that only the duration shows the cause.
+        lasted_s = use.ended_at - use.began_at if use.began_at and use.ended_at else 0.0
+        if use.timeout_s and lasted_s >= use.timeout_s - 1:
+            return "timeout", "the job reached its time limit"
+        return "cancelled", "the job was cancelled"
+    if state == "PAUSED":
+        return "cancelled", "the job was paused"
+    if state != "FAILED":
+        return None, ""
+    for pattern, outcome, why in _CAUSES:
+        if re.search(pattern, message, re.IGNORECASE):
+            return outcome, why
+    return "error", ""
+
+
+def read_use(job: Any) -> JobUse:
+    """Return the times of a `CustomJob` that determine its cost."""
+    state = job.state.name.removeprefix("JOB_STATE_")
+    timeout_s = job.job_spec.scheduling.timeout.total_seconds() if job.job_spec.scheduling.timeout else None
+    return JobUse(_read_time(job, "start_time"), _read_time(job, "end_time"), timeout_s, find_phase(state) != "ended")
+
+
+def _read_time(job: Any, field: str) -> float | None:
+    """Return a time of a job in seconds since the epoch; None if it is not set."""
+    return float(getattr(job, field).timestamp()) if field in job else None
+
+
+def count_nodes(job: Any) -> int:
+    """Return the number of machines of a `CustomJob`."""
+    return sum(int(pool.replica_count) for pool in job.job_spec.worker_pool_specs)

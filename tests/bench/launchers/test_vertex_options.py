@@ -1,0 +1,206 @@
+"""Tests of launcher=vertex without the service: options, messages for wrong values, and the request of a job."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.config import compose
+from bench.core import plugins
+from bench.core.errors import UserError
+from bench.core.scheduling import Work
+from bench.launchers.vertex import Options, check, find_log, job_setup, plan
+from bench.sweep import inputs
+
+STUDY = Path("/home/me/results/paper")
+FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
+SITE = (
+    "launcher=vertex", "launcher.project=my-project", "launcher.region=us-central1", "machine=cpu",
+    "launcher.staging_bucket=gs://my-bucket/runs/", "launcher.image=us-docker.pkg.dev/my-project/r/zeroscale:1",
+    "devices_per_node=2",
+)  # fmt: skip
+N1 = (*SITE, "launcher.machine_type=n1-standard-16")
+
+
+def compose_and_check(*overrides: str) -> compose.Request:
+    request = compose.compose_request(compose.parse_single(overrides))
+    compose.check(request, inputs.find_device(request))
+    return request
+
+
+def options(*overrides: str) -> Options:
+    found = compose_and_check(*(overrides or N1)).launcher_options
+    assert isinstance(found, Options)
+    return found
+
+
+def request(chosen: Options, **changes: Any) -> dict[str, Any]:
+    """Return the request of a job on two nodes with two devices each, with changed fields of its work if given."""
+    work = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (str(FOLDER),), 2, 2, time_limit_min=90)
+    (text,) = plan(work._replace(**changes), chosen).files.values()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_request_has_one_machine_in_the_first_pool_and_the_others_in_the_second() -> None:
+    spec = request(options())
+    assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == ["1", "1"]
+    assert [pool["replicaCount"] for pool in request(options(), nodes=5)["workerPoolSpecs"]] == ["1", "4"]
+    assert [pool["replicaCount"] for pool in request(options(), nodes=1)["workerPoolSpecs"]] == ["1"]
+    first, second = (dict(pool, replicaCount="") for pool in spec["workerPoolSpecs"])
+    assert first == second
+
+
+def test_every_node_reads_its_job_from_the_store() -> None:
+    container = request(options())["workerPoolSpecs"][1]["containerSpec"]
+    assert container["command"] + container["args"] == [
+        "python3", "-P", "-m", "bench.sweep.allocation", "--store", "gs://my-bucket/runs/paper",
+        "--work", "/tmp/zeroscale", "paper-1121-a1b2c3",
+    ]  # fmt: skip
+    assert container["env"] == [{"name": "ZEROSCALE_CONTAINER_DIGEST", "value": container["imageUri"]}]
+    assert container["imageUri"] == "us-docker.pkg.dev/my-project/r/zeroscale:1"
+
+
+def test_time_limit_and_spot_are_part_of_the_schedule() -> None:
+    assert request(options())["scheduling"] == {"disableRetries": True, "strategy": "STANDARD", "timeout": "5520s"}
+    assert request(options(*N1, "launcher.spot=true"))["scheduling"]["strategy"] == "SPOT"
+    # Without any limit, the service's own limit of seven days applies.
+    assert "timeout" not in request(options(), time_limit_min=None)["scheduling"]
+
+
+def test_accelerators_are_those_of_the_machine_type_one_for_each_device() -> None:
+    assert "acceleratorType" not in request(options())["workerPoolSpecs"][0]["machineSpec"]
+    g2 = options(*SITE, "launcher.machine_type=g2-standard-24")
+    assert request(g2)["workerPoolSpecs"][0]["machineSpec"] == {
+        "machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 2,
+    }  # fmt: skip
+    t4 = options(*N1, "launcher.accelerator_type=NVIDIA_TESLA_T4")
+    assert request(t4)["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 2
+    assert [job_setup(chosen).device for chosen in (options(), g2, t4)] == ["cpu", "cuda", "cuda"]
+
+
+def test_the_command_of_a_plan_submits_the_request_by_hand() -> None:
+    work = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (), 2, 2, time_limit_min=90)
+    launch = plan(work, options(*N1, "launcher.price_per_node_hour=2.5", "launcher.labels={team: research}"))
+    assert launch.command[:6] == (
+        "gcloud", "ai", "custom-jobs", "create", "--project=my-project", "--region=us-central1",
+    )  # fmt: skip
+    assert "--display-name=paper-1121-a1b2c3" in launch.command
+    (path,) = launch.files
+    assert f"--config={path}" in launch.command and path.parent == FOLDER
+    (labels,) = (word for word in launch.command if word.startswith("--labels="))
+    found = dict(pair.split("=") for pair in labels.removeprefix("--labels=").split(","))
+    assert found.pop("zeroscale-study").startswith("paper-")
+    assert found == {
+        "team": "research", "zeroscale-job": "paper-1121-a1b2c3", "zeroscale-thousandths-per-hour": "5000",
+    }  # fmt: skip
+    assert all(re.fullmatch(r"[a-z0-9_-]{1,63}", value) for value in found.values())
+
+
+def test_labels_of_two_stores_and_of_long_names_differ() -> None:
+    labels = set()
+    for bucket in ("gs://one", "gs://two"):
+        for study in ("a" * 60 + "B", "a" * 60 + "C"):
+            folder = Path("/r") / study / "jobs" / "j"
+            work = Work("j", folder, "bench.sweep.allocation", (), 1, 2)
+            chosen = options(*N1, f"launcher.staging_bucket={bucket}")
+            labels |= {word for word in plan(work, chosen).command if word.startswith("--labels=")}
+    assert len(labels) == 4
+
+
+def test_other_work_runs_its_own_command() -> None:
+    spec = request(options(), module="bench.cli", arguments=("prepare", "--offline"), nodes=1)
+    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["-P", "-m", "bench.cli", "prepare", "--offline"]
+
+
+def test_a_job_that_waits_for_another_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^--autopilot: a Vertex AI job cannot wait for another job; remove it"):
+        request(options(), after=("projects/p/locations/r/customJobs/1",))
+
+
+def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *N1, "--autopilot", "--dry-run"]) == 2
+    told = "--autopilot: no job of launcher=vertex can wait for another job; remove it, and call `zeroscale resume`"
+    assert told in capsys.readouterr().err
+
+
+def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
+    assert find_log(FOLDER, "projects/p/locations/r/customJobs/1", None) == FOLDER / "job.log"
+
+
+def test_the_launcher_is_complete() -> None:
+    found = plugins.load_queueing("vertex")
+    assert found and not found.ARRAYS and isinstance(found, plugins.StoringLauncherPlugin)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "launcher.machine_type=null: launcher=vertex needs it; set launcher.machine_type=a2-highgpu-8g"),
+        (("machine_type=n1-standard-8", "project=null"), "launcher.project=null: launcher=vertex needs it; "),
+        (("project=My_Project",), "launcher.project=My_Project: is no project ID or number; `gcloud projects list`"),
+        (("region=us-central1-a",), "launcher.region=us-central1-a: is no region; "),
+        (("staging_bucket=/scratch",), "launcher.staging_bucket=/scratch: is no bucket; write gs://BUCKET"),
+        (("staging_bucket=s3://b",), "launcher.staging_bucket=s3://b: is no bucket; write gs://BUCKET"),
+        (("staging_bucket=file:///tmp/b",), "launcher.staging_bucket=file:///tmp/b: is no bucket"),
+        (("image=zeroscale",), "launcher.image=zeroscale: is no image in a registry; write HOST/PROJECT"),
+        (("endpoint='https://localhost:1'",), "launcher.endpoint=https://localhost:1: is no host; write HOST"),
+        (("throttle=2",), "launcher.throttle=2: a Vertex AI job cannot wait for another job; use max_queued"),
+        (("span=device",), "launcher.span=device: Vertex AI starts one process per node; set span=node"),
+        (("budget=10",), "launcher.budget=10: the price of a node is unknown; set price_per_node_hour"),
+        (("price_per_node_hour=0",), "launcher.price_per_node_hour=0: must be a number > 0"),
+        (("labels={Team: a}",), "is no name of a label; use small letters"),
+        (("labels={zeroscale-job: a}",), "is no name of a label; use small letters"),
+        (("labels={team: A}",), "launcher.labels.team=A: is no value of a label"),
+        (("machine_type=n1-standard-8", "mode=array"),
+         "launcher.mode=array: launcher=vertex has no job arrays; set launcher.mode=packed"),
+        (("boot_disk_gb=10",), "launcher.boot_disk_gb=10: must be an integer ≥ 100, ≤ 64000"),
+        (("machine_type=a2-highgpu-8g",), "machine type a2-highgpu-8g has 8 accelerators, and 2 would be requested; "
+         "set launcher.machine_type=a2-highgpu-2g"),
+        (("machine_type=a4-highgpu-8g",), "and 2 would be requested; set launcher.accelerators_per_node=8"),
+        (("machine_type=g2-standard-4",), "has 1 accelerator, and 2 would be requested; "
+         "set launcher.machine_type=g2-standard-24"),
+        (("machine_type=g2-standard-4", "accelerators_per_node=1"),
+         "launcher.accelerators_per_node=1: devices_per_node=2 needs more; set it to devices_per_node"),
+        (("machine_type=a2-highgpu-2g", "accelerator_type=NVIDIA_L4"),
+         "launcher.accelerator_type=NVIDIA_L4: machine type a2-highgpu-2g has NVIDIA_TESLA_A100"),
+        (("machine_type=e2-standard-8", "accelerator_type=NVIDIA_L4"), "machine type e2-standard-8 takes no accel"),
+        (("machine_type=n1-standard-8", "accelerator_type=NVIDIA_L4"),
+         "launcher.accelerator_type=NVIDIA_L4: machine type n1-standard-8 does not take it; "),
+        (("machine_type=n1-standard-32", "accelerator_type=NVIDIA_TESLA_V100"),
+         "machine type n1-standard-32 takes 4 or 8 NVIDIA_TESLA_V100, and 2 would be requested"),
+        (("machine_type=n1-standard-8", "accelerators_per_node=2"), "the type of the accelerators is unknown"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_in_one_line(words: tuple[str, ...], told: str) -> None:
+    keys = {word.partition("=")[0] for word in words}
+    kept = [word for word in SITE if word.partition("=")[0].removeprefix("launcher.") not in keys]
+    with pytest.raises(UserError) as refused:
+        compose_and_check(*kept, *(f"launcher.{word}" for word in words))
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_machine_type_that_is_not_listed_is_left_to_the_service() -> None:
+    new = options(*SITE, "launcher.machine_type=a9-highgpu-2g", "launcher.accelerator_type=NVIDIA_NEW")
+    assert request(new)["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] == 2
+
+
+def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
+    spec = compose_and_check(*N1).spec
+    stopped = spec.model_copy(update={"learning": spec.learning.model_copy(update={"stop_after": 2})})
+    with pytest.raises(UserError, match=r"^learning.stop_after=2: the checkpoint is not written to the object store"):
+        check(options(), stopped)
+
+
+def test_several_nodes_need_the_name_of_the_first() -> None:
+    with pytest.raises(UserError, match=r"the first of nodes=2 has no name before the job starts; write {host}"):
+        options(*N1, "nodes=2", "launcher.network.rendezvous_host=node0")
+
+
+def test_a_gpu_machine_needs_accelerators() -> None:
+    found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
+    with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_L4"):
+        inputs.check_devices(found)
