@@ -22,7 +22,7 @@ _SMALL = (  # a tiny model, in whose runs most of the time is the start of proce
     "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
     "devices_per_node=1", "measure.block_steps=3", "measure.warmup_steps=6", "launcher=vertex", "launcher.warning_s=0",
     "launcher.project=my-project", "launcher.region=us-central1", "launcher.machine_type=n1-standard-4",
-    "launcher.image=us-docker.pkg.dev/my-project/r/zeroscale:1",
+    "launcher.image=registry.example.com/my-project/r/zeroscale:1",
 )  # fmt: skip
 QUICK = (*_SMALL, "measure.min_steps=6", "measure.window_s=0", "launcher.time_limit_min=5")
 """Overrides of points that take seconds."""

@@ -14,7 +14,7 @@ from study import QUICK
 from bench.cli import main
 
 WORDS = (*QUICK, "launcher.staging_bucket=gs://b")
-IMAGE = "us-docker.pkg.dev/my-project/r/zeroscale:1"
+IMAGE = "registry.example.com/my-project/r/zeroscale:1"
 pytestmark = pytest.mark.processes
 
 
@@ -42,7 +42,7 @@ def test_the_image_stages_and_checks_the_needs_of_the_points(
     assert [command[0] for command in commands] == ["pip", "docker", "gcloud", "docker"]
     assert commands[0][-2:] == [str(folder), str(Path(__file__).parents[2])]
     assert commands[1] == ["docker", "build", "--tag", IMAGE, str(folder)]
-    assert commands[2][-1] == "us-docker.pkg.dev" and commands[3][-1] == IMAGE
+    assert commands[2][-1] == "registry.example.com" and commands[3][-1] == IMAGE
     dockerfile = (folder / "Dockerfile").read_text()
     assert dockerfile.startswith("# Image of the jobs") and "FROM ubuntu:24.04\n" in dockerfile
     assert f"ENV ZEROSCALE_CONTAINER_DIGEST={IMAGE}\n" in dockerfile

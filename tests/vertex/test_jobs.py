@@ -28,7 +28,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def options(service: VertexServer, tmp_path: Path) -> Options:
     return Options(
         project="my-project", region="us-central1", staging_bucket=f"file://{tmp_path}/bucket",
-        image="us-docker.pkg.dev/p/r/zeroscale:1", machine_type="n1-standard-4", endpoint=service.endpoint,
+        image="registry.example.com/p/r/zeroscale:1", machine_type="n1-standard-4", endpoint=service.endpoint,
     )  # fmt: skip
 
 

@@ -17,20 +17,20 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
     ninja-build python3-dev python3-venv && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 WORKDIR /opt/zeroscale
-RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/{index}
+# Another index of torch's builds, such as that of its builds for processors: --build-arg TORCH_INDEX_URL=…
+ARG TORCH_INDEX_URL=""
+RUN pip install --no-cache-dir torch ${{TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"}}
 COPY zeroscale-*.whl ./
 RUN pip install --no-cache-dir "$(ls zeroscale-*.whl)[run,adapters,vertex]"
 ENV {digest}={image}
 """
-# DeepSpeed compiles its ops with a CUDA toolkit of the same version as that of torch. The processor build of torch is
-# smaller by gigabytes.
-_CUDA, _CPU = ("nvidia/cuda:12.8.1-devel-ubuntu24.04", "cu128"), ("ubuntu:24.04", "cpu")
+# DeepSpeed compiles its ops with a CUDA toolkit of the same major version as that of torch.
+_CUDA, _CPU = "nvidia/cuda:12.8.1-devel-ubuntu24.04", "ubuntu:24.04"
 
 
 def build_dockerfile(image: str, *, has_gpu: bool) -> str:
     """Return the Dockerfile of an image with zeroscale and its libraries, for GPUs or for processors only."""
-    base, index = _CUDA if has_gpu else _CPU
-    return _DOCKERFILE.format(base=base, index=index, digest=DIGEST, image=image)
+    return _DOCKERFILE.format(base=_CUDA if has_gpu else _CPU, digest=DIGEST, image=image)
 
 
 def list_commands(image: str) -> tuple[tuple[str, ...], ...]:

@@ -19,7 +19,7 @@ STUDY = Path("/home/me/results/paper")
 FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
 SITE = (
     "launcher=vertex", "launcher.project=my-project", "launcher.region=us-central1", "machine=cpu",
-    "launcher.staging_bucket=gs://my-bucket/runs/", "launcher.image=us-docker.pkg.dev/my-project/r/zeroscale:1",
+    "launcher.staging_bucket=gs://my-bucket/runs/", "launcher.image=registry.example.com/my-project/r/zeroscale:1",
     "devices_per_node=2",
 )  # fmt: skip
 N1 = (*SITE, "launcher.machine_type=n1-standard-16")
@@ -61,7 +61,7 @@ def test_every_node_reads_its_job_from_the_store() -> None:
         "--work", "/tmp/zeroscale", "paper-1121-a1b2c3",
     ]  # fmt: skip
     assert container["env"] == [{"name": "ZEROSCALE_CONTAINER_DIGEST", "value": container["imageUri"]}]
-    assert container["imageUri"] == "us-docker.pkg.dev/my-project/r/zeroscale:1"
+    assert container["imageUri"] == "registry.example.com/my-project/r/zeroscale:1"
 
 
 def test_time_limit_and_spot_are_part_of_the_schedule() -> None:
