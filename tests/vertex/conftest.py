@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("google.cloud.aiplatform_v1", reason="needs the extra vertex")
-
-from server import VertexServer
+if TYPE_CHECKING:
+    from server import VertexServer
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[VertexServer]:
+def service(tmp_path: Path) -> "Iterator[VertexServer]":
     """A service that starts no processes. A test sets the states of its jobs."""
+    from server import VertexServer
+
     server = VertexServer(tmp_path / "machines", runs=False, environment={})
     yield server
     server.close()

@@ -21,11 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-from google.cloud.aiplatform_v1 import types
-from google.protobuf import empty_pb2
+import pytest
 
 from bench.launchers.vertex.planning import WORK_FOLDER
+
+# The modules of the tests that import this module are skipped without the extra `vertex`.
+types = pytest.importorskip("google.cloud.aiplatform_v1.types")
+grpc, empty_pb2 = pytest.importorskip("grpc"), pytest.importorskip("google.protobuf.empty_pb2")
 
 _SERVICE = "google.cloud.aiplatform.v1.JobService"
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")

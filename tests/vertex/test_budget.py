@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.cloud.aiplatform_v1 import types
-from server import VertexServer
+from server import VertexServer, types
 from test_jobs import hand_in, options
 
 from bench.core.errors import UserError

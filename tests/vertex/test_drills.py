@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer
+from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
 from study import LONG, QUICK, Study
 
 from tests.bench.storage_emulator import StorageEmulator, emulated_bucket

@@ -3,9 +3,8 @@
 import logging
 from pathlib import Path
 
-import grpc
 import pytest
-from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer
+from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
 
 from bench.core.errors import UserError
 from bench.core.object_store import ObjectStore
