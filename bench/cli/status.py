@@ -142,7 +142,9 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
         for kind, number in shown.most_common()
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
-    spent = f"; {view.spent_node_hours():.2f} node-hours spent, {queued}" if view.seen.jobs else ""
+    hours, price = view.spent_node_hours(), view.sweeps[-1].launcher.get("price_per_node_hour")
+    cost = f" at a cost of {price * hours:.2f}" if price else ""
+    spent = f"; {hours:.2f} node-hours spent{cost}, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 
 

@@ -154,7 +154,9 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         count += f": {len(answers.keys)} already answered, {left or 'none'} left to run"
     if planned:
         hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
-        hours_text = f"{hours / 60:.1f} node-hours if all of them use their whole time limit"
+        price = sweep.launcher.get("price_per_node_hour")
+        cost = f", at a cost of {price * hours / 60:.2f}," if price else ""
+        hours_text = f"{hours / 60:.1f} node-hours{cost} if all of them use their whole time limit"
         lines = [f"{count} in {format_count(len(planned), 'job')}, {hours_text}; {nothing}"]
     else:
         lines = [f"{count}{';' if answers.keys else ','} {nothing}"]

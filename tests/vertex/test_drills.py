@@ -1,6 +1,7 @@
 """Drills of launcher=vertex with real runs on machines that share nothing but a bucket. The service and the bucket are
 on this machine."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def study(bucket: tuple[str, StorageEmulator], tmp_path: Path) -> Iterator[Study
 
 def test_a_study_on_two_machines_is_answered_after_a_submission_whose_answer_was_lost(study: Study) -> None:
     study.server.faults["Create"].append(Fault(acts=True))
-    study("sweep", *study.words(*QUICK, *TWO, "batch.micro=2,4"))
+    study("sweep", *study.words(*QUICK, *TWO, "batch.micro=2,4", "launcher.price_per_node_hour=100"))
     assert len(study.server.find()) == 1, "two points in one job, which was requested once"
     study("status", str(study.folder), "--wait")
     (job,) = study.server.find()
@@ -42,6 +43,8 @@ def test_a_study_on_two_machines_is_answered_after_a_submission_whose_answer_was
         job_of_run = record.environment and record.environment.job
         assert job_of_run and (job_of_run.job_id, job_of_run.nodelist) == ("1", "127.0.0.1,127.0.0.2")
         assert record.observations and len(record.observations.memory) == 2, "one rank on each machine"
+    cost = re.search(r"(\S+) node-hours spent at a cost of (\S+), 0 jobs", study("status", str(study.folder)))
+    assert cost and 0 < float(cost[2]) == pytest.approx(100 * float(cost[1]), abs=0.5)
     assert "repeat 0: ok" in (study.folder / "jobs" / job.display_name / "job.log").read_text()
     assert "nothing to submit" in study("resume", str(study.folder))
 

@@ -127,6 +127,14 @@ def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.Cap
     assert told in capsys.readouterr().err
 
 
+def test_a_dry_run_shows_the_cost_of_all_jobs_until_their_time_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("launcher.price_per_node_hour=6", "launcher.time_limit_min=27", "nodes=2", "launcher.warning_s=60")
+    assert main(["sweep", *N1, *words, "--dry-run"]) == 0
+    # A job has 27 minutes for its point, one for the warning, and two for its start and end.
+    told = "1 point in 1 job, 1.0 node-hours, at a cost of 6.00, if all of them use their whole time limit"
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
     assert find_log(FOLDER, "projects/p/locations/r/customJobs/1", None) == FOLDER / "job.log"
 
