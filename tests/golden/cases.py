@@ -72,6 +72,12 @@ _OFFLOADED = {"engine.offload_optimizer.device": ("cpu",), "optimizer.implementa
 """Overrides that move the optimizer to the host; they are combined with the options above."""
 
 
+_RENTED = (
+    "launcher.project=my-project", "launcher.region=us-central1", "launcher.staging_bucket=gs://my-bucket",
+    "launcher.image=registry.example.com/my-project/r/zeroscale:1", "launcher.machine_type=unlisted-8",
+)  # fmt: skip
+
+
 def names(prefix: str) -> list[str]:
     """Return the names of the YAML files in a folder of conf/."""
     return sorted(path.stem for path in (ROOT / "conf" / prefix).glob("*.yaml"))
@@ -81,7 +87,7 @@ def cases(*, whole: bool) -> dict[str, Case]:
     """Return the golden cases by name: all of them, or a selection that takes about a minute."""
     found: dict[str, Case] = {}
     for study, launcher in _planned(whole=whole):
-        words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_gpu_overrides(study, launcher), "--dry-run")
+        words = ("sweep", f"study={study}", f"launcher={launcher}", *_list_site_overrides(study, launcher), "--dry-run")
         found[f"dry-run {study} {launcher}"] = partial(_plan, *words)
         found[f"dry-run {study} {launcher} as JSON"] = partial(_plan, *words, "--json")
     for block in range(BLOCKS if whole else IN_CI):
@@ -100,10 +106,11 @@ def cases(*, whole: bool) -> dict[str, Case]:
     return found
 
 
-def _list_gpu_overrides(study: str, launcher: str) -> list[str]:
-    """Return the override with which a study's jobs request GPUs. Empty if the study needs no GPU or the launcher
-    does not need the override."""
+def _list_site_overrides(study: str, launcher: str) -> list[str]:
+    """Return the overrides with which a study's jobs request GPUs, and those that a launcher always needs."""
     on_gpus = re.search(r"^  machine: (?!cpu|testbed)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE)
+    if launcher == "vertex":
+        return [*_RENTED, *(["launcher.accelerator_type=NVIDIA_H100_80GB"] if on_gpus else [])]
     return ["launcher.gpus=--gres=gpu:{devices}"] if on_gpus and launcher in ("slurm", "slurm_testbed") else []
 
 
