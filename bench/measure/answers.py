@@ -1,8 +1,8 @@
 """Answers of the model to held-out prompts during a training, and their quality.
 
-Each token is the most likely one (greedy). A forward pass over the whole sequence makes each token, without a cache of
-keys and values. It works for every engine, also if the engine partitions the weights. Every rank makes the same number
-of passes.
+Decoding is greedy: each token is the most likely token. For each token there is a forward pass over the whole sequence,
+without a cache of keys and values. This works with every engine, including engines that partition the weights. Every
+rank makes the same number of passes, because such engines communicate in a pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,9 @@ class Answer(NamedTuple):
 def generate(engine: OptionalMembers, tensors: dict[str, Tensor], ends: Tensor | None, limit: int) -> Tensor:
     """Return the tokens of the model's answers, (micro, limit). Tokens after EOS have no meaning.
 
-    `ends` is the number of tokens of each prompt. With it, the answer continues the prompt. Otherwise the decoder
-    writes it. An answer also ends with its sequence; the missing tokens are PAD.
+    `limit` is the maximum number of tokens of an answer. `ends` has the number of tokens of each prompt, and the answer
+    continues the prompt. If `ends` is None, `tensors` are the inputs of an encoder, and the decoder writes the answer.
+    If the sequence has no room for `limit` tokens, the last tokens of the answer are PAD.
     """
     inputs = next(iter(tensors.values()))
     answers = inputs.new_full((len(inputs), limit), PAD)
@@ -51,7 +52,8 @@ def generate(engine: OptionalMembers, tensors: dict[str, Tensor], ends: Tensor |
 def answer(
     engine: OptionalMembers, prompts: Prompts, copy: BatchCopy, before_batch: Callable[[], None]
 ) -> list[Answer]:
-    """Return the model's answers to all prompts of this rank. All ranks must call this."""
+    """Return the model's answers to all prompts of this rank. `before_batch` is called before each batch of prompts.
+    All ranks must call this."""
     answers = list[Answer]()
     for batch in prompts.batches:
         before_batch()
@@ -62,9 +64,9 @@ def answer(
 
 
 def measure(names: Sequence[str], own: list[Answer], peers: Peers) -> dict[str, float] | None:
-    """Return the quality of the answers of all ranks by the name of its measure, on the main rank. Return None on the
-    other ranks. All ranks must call this."""
-    # Ranks that work on the same samples have equal answers, which count once.
+    """Return the value of each quality measure in `names` over the answers of all ranks. `own` are this rank's answers.
+    Return None on every rank except the main rank. All ranks must call this."""
+    # Ranks that work on the same samples (tensor parallelism) have equal answers. Each sample counts once.
     found = {one.number: one for of_rank in peers.gather(own) for one in of_rank}
     if not found:
         return None

@@ -33,8 +33,8 @@ _SLOT = struct.Struct("<dq48sq")
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
-"""Function that gets an out-of-memory outcome and its exception. It returns the use of the exhausted memory, or None if
-that is unknown."""
+"""Function that gets an out-of-memory outcome and its exception. It returns how much of the exhausted memory was in
+use, or None if that is unknown."""
 
 
 class RankProgress(NamedTuple):
@@ -62,7 +62,8 @@ class SharedHeartbeat:
         return cls(descriptor, ranks)
 
     def write(self, slot: int, phase: str, step: int, ended_steps: int = 0) -> None:
-        # Not pack_into, which clears the slot first. A reader would then see a heartbeat at time 0, the boot.
+        # Not pack_into, which clears the slot first. A reader could then see a heartbeat with time 0, which is the
+        # boot.
         begin = slot * _SLOT.size
         beat = _SLOT.pack(time.monotonic(), step, phase.encode(), ended_steps)
         self._memory[begin : begin + _SLOT.size] = beat
@@ -81,7 +82,7 @@ class Channel:
         self.phase = "start"
         # First step of this process; not 0 in a training that was resumed.
         self._first_step: int | None = None
-        # Processes killed before this rank started have nothing to do with it.
+        # Only processes that are killed after this rank started count, so this number is subtracted later.
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -108,7 +109,7 @@ class Channel:
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
         """Send the exception that ended this rank, and the outcome that follows from it, to the supervisor.
 
-        If memory ran out, the use of that memory is sent too, as returned by `find_shortage`.
+        If memory ran out, the result of `find_shortage` is sent too: how much of that memory was in use.
         """
         if self._pipe is None:
             return
@@ -134,8 +135,8 @@ class Channel:
 
 
 def strip_folders(text: str) -> str:
-    """Return a traceback with file names relative to the folders in `sys.path`, so that a record does not contain a
-    user's installation path."""
+    """Return the traceback `text` with file names relative to the folders in `sys.path`. A record then does not contain
+    a user's installation path."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")
     return text

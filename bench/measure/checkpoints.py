@@ -1,7 +1,10 @@
 """Checkpoints of a training, in the folder of the attempt that wrote them.
 
-The name `checkpoint-<steps>` exists only for a complete checkpoint. A later attempt of the same repeat resumes from a
-checkpoint if an earlier attempt failed. A run that continues a stopped training resumes from the checkpoint of the
+An attempt is one try at a run. A repeat is one of several measurements of the same configuration, and a failed repeat
+is attempted again.
+
+A folder has the name `checkpoint-<steps>` only if its checkpoint is complete. If an attempt fails, the next attempt at
+the same repeat resumes from the checkpoint. A run that continues a stopped training resumes from the checkpoint of the
 stopped run. Each attempt keeps only its latest checkpoint. The attempt that completes the training removes all
 checkpoints. If the training stops early (`stop_after`), the last checkpoint is kept.
 """
@@ -41,7 +44,8 @@ class SavedTraining(NamedTuple):
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
     """Return the checkpoint with the most steps that any attempt at the same repeat has saved; None if there is none.
 
-    `attempt` is the folder of one attempt. Checkpoints of the run whose config_id is `goes_on_from` are included.
+    `attempt` is the folder of any attempt at this repeat. If `goes_on_from` is the config_id of a run, the checkpoints
+    of the same repeat in that run are included.
     """
     found = (
         SavedTraining(path, int(match[1]))
@@ -52,7 +56,7 @@ def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining
 
 
 def find_unfinished(attempt: Path, steps: int) -> Path:
-    """Return the hidden folder into which a checkpoint is written until it is complete."""
+    """Return the path of the hidden folder that contains the checkpoint of step `steps` until it is complete."""
     return attempt / f".checkpoint-{steps}"
 
 
@@ -77,10 +81,10 @@ def count_bytes(folder: Path) -> int:
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove every checkpoint of this attempt's repeat, incomplete checkpoints included.
+    """Remove all checkpoints that any attempt at the same repeat has written, incomplete checkpoints included.
 
-    Checkpoints of the same repeat in the run `goes_on_from`, which this run continues, are removed too. The folder
-    `but` is kept, because another run may resume from it.
+    If this run continues the run `goes_on_from`, the checkpoints of the same repeat in that run are removed too. The
+    folder `but` is kept, because another run may resume from it.
     """
     for path in _list_entries(attempt, goes_on_from):
         if _NAME.fullmatch(path.name.removeprefix(".")) and path != but:
@@ -88,7 +92,8 @@ def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | No
 
 
 def _list_entries(attempt: Path, goes_on_from: str | None) -> Iterator[Path]:
-    """Yield all files and folders in the attempt folders of a repeat, in this run and in the run that it continues."""
+    """Yield all files and folders in the folders of all attempts at the repeat of `attempt`. The same repeat in the run
+    `goes_on_from` is included."""
     runs = [attempt.parent, *([attempt.parent.parent / goes_on_from] if goes_on_from else [])]
     repeat, _, _ = attempt.name.partition(".")
     for run in runs:

@@ -1,4 +1,4 @@
-"""Clocks that measure the seconds per optimizer step, with the host's clock or with device events.
+"""Clocks that measure the seconds of each optimizer step: with the host's clock on a CPU, and with events on a GPU.
 
 Recording an event never makes the device wait.
 """
@@ -29,8 +29,8 @@ class Clock:
         """Wait until the device has finished all launched work."""
 
     def begin(self) -> None:
-        """Start the time of a block after all work launched so far. Time in which the device is idle before the block
-        is not counted."""
+        """Start a block. Its time begins when the device has finished all work launched so far. Time in which the
+        device is idle before the block is not counted."""
         self._times = [time.perf_counter()]
 
     def mark(self) -> None:

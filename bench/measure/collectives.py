@@ -15,8 +15,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# For each c10d operation: the usual name of the collective, and the position of the argument with the payload.
-# Payload bytes are defined as in nccl-tests: of the reduced or broadcast tensor, gathered output or scattered input.
+# For each c10d operation: the usual name of the collective, and the position of the argument with the payload. The
+# payload is defined as in nccl-tests: the reduced or broadcast tensor, the gathered output, or the scattered input.
 _OPERATIONS = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -50,7 +50,8 @@ _FUNCTIONAL: dict[str, tuple[str, int | Literal["result"]]] = {
 }
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensor subclasses that wrap the tensors that collectives transfer."""
-# Operations without waiting. Two ranks may both send before they receive, and waiting for a send would deadlock.
+# Operations that the counter does not wait for. Two ranks may both send before they receive, and waiting for a send
+# would deadlock.
 _NEVER_AWAITED = ("send", "recv_", "recv_any_source_")
 
 
@@ -59,9 +60,9 @@ class CollectiveCounter(TorchDispatchMode):
     collectives.
 
     The time of a collective starts when this rank's device has finished its earlier work, and ends when the collective
-    is complete. Every collective is awaited immediately after its launch. All ranks launch the collectives of a group
-    in the same order, so waiting cannot deadlock. Compiled code stays compiled, and higher-order operators such as flex
-    attention run unchanged.
+    is complete. The counter waits for every collective immediately after its launch. All ranks launch the collectives
+    of a group in the same order, so waiting cannot deadlock. The mode leaves compiled code compiled, and higher-order
+    operators such as flex attention run unchanged.
     """
 
     supports_higher_order_operators = True

@@ -30,9 +30,9 @@ def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
 
 
 def read_throttled_s(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which CPU quotas have throttled this process's control groups so far, summed over cores.
+    """Return the seconds, summed over cores, for which CPU quotas have throttled this process's control groups so far.
 
-    If several groups count throttled time, the largest value is returned. None if no group counts it.
+    If several of these groups count throttled time, return the largest value. Return None if no group counts it.
     """
     found = []
     for folder in _list_enclosing("cpu", root):
@@ -61,7 +61,7 @@ def read_quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def find_memory_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return the bytes (used, limit) of each of this process's control groups that limits memory."""
+    """Return a pair (used bytes, limit in bytes) for each of this process's control groups that limits memory."""
     found = []
     for folder in _list_enclosing("memory", root):
         for names in _MEMORY:

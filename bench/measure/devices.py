@@ -15,7 +15,7 @@ Question = Literal[
     "free_bytes",  # free memory of the device
     "energy_j",  # energy used since the driver was loaded
     "processes",  # list of (process id, bytes or None) of the processes that compute on the device
-    "throttled",  # counters by reason (power, thermal) that grow while throttled; `all` always grows
+    "throttled",  # counters by reason (power, thermal) that grow while the device is throttled; `all` always grows
     "sm_clock_mhz",
     "memory_clock_mhz",
     "power_cap_w",
@@ -47,8 +47,8 @@ class DeviceDriver(Protocol):
 _OF_WHOLE_DEVICE: tuple[Question, ...] = (
     "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "throttled",
 )  # fmt: skip
-"""Properties that are read from the whole device if `device` is a MIG slice. Energy and power cap are shared between
-slices, so they stay unknown for a slice."""
+"""Properties that are read from the whole device if the device in question is a MIG slice. Energy and power cap are
+shared between the slices of a device, so they stay unknown for a slice."""
 
 
 class NvidiaDriver:
@@ -150,7 +150,8 @@ class AmdDriver:
 
 
 def _read_field(answer: Mapping[str, Any], *names: str) -> Any:
-    """Return the value of the first of these fields that the answer contains; raise KeyError if it contains none."""
+    """Return the value of the first field of `names` that the answer contains. Raise KeyError if it contains none of
+    them."""
     return answer[next((name for name in names if name in answer), names[0])]
 
 
@@ -172,7 +173,8 @@ def _list_amd_processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
 
 
 def _count_amd_throttled(smi: Any, handle: Any) -> dict[str, float]:
-    """Return the number of samples in which a limit throttled the device, by reason, and of all samples as `all`.
+    """Return the number of the driver's samples in which a limit throttled the device, by reason. The key `all` is the
+    number of all samples.
 
     The call takes 0.1 s.
     """
@@ -222,7 +224,8 @@ def _load_driver() -> DeviceDriver | None:
 
 
 def query(device: int | str, question: Question) -> Any:
-    """Return a property of a device as `DeviceDriver.ask` does; None also if no driver was found."""
+    """Return the value that answers a question about a device, as `DeviceDriver.ask` does. None if it is unknown or if
+    no driver was found."""
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -259,10 +262,12 @@ class BackgroundUse(NamedTuple):
 
 
 def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUse:
-    """Return the use of a device by processes outside of the run. `own` are the process ids of the run.
+    """Return how many processes outside of the run use a device, and their memory. `own` are the process ids of the
+    run.
 
-    In a container the driver may use other process ids than the run. If no process on the device is in `own`, all
-    processes but one count as background load. The memory of the background load is then unknown.
+    In a container, the driver may report other process ids than the run sees. If no process on the device is in `own`,
+    one process is assumed to be the rank, and all other processes count as background load. The memory of the
+    background load is then unknown, unless there is no other process.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -1,4 +1,5 @@
-"""Description of the machine and its software: devices, versions, environment variables, and a run's environment class.
+"""Description of the machine and its software: devices, versions, environment variables and the environment class. The
+environment class is everything that the results of a run depend on, except its spec.
 
 Package versions are read without importing the packages. torch is imported only by the functions that find a rank's
 device.
@@ -92,12 +93,12 @@ def count_cores() -> int:
 
 
 def _count_visible() -> int | None:
-    """Return the number of GPUs that the variables VISIBLE leave visible; None if none of these variables is set.
+    """Return the number of GPUs that the variables in VISIBLE do not hide; None if none of these variables is set.
 
     If several variables are set, the shortest list counts.
     """
     named = [os.environ[name].split(",") for name in VISIBLE if name in os.environ]
-    # CUDA ignores the rest of a list from the first invalid entry on.
+    # CUDA ignores the first invalid entry of a list and all entries after it.
     valid = (itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), entries) for entries in named)
     return min((len(list(entries)) for entries in valid), default=None)
 
@@ -141,11 +142,10 @@ def read_driver_name(device: "torch.device") -> str | None:
 
 
 def classify(device: str, devices_per_node: int, uuid: str | None = None) -> EnvironmentClass:
-    """Return the environment class of runs on this machine. It contains everything that results depend on, except the
-    spec.
+    """Return the environment class of runs on this machine: everything that their results depend on, except the spec.
 
-    `device` is "cpu" or "cuda". The GPU is the device with this `uuid`, by default the first visible GPU. The numbers
-    of cores and threads are those of one rank.
+    `device` is "cpu" or "cuda". `uuid` names the GPU; the default is the first visible GPU. The numbers of cores and
+    threads in the class are those of one rank.
     """
     on_gpu, threads = device == "cuda", _count_threads(devices_per_node)
     versions = {
@@ -172,11 +172,11 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
 
 def check_alike(classes: Sequence[EnvironmentClass]) -> None:
     """Raise Refused if the ranks are in different environment classes, because their combined result would belong to
-    none.
+    none of these classes. `classes` has the class of each rank.
 
-    Cores, threads and the OpenMP wait policy are ignored: ranks may be bound to different numbers of cores.
+    Cores, threads and the OpenMP wait policy may differ, because ranks may be bound to different numbers of cores.
     """
-    # A job may bind its ranks to different numbers of cores. The slowest rank determines the step time.
+    # These fields are not compared. The slowest rank determines the step time, with any number of cores.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):
@@ -235,8 +235,7 @@ _LATER_FIELDS = ("cores", "threads", "quota_cores", "openmp_wait")
 def compute_environment_id(classification: EnvironmentClass) -> str:
     """Return the id of an environment class: the first 8 hexadecimal digits of its SHA-256 hash.
 
-    Fields that were added later are not hashed if they are None. So environment classes in older records keep their
-    ids.
+    A field of `_LATER_FIELDS` that is None is not hashed. So environment classes in older records keep their ids.
     """
     later = {name for name in _LATER_FIELDS if getattr(classification, name) is None}
     return hashlib.sha256(classification.model_dump_json(exclude=later).encode()).hexdigest()[:8]
@@ -247,8 +246,8 @@ def probe(
 ) -> Environment:
     """Return the description of the machine that this process runs on.
 
-    `hosts` are the host names by node. `cpus` are facts about the processors of the ranks. `job` is the scheduler's job
-    that this process runs in.
+    `hosts` are the host names of the nodes, in the order of the nodes. `cpus` are facts about the processors of the
+    ranks. `job` is the scheduler's job that this process runs in.
     """
     scheduled = ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
     return Environment(
@@ -270,8 +269,8 @@ def probe(
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
     """Return the environment variables that affect results, without any variable that looks like a secret.
 
-    A library's variable that is not in `_VARIABLES` may contain private text. For such a variable, text is replaced by
-    a note that the variable was set.
+    A library's variable that is not in `_VARIABLES` may contain private text. Its value is kept only if it is a number
+    or a switch. Otherwise the value is replaced by a note that the variable was set.
     """
     shown = {}
     for name, value in sorted(environment.items()):
@@ -315,7 +314,7 @@ def _read_torch_constant(name: str) -> str | None:
 
 
 def read_loaded_collectives() -> dict[str, str | None]:
-    """Return the version of NCCL, or of RCCL on AMD, that the imported torch uses, by name of the library.
+    """Return the version of NCCL, or of RCCL on AMD, that the imported torch uses. The key is the name of the library.
 
     Empty if torch is not imported, if no GPU is available, or if torch was built without the library.
     """

@@ -53,7 +53,8 @@ class InjectedFault(NamedTuple):
         return drill
 
     def inject(self, rank: int, step: int) -> None:
-        """Inject the fault if it is meant for this rank and step. Call this before every step."""
+        """Inject the fault if it is meant for this rank and step. Call this before every step. The fault `slow_compute`
+        is not injected here but by `attach`."""
         if rank != self.rank or step < self.step or self.action == "slow_compute":
             return
         if self.action == "slow":
@@ -66,7 +67,8 @@ class InjectedFault(NamedTuple):
             raise RuntimeError(f"drill: rank {rank} raises at step {step}")
 
     def attach(self, rank: int, module: "Module") -> None:
-        """Attach the fault `slow_compute`, which acts inside a step, to this rank's model."""
+        """Add the fault `slow_compute`, which acts inside a step, to this rank's model. Do nothing for another fault or
+        rank."""
         if rank == self.rank and self.action == "slow_compute":
             from bench.engines.distributed.executor import RankStages
 
@@ -75,15 +77,16 @@ class InjectedFault(NamedTuple):
 
 
 class Refused(Exception):
-    """Error for a run that would not measure what its record claims: another model, another machine, or a slower
-    transport."""
+    """Error for a run that would not measure what its record claims, because the model, the machine or the transport is
+    a different one."""
 
 
 class WrongTransport(Refused):
-    """Error for a network between nodes that is not the network named in the site file."""
+    """Error for a network between nodes that is not the network expected in the site file, or is slower than the
+    machine's minimum."""
 
 
-# Outcomes for which the use of memory is recorded.
+# Outcomes of a rank that ran out of memory. For these outcomes, the record says how much memory was in use.
 OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {
     "OutOfMemoryError": "oom",  # torch: the device's allocator
@@ -124,11 +127,12 @@ _LOADER_LOST = ("is killed by signal: Killed", "exited unexpectedly")
 def classify_error(
     error: BaseException, oom_kills: int = 0, others_bytes: int | None = None
 ) -> tuple[OutcomeKind, str]:
-    """Return the outcome of a caught exception, and the rule that determined it.
+    """Return the outcome of a run that ended with this exception, and the rule that determined the outcome.
 
     `oom_kills` is the number of processes in this control group that the kernel's out-of-memory killer ended since the
-    rank started. `others_bytes` is the memory of other processes on the rank's device. If it is large, running out of
-    device memory gives the outcome `error`, because the point may fit without the other processes.
+    rank started. `others_bytes` is the memory of other processes on the rank's device. If it is large and the device
+    ran out of memory, the outcome is `error` instead of `oom`, because the configuration may fit without the other
+    processes.
     """
     kind, rule = _find_outcome(error, oom_kills)
     if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:
@@ -140,7 +144,8 @@ def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, st
     names, message = [base.__name__ for base in type(error).__mro__], str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ConnectionError | EOFError):
-        # A connection that closes inside torch's DataLoader was to a loader process, and not to another rank.
+        # If the error comes from torch's DataLoader, the closed connection led to a loader process, and not to another
+        # rank.
         is_loader_lost = any("torch/utils/data" in frame.filename for frame in frames)
     else:
         is_loader_lost = isinstance(error, RuntimeError) and message.startswith("DataLoader worker")
@@ -163,9 +168,10 @@ def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, st
 
 
 def count_oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of processes in this control group that the kernel's out-of-memory killer has ended so far.
+    """Return the number of processes in this process's control group that the kernel's out-of-memory killer has ended
+    so far.
 
-    If no control group counts them, the number for the whole host is returned. All files are read under `root`.
+    If no control group counts such processes, return the number for the whole host. All files are read under `root`.
     """
     names = ("memory.events", "memory.oom_control")  # version 2, version 1
     groups = [folder / name for folder in own_groups("memory", root) for name in names]

@@ -1,5 +1,5 @@
-"""Test of the communication link between ranks: a short all-reduce, the transport that carried its bytes, and the
-bandwidth of every rank.
+"""Test of the communication link between ranks. It times a short all-reduce, determines the transport that carried its
+bytes, and measures the bandwidth of every rank.
 
 The transport is determined from the byte counters of network interfaces and InfiniBand ports.
 """
@@ -26,19 +26,19 @@ from bench.measure.failures import WrongTransport
 _PAYLOAD_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 _REPEATS = 5
 _FIRST_BYTES, _LAST_BYTES, _GROWTH = 2**18, 2**26, 4
-# Minimum seconds of a measured round trip: much more than the clock's resolution and the latency of a link.
+# Minimum seconds of a round trip that is used: much more than the clock's resolution and the latency of a link.
 _LONG_ENOUGH_S = 0.02
 # Timed round trips per pair of nodes. The fastest is used.
 _EXCHANGES = 3
 # Bytes per word. InfiniBand ports count words (sysfs-class-infiniband, port_xmit_data).
 _WORD_BYTES = 4
-# Minimum fraction of the moved bytes that a transport's counters must show.
+# A transport carried the bytes if its counters show at least this fraction of them.
 _MOST = 0.5
 
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
-    """Return the bus bandwidth of an all-reduce in bytes per second. With several nodes, the transport and the
-    bandwidth of each rank are included.
+    """Measure the link between the ranks, and return the bus bandwidth of an all-reduce in bytes per second. With
+    several nodes, the result also has the transport and the bandwidth of each rank.
 
     For n ranks, the bus bandwidth is 2 (n - 1) / n × payload bytes / median time. The source of this factor is
     doc/PERFORMANCE.md of nccl-tests. All ranks must call this function.
@@ -72,7 +72,7 @@ def measure_link(device: torch.device, spec: RunSpec) -> Link:
         hosts: list[dict[str, int]] = [{} for _ in range(spec.world_size)]
         dist.all_gather_object(hosts, subtract_counts(before, read_sent_bytes()) if is_first else {})
         total = add_counts(hosts)
-        # With a ring algorithm, or a faster one, every node sends at least the payload.
+        # In every all-reduce, each node sends at least the payload, with a ring algorithm or a faster algorithm.
         transport = find_transport(total, (_REPEATS + 1) * size * spec.nodes)
         ranks = probe_ranks(device, spec)
         fields |= {"sent_bytes": total, "transport": transport}
@@ -110,10 +110,11 @@ def add_counts(hosts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
-    """Return the transport ("infiniband" or "sockets") whose counters contain at least half of `moved_bytes`.
+    """Return the transport ("infiniband" or "sockets") whose counters show at least half of `moved_bytes`. `sent` has
+    the bytes sent by interface or port. If both do, the transport is "infiniband".
 
-    None if neither does. The bytes then went between devices of a node, or over a network without these counters. RDMA
-    over Ethernet is counted on InfiniBand ports, and on some systems also on the network interface.
+    Return None if neither does. The bytes then went between devices of a node, or over a network without these
+    counters. RDMA over Ethernet is counted on InfiniBand ports, and on some systems also on the network interface.
     """
     ports = sum(count for name, count in sent.items() if "/" in name)
     interfaces = sum(count for name, count in sent.items() if "/" not in name and name != "lo")
@@ -123,7 +124,8 @@ def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
 
 
 def check_link(link: Link, network: Network, machine: Machine) -> None:
-    """Raise WrongTransport if the transport differs from the transport expected in the site file.
+    """Raise WrongTransport if the transport is known and differs from the transport expected in the site file
+    (`network`).
 
     Raise it also if the bandwidth of a rank is below the minimum of the machine.
     """
@@ -152,8 +154,9 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
 def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
     """Return the bandwidth of each node: the larger of the bandwidths with its two neighbours.
 
-    `pairs[n]` is the bandwidth between node n and the next node. With the maximum, a fast node next to a slow node is
-    not reported as slow. With only two nodes, the slow node cannot be identified.
+    `pairs[n]` is the bandwidth between node n and the next node. Because of the maximum, a fast node next to a slow
+    node is not reported as slow. With only two nodes, both get the same bandwidth, and a slow node cannot be
+    identified.
     """
     return tuple(max(pairs[node], pairs[node - 1]) for node in range(len(pairs)))
 
@@ -167,7 +170,7 @@ def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):
         members = [node * spec.devices_per_node + local_rank for node in range(spec.nodes)]
-        # The group is temporary, so that NCCL's communicators of the pairs are freed with it.
+        # The group is temporary. NCCL creates a communicator for each pair, and they are freed together with the group.
         group = dist.new_group(members)
         if dist.get_rank() in members:
             rates[dist.get_rank()] = _probe_ring(members, device, group)
@@ -195,7 +198,7 @@ def _probe_ring(members: list[int], device: torch.device, group: dist.ProcessGro
 
 
 def _exchange(peer: int, device: torch.device, group: dist.ProcessGroup) -> float:
-    """Send bytes to a peer and receive them back. Return the bandwidth in bytes per second and direction.
+    """Send bytes to a peer and receive them back. Return the bandwidth of one direction in bytes per second.
 
     The number of bytes is increased until a round trip takes long enough to be measured.
     """

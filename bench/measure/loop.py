@@ -1,4 +1,5 @@
-"""Measured training loop: warm-up, measurement window, and the times and losses of every step on every rank.
+"""Measured training loop: the warm-up, then the window of timed steps. It collects the times and losses of every step
+on every rank.
 
 The lengths of warm-up and window are fixed before the run. If the end of the window depended on measured times, the
 mean step time would be biased. A window with a stall, for example, would be prolonged, and the stall would have less
@@ -29,7 +30,8 @@ from bench.measure.failures import Refused
 from bench.measure.peers import Peers
 
 BatchCopy = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""Function that copies a micro-batch to a device. Work launched after the call can use the result."""
+"""Function that copies a micro-batch to a device. Work that is launched on the device after the call can use the copy.
+"""
 
 
 def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
@@ -80,20 +82,21 @@ def is_warmup_done(steps: int, elapsed_s: float, protocol: MeasureSpec, *, on_gp
 
 
 def is_slower(step_s: Sequence[float], than_s: float, block: int) -> bool:
-    """Return True if the confidence interval of the median step time lies above `than_s` seconds.
+    """Return True if the whole confidence interval of the median step time lies above `than_s` seconds. `block` is the
+    number of steps in a block.
 
-    False if there are fewer than two blocks of steps.
+    Return False if there are fewer than two blocks of steps, or no interval can be computed.
     """
     interval = series_interval(step_s, _SLOWER_LEVEL) if len(step_s) >= 2 * block else None
     return interval is not None and interval[0] > than_s
 
 
 def find_stop_reason(steps: int, elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:
-    """Return the reason to end the window now; None if the window continues.
+    """Return "window" or "time" if the window must end now, and None if it continues.
 
     `steps` is the number of steps in the window, including launched steps that have not finished. `elapsed_s` is the
-    length of the window so far in seconds. The window ends normally after the protocol's minimum seconds and minimum
-    steps. If the steps are too slow for that, the window ends after the protocol's maximum time.
+    length of the window so far in seconds. The window ends normally ("window") when it has the protocol's minimum
+    seconds and minimum steps. If the steps are too slow for that, it ends after the protocol's maximum time ("time").
     """
     if elapsed_s >= protocol.window_s and steps >= protocol.min_steps:
         return "window"
@@ -120,13 +123,14 @@ class LaunchedBlock:
     fetched: list[FetchedBatches]  # one entry per step, also in losses and norms
     losses: list[Reading]
     norms: list[Reading]
-    skipped: list[int]  # numbers of skipped steps, counted from the first step of this process
+    skipped: list[int]  # numbers of skipped steps, counted from this process's first step
     together: bool  # True if all ranks began the block at the same time
 
 
 @dataclass
 class Series:
-    """All steps in order, warm-up included: their times, and the values of all columns on every rank."""
+    """All steps of a run in order, warm-up included. It has the time of each step, and for every rank the values of all
+    columns, such as loss and gradient norm."""
 
     kinds: tuple[str, ...]  # kinds of tokens; the padding of each kind has a column
     loss_ranks: tuple[int, ...] | None = None  # ranks with a loss; None: all
@@ -161,8 +165,8 @@ class Series:
     def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
         """Append the steps of a block. `ranks` has one tensor (ranks, columns) per step.
 
-        If `together` is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began it
-        right after its previous block.
+        `skipped` are the numbers of skipped steps. If `together` is true, all ranks began the block at the same time,
+        after a barrier. Otherwise each rank began it right after its previous block.
         """
         self.ranks.extend(ranks)
         own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)
@@ -170,7 +174,8 @@ class Series:
         self.skipped.extend(skipped)
 
     def is_finite(self, since: int) -> bool:
-        """Return True if all losses and all reported gradient norms are finite, from step number `since` on."""
+        """Return True if all losses and all reported gradient norms are finite in step number `since` and all later
+        steps."""
         if since >= len(self.ranks):
             return True
         latest = Series(self.kinds, self.loss_ranks, self.ranks[since:])
@@ -209,7 +214,8 @@ class Trainer:
         """Create the loop of a rank.
 
         `hook` is called with the phase and the step number at the beginning of each phase. `before_step` is called with
-        the step number before each step. `first` is the number of the first step.
+        the step number before each step. `first` is the number of the first step; it is not 0 in a resumed training.
+        `has_loss` is false on a rank whose engine returns no loss.
         """
         self.peers = peers
         self.on_gpu = device.type == "cuda"
@@ -252,9 +258,11 @@ class Trainer:
     def block(self, steps: int, series: Series) -> None:
         """Run and time a block of steps, and append finished blocks to `series`.
 
-        On a CPU the block is appended immediately. On a GPU it is appended while the next block runs.
+        On a CPU the block is appended when it ends. On a GPU it is appended during the next call, while the next block
+        runs.
         """
-        # Only a block after a drain begins with a barrier. Other blocks follow the previous block without waiting.
+        # A block begins with a barrier only if no earlier block is still running. Otherwise it follows the previous
+        # block without waiting.
         together = not self._launched
         if together:
             self.peers.barrier()
@@ -290,10 +298,11 @@ class Trainer:
                 # While fp16 adjusts its loss scale, gradients overflow now and then. In other precisions gradients
                 # that are not finite end the training.
                 norms[-1] = None if self._spec.precision == "fp16" else math.inf
-        # In a rehearsal, losses and norms lack the contributions of the other ranks.
+        # In a rehearsal only one rank is real, so losses and norms lack the contributions of the other ranks.
         if not self.peers.are_real:
             losses, norms = [math.nan] * steps, [None] * steps
-        # Before the block ends, because reading the times waits only for the end of the block.
+        # The copies must be launched before the block ends, because reading the times waits only for the end of the
+        # block.
         losses, norms = _send_to_host(losses), _send_to_host(norms)
         return LaunchedBlock(clock.end(), data, losses, norms, found, together)
 
@@ -322,8 +331,9 @@ def run(
     """Run the warm-up and then the measurement window, as set by the protocol, and fill `series`.
 
     `open_window` is called once between warm-up and window. `after_block` is called after every block of the window.
-    Neither call is timed. The window also ends as soon as the confidence interval of the step time lies above `limit_s`
-    seconds. If warm-up or window ends while steps are still running, these steps belong to the part that ends.
+    Neither call is timed. With `limit_s`, the window also ends as soon as the whole confidence interval of the step
+    time lies above this number of seconds. Steps that are still running when the warm-up or the window ends belong to
+    the warm-up or the window.
     """
     peers, checked = trainer.peers, 0
 
@@ -365,8 +375,8 @@ def run(
 def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
     """Return the number of steps of the next block.
 
-    `lacking` is the number of steps missing to the minimum. If it is positive, the block has at most this number of
-    steps. Otherwise only time is missing, and the block has its full length.
+    `lacking` is the number of steps that are still needed for the protocol's minimum. If it is positive, the block has
+    at most this number of steps. Otherwise only more time is needed, and the block has its full length.
     """
     return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps
 

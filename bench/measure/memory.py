@@ -1,9 +1,9 @@
 """Memory of one rank: bytes of live tensors, their peak, and the resident set of the process.
 
 CUDA's caching allocator counts live bytes itself. On a CPU, torch's allocator is wrapped by a counting allocator
-(cpu_allocator.cpp). Neither has a measurable cost per step, so the peak is that of the timed window itself.
+(cpu_allocator.cpp). Neither allocator slows a step measurably, so the peak is taken in the timed window itself.
 
-If a rank runs out of memory, the use of memory is read at the failure, before the memory is freed.
+If a rank runs out of memory, it records how much memory is in use before the memory is freed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 def read_device_shortage(
     rank: int, device: torch.device, error: BaseException, others_bytes: int | None
 ) -> MemoryShortage:
-    """Return the use of a GPU's memory after a rank ran out of it.
+    """Return how much of a GPU's memory is in use after a rank ran out of it. `error` is the exception.
 
     `others_bytes` is the memory used by processes outside of the run. The code follows torch's manual and has not been
     tested on a GPU yet.
@@ -54,7 +54,8 @@ def read_device_shortage(
 
 
 def read_host_shortage(rank: int, device: torch.device, error: BaseException, root: Path = Path("/")) -> MemoryShortage:
-    """Return the use of host memory after a rank ran out of it, for the limit with the least free memory.
+    """Return how much host memory is in use after a rank ran out of it. The memory has several limits, and the limit
+    with the least free memory is reported. `error` is the exception.
 
     The bytes of tensors are known only if `device` is a CPU.
     """
@@ -71,8 +72,8 @@ def read_host_shortage(rank: int, device: torch.device, error: BaseException, ro
 
 
 def parse_requested_bytes(message: str) -> int | None:
-    """Return the bytes of the failed request as stated in an allocator's message; None if the message does not state
-    them.
+    """Return the size in bytes of the failed request, as stated in an allocator's message. None if the message does not
+    state it.
 
     Messages of the GPU allocator contain rounded values.
     """
@@ -112,7 +113,8 @@ def _read_number(path: Path, name: str) -> int | None:
 
 @dataclass
 class MemoryTrace:
-    """Bytes of live tensors before, during and after a block of code; None if unknown.
+    """Bytes of live tensors before, during and after a block of code; `peak_bytes` is the maximum during it. None if
+    unknown.
 
     The fields are filled in when the block ends.
     """
@@ -141,7 +143,7 @@ def install_counter(device: torch.device) -> None:
 
 
 def pause_counting(device: torch.device, paused: bool) -> None:
-    """Stop or resume counting new CPU tensors. This is for a benchmark of the cost of counting."""
+    """Stop or resume counting new CPU tensors. A benchmark uses it to measure the cost of counting."""
     if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_count(not paused)
 
@@ -233,9 +235,10 @@ def read_device_used_bytes(device: torch.device) -> int | None:
 
 
 class DeviceUsePeak:
-    """Highest sampled memory use of a GPU by all processes.
+    """Highest value of all samples of the memory of a GPU that all processes together use.
 
-    The caching allocator keeps freed memory. So samples at the ends of phases and between blocks miss little.
+    It is sampled at the ends of phases and between blocks. These samples miss little, because the caching allocator
+    keeps freed memory.
     """
 
     def __init__(self, device: torch.device) -> None:

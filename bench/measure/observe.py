@@ -1,9 +1,10 @@
-"""Conversion of the results of all ranks into the Observations of an attempt, and into a Parquet table of all steps.
+"""Conversion of the results of all ranks into the Observations of an attempt (one try at a run), and into a Parquet
+table of all steps.
 
-After the window a few untimed steps are inspected. They give the bytes per collective, the time outside of
-collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give measured
-FLOPs. Stragglers are not visible in step times, because every rank waits for them in collectives. They are visible in
-the time outside of collectives.
+After the window a few untimed steps are inspected. They give the bytes of each kind of collective, the time outside of
+collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give counted
+FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank waits for the stragglers in
+collectives. They are visible in the time outside of collectives.
 """
 
 import io
@@ -34,7 +35,7 @@ from bench.measure.training import Training
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 _STEPS = 3  # inspected steps; the median of their times is recorded
 MOST_PASSES = 4096
-"""Maximum number of passes in a step that a record lists individually."""
+"""Maximum number of forward and backward passes in a step. With more passes, the record does not list them."""
 
 
 def count_flops(run: Callable[[], object]) -> int:
@@ -69,7 +70,7 @@ class Inspection:
     """Results of the inspected steps on this rank, per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
-    outside_collectives_s: float = 0.0  # includes waiting for data, but not for pipeline transfers
+    outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers
     flops: int | None = None  # None: not counted
     idle_s: float | None = None  # None: not reported by the engine
     passes: list[TimedPass] = field(default_factory=list)  # empty if the engine reports none; so is step_phases_s
@@ -79,9 +80,10 @@ class Inspection:
 def inspect(
     trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, *, counts_flops: bool
 ) -> Inspection:
-    """Make a few more optimizer steps that are not timed, and return what was counted in them.
+    """Make a few optimizer steps after the window, and return the counts and times of these steps.
 
-    `members` are the optional methods that the engine supports.
+    `members` are the names of the optional methods that the engine supports. With `counts_flops`, one more step counts
+    FLOPs.
     """
     seen, outside = Inspection(), []
     for _ in range(_STEPS):
@@ -140,10 +142,10 @@ def build_rank_memory(
     warmup: PhasePeaks | None,
     device_peak_bytes: int | None,
 ) -> RankMemory:
-    """Return the memory of one rank at the end of its window, or at the end of its warm-up if there was no window.
+    """Return the memory of one rank. Call this at the end of its window, or of its warm-up if there was no window.
 
-    `rss_bytes` is the peak resident set after initialisation. `warmup` are the memory peaks before the window; None if
-    there was no window.
+    `initialisation` has the memory of the initialisation, and `rss_bytes` is the peak resident set after it. `warmup`
+    are the peaks before the window; None if there was no window. `device_peak_bytes` is the highest use of the device.
     """
     latest = memory.read_peaks(device)
     window = latest if warmup else PhasePeaks(None, None)
@@ -180,7 +182,7 @@ def build_observations(
     around = [view.surrounded for view in views]
     counted = [rank.flops for rank in seen if rank.flops is not None]
     phases = dict.fromkeys(phase for rank in seen for phase in rank.step_phases_s)
-    # Only the first steps of a training sum norms in fp64. A resumed training did not record these steps.
+    # Only the first steps of a training sum gradient norms in fp64. The series of a resumed training lacks these steps.
     resumed = training is not None and any(one.kind == "load" for one in training.checkpoints)
     summed_norms = SUMMED_STEPS if facts(spec).sums_norms and not resumed else 0
     has_energy = any(one.energy_j is not None for one in around)
@@ -207,7 +209,8 @@ def build_observations(
 
 
 def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPass, ...], ...] | None:
-    """Return the timed passes of the first rank of each pipeline position; None if there are no passes or too many."""
+    """Return the timed forward and backward passes of the first rank at each pipeline position. None if there are no
+    passes, or more than MOST_PASSES."""
     # Ranks at the same pipeline position have consecutive numbers.
     firsts = seen[:: spec.world_size // spec.parallel.pipeline] if len(seen) == spec.world_size else []
     number = sum(len(rank.passes) for rank in firsts)
@@ -217,8 +220,8 @@ def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPas
 def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
     """Return the observations of a rehearsal without the values that a rehearsal cannot measure.
 
-    Losses are dropped, and step times too because they contain no communication. If the rehearsal executes its
-    operations (`computes`), the step times of the window are kept as computing times.
+    Losses are dropped. Step times are dropped too, because they contain no communication. But if the rehearsal executes
+    its operations (`computes`), the step times of the window are kept under the name `compute_s`.
     """
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :] if computes else ()
@@ -229,7 +232,8 @@ def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
 def reduce_steps(series: Series) -> Steps:
     """Return the step times of the whole run and the mean loss over ranks, for each step.
 
-    A step time is the time between two completions of the slowest rank.
+    A step lasts from the time when the slowest rank completed the previous step to the time when the slowest rank
+    completed this step.
     """
     norms, own_s = series.column("gradient_norm"), series.column("step_s")  # (steps, ranks) each
     return Steps.model_validate(
@@ -310,7 +314,8 @@ def _replace_infinite(values: torch.Tensor) -> tuple[float | None, ...]:
 
 
 def _select_heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
-    """Return, for each kind of collective, the counts of the rank with the most payload bytes.
+    """Return the calls and payload bytes of each kind of collective, from the rank with the most payload bytes of that
+    kind.
 
     Ranks differ if their partitions have different sizes.
     """

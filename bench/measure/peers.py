@@ -26,7 +26,7 @@ class Peers:
     """Interface to all ranks of a run. This base class is for a rehearsal, which has one rank and no real peers."""
 
     are_real = False
-    """True if all ranks of the process group exist. Otherwise losses have no meaning."""
+    """True if all ranks of the process group exist. It is false in a rehearsal, whose losses have no meaning."""
 
     @property
     def is_main(self) -> bool:
@@ -82,7 +82,8 @@ class ProcessGroupPeers(Peers):
 
 
 class RankPlace(NamedTuple):
-    """Host of a rank, and the scheduler's job that started the rank, with the restart count of that job."""
+    """Place of a rank: its host, the scheduler's job that started it, and the number of times that this job was
+    restarted."""
 
     host: str
     job_id: str  # empty outside of a job
@@ -98,7 +99,7 @@ class RankPlace(NamedTuple):
 
 
 def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
-    """Raise Refused unless all ranks run in the same allocation of a scheduler.
+    """Raise Refused unless all ranks run in the same allocation of a scheduler. `places` has the place of each rank.
 
     A rank is refused if its job differs from rank 0's job, or its restart count from that of rank 0. It is also
     refused if its host is not in `nodelist`, the allocation of rank 0.
@@ -112,7 +113,8 @@ def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
         raise Refused(f"{', '.join(foreign)} is not in this job's allocation, which has {nodelist}")
 
 
-# Added to the supervisor's limits, so that the supervisor's reason is recorded and not a timeout of torch.
+# Seconds added to the supervisor's limits. The supervisor then ends a hang before torch's timeout, and its reason is
+# recorded.
 _LATER_S = 60.0
 _LONGEST_S = 30 * 86400.0
 

@@ -1,7 +1,8 @@
-"""Rehearsal without computation: large operations are skipped, and their results have shape and memory but no values.
+"""Rehearsal without computation: large operations are skipped. Their results have a shape and allocated memory, but no
+meaningful values.
 
-This allows to rehearse a rank that is too large for this machine. Each result is allocated and counted as usual. It is
-never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel is
+So a rank that is too large for this machine can be rehearsed on it. Each result is allocated and counted as usual. It
+is never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel is
 not included.
 """
 
@@ -18,8 +19,8 @@ from bench.core.spec import MeasureSpec
 from bench.measure.failures import Refused
 
 SMALL = 4096
-"""Maximum number of elements, arguments and results together, of an operation that is executed. Scalars, losses and
-token ids are smaller."""
+"""An operation is executed if its arguments and results together have at most this number of elements. Operations on
+scalars, losses and token ids are smaller."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
 """Measurement protocol of a rehearsal without computation. Two steps suffice, as all steps use the same memory."""
@@ -33,7 +34,7 @@ _SHARES = "fsdp::all_gather_copy_in"
 
 
 class LeftOutOperations(TorchDispatchMode):
-    """Dispatch mode that skips CPU operations on more than `SMALL` elements.
+    """Dispatch mode that skips CPU operations on more than `SMALL` elements, except those that are cheap.
 
     Raise Refused for a large operation whose result shape depends on values.
     """
@@ -106,10 +107,10 @@ def _list_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Ite
 
 
 def _find_shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], elements: int) -> Any:
-    """Return the results of an operation as tensors on the meta device.
+    """Return the results of an operation as tensors on the meta device, which have a shape and no memory.
 
-    None if the shapes depend on values and the operation is small enough to be executed. `elements` is the number of
-    elements of all its arguments.
+    If the shapes depend on values, return None for an operation that is small enough to be executed, and raise Refused
+    for a larger operation. `elements` is the number of elements of all its arguments.
     """
     taken = tree_map_only(Tensor, _describe, (tuple(args), kwargs))
     # An operation runs on the device of its tensor arguments, unless it has an argument `device`.

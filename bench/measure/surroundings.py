@@ -1,4 +1,5 @@
-"""Monitoring during the measurement window: background load on a rank's node, and the use of the rank's device.
+"""Monitors that run during the measurement window. They record the background load on a rank's node, and clock, power,
+temperature and other processes of the rank's device.
 
 Background load is the CPU time of processes outside of the run between two readings of the kernel's counters. The run's
 processes are its ranks on this machine, their descendants and their ancestors. If several nodes of the run share one
@@ -32,9 +33,9 @@ _KERNEL_THREADS = 2
 
 
 class ProcessLocation(NamedTuple):
-    """Machine, process id namespace, session and CPU cores of a rank's process.
+    """Location of a rank's process: machine, process id namespace, session and CPU cores.
 
-    Ranks of a run on the same machine are recognised by these values.
+    Ranks with the same `kernel` run on the same machine.
     """
 
     kernel: str  # boot id of the machine
@@ -56,12 +57,13 @@ class LoadReading:
     at: float  # seconds of the monotonic clock
     cores: int  # number of cores that are counted
     counts_s: dict[str, float]
-    """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run: idle,
-    used by processes, and taken by other guests of the hypervisor.
+    """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run. In the
+    time `used`, processes ran on the cores. In the time `stolen`, the hypervisor gave the cores to other guests.
 
-    `own` is the part of `used` that the run and kernel threads have used. It is missing if not all processes of the
-    run are visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource.
-    These and `throttled` are missing if the kernel does not count them.
+    `own` is the CPU time of the run's processes and of kernel threads. It is missing if not all processes of the run
+    are visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource.
+    `throttled` is the time for which CPU quotas throttled the run. These four are missing if the kernel does not count
+    them.
     """
 
 
@@ -114,15 +116,17 @@ def compute_load(node: int, before: LoadReading | None, after: LoadReading | Non
 
 
 class CommandMonitor:
-    """Background load on this machine since a command began, before it starts any run."""
+    """Monitor of the background load on this machine from the start of a command until the command starts its first
+    run."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Start monitoring. Only the command's own process is not background load."""
+        """Start monitoring. The command's own processes do not count as background load."""
         self._host = HostMonitor([ProcessLocation.of_this_process()._replace(session=os.getpid())], root)
         self._began = self._host.sample()
 
     def explain_busy(self) -> str:
-        """Return why the machine has been busy since the command began; empty if it was not busy, or if unknown."""
+        """Return a text with the reason why the machine counts as busy since the command began. Empty if it was not
+        busy, or if its load is unknown."""
         load = compute_load(0, self._began, reading := self._host.sample())
         if load is None or self._began is None or reading is None:
             return ""
@@ -132,7 +136,7 @@ class CommandMonitor:
 
 
 def _read_cores(root: Path, cores: Collection[int]) -> Iterator[tuple[float, float, float]]:
-    """Yield the seconds (idle, used by processes, stolen) of each core in `cores`.
+    """Yield the seconds (idle, used by processes, stolen by other guests of the hypervisor) of each core in `cores`.
 
     Time in interrupts is not counted, because the run's own network traffic causes interrupts too. The time of virtual
     machines on this host is included in the time of processes.
@@ -159,7 +163,7 @@ def _read_processes(root: Path) -> dict[int, _Process]:
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has ended in the meantime
+                continue  # the process has ended in the meantime
             user, system, ended_user, ended_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
             # Fields of proc(5): parent, session, and times of the process and of its reaped children.
             process = _Process(int(fields[1]), int(fields[3]), user + system, ended_user + ended_system)
@@ -197,7 +201,8 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
 
 
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the fraction of time for which a device was throttled, by reason, from two readings of its counters."""
+    """Return the fraction of time for which a device was throttled, by reason, from two readings of its counters. Empty
+    if the counter `all` has not grown."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}
@@ -287,10 +292,11 @@ class Surroundings:
         self._device = DeviceMonitor(rank, uuid, self._own) if uuid else None
 
     def wait_until_quiet(self, within_s: float, peers: "Peers", still_here: Callable[[], None]) -> None:
-        """Wait until the background load of every node is below the limit for a `busy` run. The ranks sleep meanwhile.
+        """Wait until the background load of every node is at most BUSY_SHARE, above which a run is flagged `busy`. The
+        ranks sleep meanwhile.
 
-        Raise Refused if a node is still above the limit after `within_s` seconds. `still_here` is called before each
-        sample.
+        Raise Refused if the load of a node is still higher after `within_s` seconds. `still_here` is called before each
+        sample, to show that the rank is alive.
         """
         until = time.monotonic() + within_s
         while True:

@@ -27,7 +27,7 @@ MODEL, ADAPTER = "model", "adapter"
 
 
 class Training:
-    """Training of one rank in one attempt."""
+    """Training of one rank in one attempt (one try at a run)."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Training:
         """Train until all tokens are used or a loss is not finite, and fill `series`.
 
         The window begins after the protocol's minimum number of warm-up steps, and ends with the training.
+        `open_window` is called when it begins, and `after_block` after every block of steps.
         """
         spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
@@ -104,8 +105,8 @@ class Training:
             self._save_model(trainer)
 
     def _evaluate(self, trainer: Trainer, series: Series) -> None:
-        """Compute the mean loss per target token of the held-out samples, and the quality of answers if the spec asks
-        for it. All ranks must call this."""
+        """Append an evaluation: the mean loss per target token of the held-out samples, and the quality of answers if
+        there are held-out prompts. All ranks must call this."""
         begin = time.perf_counter()
         objective = objectives.load(self._spec.objective)
         losses, targets = [], []
