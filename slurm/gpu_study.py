@@ -25,15 +25,16 @@ SHORT = (
     "measure.warmup_steps=4", "measure.gpu_warmup_s=0", "measure.block_steps=2", "measure.min_steps=4",
     "measure.window_s=0",
 )  # fmt: skip
-"""Measurement protocol of rehearsals and trials. Their times are not compared, so a few steps are enough."""
+"""Measurement protocol of rehearsals (one real rank, the other ranks simulated) and trials. Their times are not
+compared, so a few steps are enough."""
 PLAIN = {"mt5_xl": 8, "mt5_large": 16}
-"""Models that are also measured with a plain transformers Trainer, and a micro-batch size that fits in memory for both.
-"""
+"""Models that are also measured with a plain transformers Trainer, each with a micro-batch size that fits in memory
+with and without zeroscale."""
 
 
 class Step(NamedTuple):
-    """Python module with command-line arguments. If `output` is set, the printed text is written to this file after a
-    success."""
+    """Step of the study: a Python module with command-line arguments. If `output` is set and the step succeeds, its
+    printed text is written to this file."""
 
     module: str
     words: tuple[str, ...]
@@ -42,17 +43,19 @@ class Step(NamedTuple):
 
 
 def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield the steps of the study. The most valuable steps come first, since the available GPU time may end."""
+    """Yield the steps of the study. The most valuable steps come first, since the GPU time may end before the last
+    step."""
     place = (f"machine={machine}", "--results", str(runs))
 
     def sweep(study: str) -> Step:
         return Step(CLI, ("sweep", f"study={study}", *place))
 
-    # Without this variable the tests are skipped on a machine without a GPU, and would show nothing.
+    # Without this variable, the tests would be skipped on a machine without a GPU, and the step would succeed.
     tests = ("-q", "-rs", "tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     yield Step("pytest", tests, reports / "check.txt", {"ZEROSCALE_REQUIRE_CUDA": "1"})
     yield from map(sweep, ("single_gpu", "single_gpu_tuning"))
-    # Runs with another setting of the allocator are no repeats of a point, so they have their own folder.
+    # Runs with another setting of the allocator must not count as repeats of the same measurement, so they have their
+    # own folder.
     apart = (f"machine={machine}", "--results", str(runs / "expandable_segments"))
     expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     yield Step(CLI, ("sweep", "study=single_gpu_fast", *apart), environment=expandable)
@@ -119,7 +122,7 @@ def call(step: Step) -> bool:
 
 
 def main() -> int:
-    """Run all steps, write reports and archive. Return 0 if every step succeeded, else 1."""
+    """Run all steps, then write the reports and the archive. Return 0 if every step succeeded, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="auto", help="file of conf/machine, for the peak rate (%(default)s)")
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")

@@ -15,19 +15,19 @@ from pathlib import Path
 from types import FrameType
 
 TESTBED = Path(__file__).with_name("testbed")
-RATES = "400mbit,100mbit"  # for each rate there is a file in conf/machine
+RATES = "400mbit,100mbit"  # each rate has a file in conf/machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEGAN_AT = time.monotonic()
 
 
 def main() -> int:
-    """Measure the study at every rate and write the report. Return 0 if every point has a result and the report is
-    written."""
+    """Measure the study at every rate and write the report. Return 0 if every point of the study has a result and the
+    report was written, otherwise a nonzero number."""
     args = _build_parser().parse_args()
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     os.environ["SLURM_CONF"] = f"/tmp/zeroscale-testbed-{args.name}/slurm.conf"
-    # The ranks inherit it. A node has one core here, and further threads would only wait for it.
+    # The ranks inherit this variable. A node of the testbed has one core, and further threads would only wait for it.
     os.environ["OMP_NUM_THREADS"] = "1"
     shape = ("--nodes", "4", "--rate", args.rates[0], "--subnet", args.subnet)
     failed = 0
@@ -76,10 +76,11 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _measure(study: str, rate: str, bed: str, results: Path) -> bool:
-    """Measure the study with all links of the testbed `bed` at `rate`. Return True if every point has a result.
+    """Measure the study with all links of the testbed `bed` at `rate`. Return True if every point of the study has a
+    result.
 
-    Each rate has its own results folder. The command `resume` starts all unfinished points in a folder, and a point of
-    one rate must not run at another rate.
+    Each rate has its own results folder. The command `resume` starts all unfinished points in a folder, so it must not
+    find points of another rate there.
     """
     folder, words = str(results / study), (f"study={study}", f"machine=testbed_{rate}", "--results", str(results))
     if _testbed("link", bed, "all", "--rate", rate) or _zeroscale("sweep", *words):
@@ -101,7 +102,8 @@ def _zeroscale(*words: str) -> int:
 def _call(*command: str) -> int:
     """Print a command, run it, and return its exit code.
 
-    The command runs in its own session. So only this program passes Ctrl-C on, and the command receives it once.
+    The command runs in its own session, where Ctrl-C does not reach it directly. This program passes Ctrl-C on, so the
+    command receives it once.
     """
     minutes, seconds = divmod(round(time.monotonic() - _BEGAN_AT), 60)
     shown = " ".join(command[1:]).replace("-m bench.cli", "zeroscale")

@@ -1,6 +1,6 @@
 """Calibration of a machine: it measures the machine's operations and writes tables that predictions read.
 
-This module has the request and the result that the processes of a calibration exchange as files in a folder. It also
+The processes of a calibration exchange its request and its result as files in a folder. This module defines both, and
 makes the machine file from a result.
 """
 
@@ -29,10 +29,10 @@ SHARES: dict[Part, float] = {
     "collectives": 0.45,
 }
 """Share of the requested time for each part of a calibration. Only `matmul`, `contention` and `collectives` may use
-their whole share. The other parts take a fixed amount of work."""
+their whole share. The other parts do a fixed amount of work."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""The part of a calibration that is skipped on this kind of device. A CPU has no link to itself, and ranks do not
-share a GPU."""
+"""The part of a calibration that is skipped, by kind of device. A CPU has no link to a host, and ranks do not share a
+GPU."""
 _DIGITS = 4  # significant digits of measured numbers in the file
 
 
@@ -45,7 +45,7 @@ class CalibrationRequest(Frozen):
     ranks_per_node: Positive
     seconds: float = Field(gt=0)
     parts: tuple[Part, ...]
-    products: tuple[tuple[int, int], ...] = ()  # (k, n) of the weight matrices of models
+    products: tuple[tuple[int, int], ...] = ()  # shapes (k, n) of the weight matrices of models
     network: Network = Network()
 
     @property
@@ -53,7 +53,7 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return the seconds for a part: its share of the total time among all requested parts."""
+        """Return the seconds for a part. The requested parts divide the total time in proportion to SHARES."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 
@@ -70,11 +70,11 @@ class CalibrationResult(Frozen):
 
 
 def build_machine(published: Machine, measured: CalibrationResult, name: str) -> Machine:
-    """Return the machine `published` under a new name and with all measured numbers. The field `calibrated` lists the
-    replaced numbers.
+    """Return the machine `published` under a new name, with the measured numbers in place of the published numbers. The
+    field `calibrated` lists the replaced numbers.
 
-    Numbers that were not measured are kept, including those of an earlier calibration. The speed of a link is the best
-    bus bandwidth of an all-reduce over it: the rate of a collective, not of the cable.
+    Numbers that were not measured are kept, including numbers of an earlier calibration. The speed of a link is the
+    best bus bandwidth of an all-reduce over it. So it is the rate of a collective, and not that of the cable.
     """
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
@@ -105,17 +105,17 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
 
 
 def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
-    """Return the bus bandwidth of an all-reduce in bytes/s, 2 (n - 1) / n × payload ÷ time (nccl-tests,
-    doc/PERFORMANCE.md)."""
+    """Return the bus bandwidth of an all-reduce in bytes/s. For n ranks it is 2 (n - 1) / n × payload ÷ time
+    (nccl-tests, doc/PERFORMANCE.md)."""
     return 2 * (row.ranks - 1) / row.ranks * row.payload_bytes / row.s
 
 
 def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
-    """Return the best bus bandwidth of an all-reduce in bytes/s: within a node, or over the largest number of nodes
-    with `between_nodes`. None if there is no such measurement.
+    """Return the best bus bandwidth of an all-reduce in bytes/s. With `between_nodes`, only measurements over the
+    largest number of nodes count, and otherwise only measurements within a node. None if there is no such measurement.
 
-    Only the largest payload of each group of ranks counts, since a smaller payload may be sent faster in a burst. In a
-    ring over nodes, each node sends at this rate, for any number of its ranks.
+    For each group of ranks only the largest payload counts, since a smaller payload may be sent faster in a burst. In a
+    ring over nodes, each node sends at this rate, whatever the number of its ranks.
     """
     largest: dict[tuple[int, int], CollectiveTime] = {}
     for row in sorted(calibration.collectives, key=lambda row: row.payload_bytes):
@@ -185,7 +185,7 @@ def _format_number(value: float) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that writes floats with four significant digits. It writes a text of several lines as a block."""
+    """YAML writer. It writes floats with four significant digits, and a text of several lines as a block."""
 
 
 _Dumper.add_representer(float, lambda dumper, v: dumper.represent_scalar("tag:yaml.org,2002:float", _format_number(v)))

@@ -1,8 +1,8 @@
-"""Measurements that need all ranks: collectives, and contention of ranks that share a processor.
+"""Measurements that need all ranks: collectives, and contention, which is the slowdown of ranks that share a processor.
 
-Each collective is timed by payload and number of ranks, in groups of real processes. The calls are those of DeepSpeed
-and torch: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo has no reduce-scatter of its own. There
-torch runs an all-reduce and keeps a part of the result, and this is what is timed.
+Each collective is timed for several payloads and numbers of ranks, in groups of real processes. The calls are those of
+DeepSpeed and torch: `all_reduce`, `all_gather_into_tensor`, `reduce_scatter_tensor`. Gloo has no reduce-scatter of its
+own. With gloo, torch runs an all-reduce and keeps a part of the result, so both are timed together.
 
 Ranks that share one processor slow each other down. To measure this, the same work is timed with 1, 2, … processes at
 the same time.
@@ -43,30 +43,32 @@ def _find_most(values: Sequence[float], members: "Group") -> list[float]:
 
 
 def count_sharers(request: CalibrationRequest) -> int:
-    """Return the number of ranks that share the first processor."""
+    """Return the number of ranks that share a processor: those of one node, or all ranks if the nodes share a
+    processor."""
     return request.world_size if request.machine.nodes_share_processor else request.ranks_per_node
 
 
 def count_rounds(sharers: int, seconds: float) -> int:
-    """Return the number of rounds that fit into `seconds` in the worst case, within fixed bounds. In each round,
-    every number of processes up to `sharers` is timed once.
+    """Return the number of rounds that fit into `seconds` even in the worst case, within fixed bounds. In each round,
+    every number of processes from 1 to `sharers` is timed once.
 
-    In the worst case all processes take turns. Two processes on two cores take only as long as one.
+    In the worst case all processes take turns on one core. In the best case each has its own core, and they take as
+    long as one process.
     """
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
 
 
 def compute_slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the slowdown with 1, 2, … processes: the median time over the median time of one process. `times` has a
-    row for each number of processes, with the time of the slowest process in each round."""
+    """Return the slowdown with 1, 2, … processes: the median time divided by the median time of one process. `times`
+    has a row for each number of processes, with the time of the slowest process in each round."""
     medians = [statistics.median(of_some) for of_some in times]
     return tuple(median / medians[0] for median in medians)
 
 
 def measure_contention(request: CalibrationRequest, device: "torch.device", seconds: float) -> tuple[float, ...]:
-    """Return the slowdown for each number of processes on rank 0, and an empty tuple on other ranks. All ranks must
-    call this function."""
+    """On rank 0, return the slowdown for each number of processes that work at the same time. On other ranks, return an
+    empty tuple. All ranks must call this function."""
     import torch
     import torch.distributed as dist
 
@@ -74,7 +76,7 @@ def measure_contention(request: CalibrationRequest, device: "torch.device", seco
     loops = _count_loops(work)
     groups = [dist.new_group(list(range(count + 1))) for count in range(together)]
     times: list[list[float]] = [[] for _ in groups]
-    # process counts alternate, so that a lower clock rate affects all alike
+    # numbers of processes alternate, so that a change of the clock rate affects all of them alike
     for _ in range(count_rounds(together, seconds)):
         for count, members in enumerate(groups):
             if dist.get_rank() <= count:
@@ -106,8 +108,8 @@ def _count_loops(work: Callable[[], object]) -> int:
 
 
 def _build_work(device: "torch.device") -> Callable[[], object]:
-    """Return a function that runs forward and backward in fp32 of a gated feed-forward layer with its norm and
-    residual. Matrix products and element-wise work have about the proportions of a small T5."""
+    """Return a function that runs the forward and backward pass of a gated feed-forward layer in fp32, with norm and
+    residual. Its proportion of matrix products to element-wise work is about that of a small T5."""
     import torch
     from torch.nn.functional import gelu, linear
 
@@ -133,7 +135,7 @@ GROWTH = 8
 LARGEST_BYTES = {"cpu": 2**24, "cuda": 2**30}
 _NUMBER_BYTES = 4  # fp32
 _MIN_CALLS, _MAX_CALLS = 3, 40
-_WARM_CALLS = 1  # untimed calls of every payload, since a library may choose another algorithm for it
+_WARM_CALLS = 1  # untimed calls for each payload, since a library may choose another algorithm for it
 
 
 class RankGroup(NamedTuple):
@@ -144,7 +146,8 @@ class RankGroup(NamedTuple):
 
 
 def list_groups(nodes: int, ranks_per_node: int) -> list[RankGroup]:
-    """Return the groups of ranks to measure: first within one node, then all ranks of an increasing number of nodes."""
+    """Return the groups of ranks to measure: first groups within one node, then all ranks of an increasing number of
+    nodes."""
     inside = [RankGroup(1, ranks) for ranks in thin_out(ranks_per_node)]
     return inside + [RankGroup(count, count * ranks_per_node) for count in thin_out(nodes) if count > 1]
 
@@ -164,8 +167,9 @@ def list_payloads(device: str, ranks: int) -> list[int]:
 
 
 def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
-    """Return the number of timed calls for a payload. `expected_s` is the time that one call may take, and `left_s`
-    is the remaining time, both in seconds. Return 0 if even the minimum of calls does not fit.
+    """Return the number of timed calls for a payload. `expected_s` is the time that one call may take, and `left_s` is
+    the remaining time, both in seconds. `last` is true for the last payload. Return 0 if the minimum number of calls
+    does not fit.
 
     Most of the remaining time is kept for the next payload, whose calls take up to GROWTH times as long. The last
     payload may use all of it.
@@ -179,8 +183,8 @@ def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
 def measure_collectives(
     device: "torch.device", nodes: int, ranks_per_node: int, seconds: float
 ) -> tuple[CollectiveTime, ...]:
-    """Return the collective times measured within `seconds`. On rank 0 they are complete; other ranks have only the
-    times of their own groups. All ranks must call this function."""
+    """Measure collectives for about `seconds`, and return their times. On rank 0 the result is complete. Other ranks
+    return only the times of the groups to which they belong. All ranks must call this function."""
     import torch
     import torch.distributed as dist
 
@@ -202,12 +206,12 @@ def _measure_group(group: RankGroup, members: "Group", device: "torch.device", s
     for number, kind in enumerate(KINDS):
         sizes = list_payloads(device.type, group.ranks)
         end = time.perf_counter() + (until - time.perf_counter()) / (len(KINDS) - number)
-        expected_s = 1e-3  # assumed seconds of a call with the smallest payload
+        expected_s = 1e-3  # assumed seconds per call for the smallest payload
         for size in sizes:
             calls = count_calls(expected_s, end - time.perf_counter(), last=size == sizes[-1])
-            # every group and kind is measured with at least one payload
+            # at least one payload is measured for every group and kind
             calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls
-            # the ranks' clocks differ; if ranks made different numbers of calls, they would wait forever
+            # rank 0 decides; if ranks made different numbers of calls, they would wait for each other forever
             if not (calls := _broadcast_number(calls, members)):
                 break
             call = _build_call(kind, size, group.ranks, device, members)

@@ -1,5 +1,5 @@
-"""Entry point of one rank of a calibration, `python -m bench.calibrate.rank FOLDER`. The process that runs its node
-starts it."""
+"""Entry point of one rank of a calibration, `python -m bench.calibrate.rank FOLDER`. Each node has a process that
+starts the ranks of the node (bench.calibrate.starting)."""
 
 import contextlib
 import os
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the request in the folder that the command line names. Rank 0 writes the result into that folder."""
+    """Run the calibration that is requested in the folder on the command line. Rank 0 writes the result into that
+    folder."""
     folder, status = Path(sys.argv[1]), 0
     try:
         measure(folder)
@@ -46,8 +47,8 @@ def main() -> None:
 
 
 def measure(folder: Path) -> None:
-    """Run the measurements that need all ranks on every rank. Rank 0 alone runs the other measurements, while the other
-    ranks wait."""
+    """Run the measurements of a request. Every rank takes part in those that need all ranks. Rank 0 alone runs the
+    other measurements, while the other ranks wait."""
     import torch
     import torch.distributed as dist
 
@@ -70,8 +71,8 @@ def measure(folder: Path) -> None:
 
 
 def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
-    """Return a measuring function for each part. It takes the part's seconds, which parts with a fixed amount of work
-    ignore."""
+    """Return a measuring function for each part. Its argument is the number of seconds for the part. Parts with a fixed
+    amount of work ignore it."""
     nodes, ranks = request.nodes, request.ranks_per_node
     precisions = rates.list_precisions(request.machine, device)
     return {
@@ -120,8 +121,8 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
 
 
 def _write_failure(folder: Path, error: BaseException) -> None:
-    """Write the reason of a failure to a file, unless another rank has written it already. A rank that loses a peer
-    fails later than that peer, so the first reason is the cause."""
+    """Write the reason of a failure to a file, unless another rank has already written its reason. A rank that loses a
+    peer fails later than that peer, so the first reason is the cause."""
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:
         file.write(" ".join(why.split()))

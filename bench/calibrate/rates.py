@@ -1,8 +1,8 @@
 """Measurements of one rank alone: rates of matrix products, attention and copies, and the host's time to start an
 operation.
 
-Products are those of models: the forward pass of `linear` with each weight matrix, for several numbers of tokens.
-Attention is torch's `scaled_dot_product_attention` with an additive mask, as T5's position bias makes it.
+The matrix products are those of models: the forward pass of `linear` with each weight matrix, for several numbers of
+tokens. Attention is torch's `scaled_dot_product_attention` with an additive mask, as in T5 with its position bias.
 """
 
 import math
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 FILL_S = 0.02  # minimum seconds of all calls: a thousand times the cost of the clock and of waiting for a device
 _BATCHES = 5
-_LONG_S = 0.5  # if all batches would take longer, fewer batches are timed
+_LONG_S = 0.5  # if all batches would take longer than this, fewer are timed
 
 
 def time_call(work: Callable[[], object], device: "torch.device") -> float:
     """Return the seconds of one call of `work`, as the median over batches of calls.
 
-    All batches together fill FILL_S seconds. Untimed calls before them allocate memory and choose kernels. Within a
-    batch no call is waited for, as in a training step.
+    All batches together take at least FILL_S seconds. Untimed calls before them allocate memory and choose kernels.
+    Within a batch the host does not wait for the device between calls, as in a training step.
     """
     from bench.measure.collectives import wait_for
 
@@ -101,11 +101,11 @@ _LAUNCH_BATCHES = 25
 
 
 def measure_launches(device: "torch.device") -> float:
-    """Return the host's seconds to start one operation, as the median over batches.
+    """Return the seconds that the host needs to start one operation, as the median over batches.
 
     The operation multiplies 16 numbers by a weight that needs a gradient. It passes through torch's dispatcher and
-    autograd graph as in a forward pass. On a GPU the operation itself is not waited for; on a CPU its work is
-    negligible.
+    autograd graph as in a forward pass. On a GPU, the host does not wait for the operation itself. On a CPU, the work
+    of the operation is negligible.
     """
     import torch
 
@@ -142,11 +142,11 @@ def measure_host_link(device: "torch.device") -> float:
 # -- products
 
 TOKENS = (128, 512, 2048, 8192, 16384)
-"""Values of m that are measured: from a decoder's few tokens to a large micro-batch."""
+"""Numbers of tokens (m) for which products are measured: from a decoder's few tokens to a large micro-batch."""
 Shape = tuple[int, int, int]
 """Shape (m, k, n) of a product: m rows of k numbers are mapped to m rows of n numbers."""
-_CALLS = 4  # minimum of calls of a shape: two for warm-up, two timed
-_PART = 0.1  # largest share of the time left for one shape, while other shapes fit
+_CALLS = 4  # minimum number of calls for a shape: two for warm-up, two timed
+_PART = 0.1  # a shape may use this share of the remaining time; more only if no other shape fits this limit
 
 
 def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
@@ -163,8 +163,8 @@ def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
     """Return shapes in an order in which the first n shapes, for any n, are spread evenly over all shapes.
 
-    The order is that of the reversed bits of their indices (van der Corput's sequence). Whenever the time ends, every
-    shape that is missing has a measured neighbour.
+    The shapes are ordered by the reversed bits of their indices (van der Corput's sequence). Whenever the time ends,
+    every shape that was not measured has a measured neighbour.
     """
     bits = max(1, (len(shapes) - 1).bit_length())
     turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
@@ -174,10 +174,11 @@ def spread(shapes: Sequence[Shape]) -> list[Shape]:
 def measure_within(
     shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
 ) -> dict[Shape, float]:
-    """Return the FLOP/s of as many shapes as can be measured in `seconds` of `clock`, but of one at least.
+    """Return the FLOP/s of as many shapes as can be measured in `seconds` of `clock`, but of at least one shape.
 
-    The measured shapes are spread over all. A shape that needs much of the remaining time is measured only if no
-    smaller shape is left. The time of a shape is estimated from the measured shape with the nearest number of FLOPs.
+    The measured shapes are spread evenly over all shapes. A shape that needs much of the remaining time is measured
+    only if no cheaper shape is left. The time of a shape is estimated from the measured shape with the nearest number
+    of FLOPs.
     """
     until, waiting = clock() + seconds, spread(shapes)
     rates, known = dict[Shape, float](), list[tuple[int, float]]()  # sorted pairs of FLOPs and rate
@@ -189,8 +190,9 @@ def measure_within(
 
 
 def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
-    """Return the first shape that needs only a small share of the remaining time. If there is none, return the first
-    shape that fits into it; None if no shape fits."""
+    """Return the first shape that needs only a small share of the remaining time `left_s`. If there is no such shape,
+    return the first shape that fits into the remaining time, or None. `known` are pairs of FLOPs and rate of measured
+    shapes."""
     if not known:
         return waiting[0] if waiting else None
 
@@ -206,7 +208,7 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
 def describe_unmeasured(
     products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
 ) -> str | None:
-    """Return a text on the shapes that were not measured for lack of time or memory; None if all were measured."""
+    """Return a text that lists the shapes not measured for lack of time or memory; None if all were measured."""
     wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
     lines = []

@@ -27,12 +27,12 @@ from bench.runtime.process import install_handlers, set_parent_death_signal, sta
 from bench.runtime.transport import Rendezvous
 
 _RANKS_POLL_S = 0.1
-_STARTUP_S = 300.0  # largest delay from the first node's start to that of the other nodes
+_STARTUP_S = 300.0  # maximum seconds between the start of the first node and of the other nodes
 
 
 def run_node(folder: Path, number: int) -> bool:
-    """Run all ranks of node `number` until they end, and return whether all of them succeeded. If one rank fails, or on
-    any exception, the other ranks are killed; a signal handler may raise that exception."""
+    """Run all ranks of node `number` until they end. Return True if all of them succeeded. If one rank fails, or on any
+    exception (a signal handler may raise it), the other ranks are killed."""
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     far = request.nodes > 1
     with contextlib.ExitStack() as stack:
@@ -52,7 +52,7 @@ def run_node(folder: Path, number: int) -> bool:
             first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
             command = build_module_command("bench.calibrate.rank", str(folder))
             ranks.append(start_process(command, environment, first, log.fileno()))
-        while True:  # until all ranks have ended or one has failed, since its peers would wait for it
+        while True:  # until all ranks have ended, or one has failed: its peers would wait for it
             codes = [rank.poll() for rank in ranks]
             if any(codes) or None not in codes:
                 return not any(codes)
@@ -86,7 +86,8 @@ _NEARLY = 0.99  # largest progress that is shown while a calibration still runs
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
-    """Run a calibration and return its result. Raises UserError with the reason of the first failed rank.
+    """Run a calibration and return its result. Call `follow` with the progress. Raise UserError with the reason of the
+    first failed rank.
 
     The processes use a folder in `parent`, which all nodes must share; it is removed afterwards. Ctrl-C ends every
     process.
@@ -100,8 +101,7 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
 
 
 def _run_on_nodes(folder: Path, nodes: int) -> bool:
-    """Run one process on each node and return whether all succeeded. On an exception, the processes are ended and
-    waited for."""
+    """Run one process on each node. Return True if all succeeded. On an exception, end the processes and wait."""
     job = read_job(os.environ) or JobContext()
     launcher = plugins.load_queueing(job.system) if job.system in plugins.list_names(plugins.LAUNCHER) else None
     if launcher is None:

@@ -15,7 +15,8 @@ QUEUES = False
 
 
 class Options(Limits):
-    """Options in conf/launcher/local.yaml: the limits of a run, and `lock`, to wait for the end of other local runs."""
+    """Options in conf/launcher/local.yaml: the limits of a run, and `lock`. With `lock`, a run waits until other local
+    runs have ended."""
 
     lock: bool = True
 
@@ -53,6 +54,6 @@ def poll(handle: subprocess.Popen[bytes]) -> bool:
 
 def cancel(handle: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM to the supervisor, which then records the run as `cancelled`."""
-    # Not SIGINT: before the supervisor has installed its handlers, Python would print a traceback.
+    # Not SIGINT: Python would print a traceback if the supervisor has not installed its handlers yet.
     if handle.poll() is None:
         handle.send_signal(signal.SIGTERM)

@@ -1,10 +1,11 @@
 """Entry point of a supervisor.
 
-`python -m bench.runtime FOLDER [NODE]` is started once per node. FOLDER is the folder of an attempt. NODE is the node
-number, 0 by default. `python -m bench.runtime --series` runs several attempts on one machine.
+`python -m bench.runtime FOLDER [NODE]` is started once per node. FOLDER is the folder of an attempt, which is one try
+at a run. NODE is the node number, 0 by default. `python -m bench.runtime --series` runs several attempts on one
+machine.
 
-The exit code on node 0 is 0 if the attempt ended with the outcome `ok`. On another node it is 0 if the ranks of that
-node ended without an error.
+The exit code on node 0 is 0 if the attempt ended with the outcome `ok`, and otherwise 1. On another node it is 0 if the
+ranks of that node ended without an error, and otherwise 1.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from bench.runtime.process import ForkServer
 def run_series() -> None:
     """Supervise several attempts on this machine one after another, with ranks forked from one process.
 
-    The function reads JSON from standard input. The first line contains the device and the specs whose modules are
-    imported. Each later line is the folder of an attempt. An empty line is written to standard output when a line of
-    input has been processed. SIGTERM during an attempt ends the attempt with a record. SIGTERM between two attempts
-    ends this process.
+    The function reads JSON from standard input. The first line contains the device, and the specs of all runs, so that
+    their modules can be imported first. Each later line is the folder of an attempt. After each line of input, when it
+    has been processed, an empty line is written to standard output. SIGTERM during an attempt ends the attempt with a
+    record. SIGTERM between two attempts ends this process.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print while they are imported
@@ -46,7 +47,8 @@ def run_series() -> None:
 
 
 def run_one(folder: Path, number: int = 0) -> bool:
-    """Supervise one node of an attempt. Return True if the attempt (on node 0) or this node's ranks ended well."""
+    """Supervise one node of an attempt. On node 0, return True if the attempt ended with the outcome `ok`. On another
+    node, return True if the ranks of that node ended without an error."""
     if number:
         return NodeAgent(folder, number).run()
     record = RunCoordinator(folder).run()

@@ -1,4 +1,5 @@
-"""Supervisor of node 0. It monitors the whole run, and writes a record for every run that it monitored."""
+"""Supervisor of node 0, the coordinator. It monitors the ranks of all nodes, and writes the record of a run whose ranks
+wrote none."""
 
 import json
 import signal
@@ -29,17 +30,19 @@ from bench.runtime.outcome import (
 from bench.runtime.process import RankLog, StartRank, install_handlers, start_process
 from bench.runtime.transport import CoordinatorServer, Rendezvous
 
-# Time after the first loss of a rank for reports from other ranks. Agents report once a second.
+# Seconds after the first loss of a rank in which other ranks can report their failures. Agents (the supervisors of the
+# other nodes) report once a second.
 _LAST_FAILURES_S = 1.5
 _AGENTS_END_S = 17.0  # time for the agents to end their ranks
-# Interval of the heartbeat file for local runs, and for scheduled runs, whose file system many users share.
+# Seconds between two writes of the heartbeat file: for local runs, and for scheduled runs, whose file system many users
+# share.
 _HEARTBEAT_S, _HEARTBEAT_FAR_S = 2.0, 10.0
-# Time for the last writes. If the file system stalls for longer, they are lost.
+# Seconds in which the last writes must finish. If the file system stalls for longer, they are lost.
 _WRITING_S = 2.0
 
 
 class RunCoordinator:
-    """Supervisor on node 0 that controls all nodes of one attempt."""
+    """Supervisor on node 0 that controls all nodes of one attempt (one try at a run)."""
 
     def __init__(
         self,
@@ -56,9 +59,10 @@ class RunCoordinator:
         """Create the coordinator of the attempt in `folder`.
 
         `announce` sends node 0's address to the other supervisors. By default the address is written into the folder.
-        If `scheduled` is true, an interrupted run gets no record here: `zeroscale status` or `resume` writes it later,
-        with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the epoch. `is_lost`
-        returns why the allocation no longer belongs to this job, such as a requeue; an empty string if it still does.
+        If `scheduled` is true, this class writes no record for an interrupted run. `zeroscale status` or `resume`
+        writes it later, with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the
+        epoch. `is_lost` returns why the allocation no longer belongs to this job, such as a requeue; an empty string if
+        it still does.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
@@ -77,7 +81,7 @@ class RunCoordinator:
         self.why = ""
         self._lost_at: float | None = None
         self._begin = self._resumed_at = time.monotonic()
-        self._paused = PauseTotals()  # pauses of the node that was paused longest
+        self._paused = PauseTotals()  # longest pauses of any node
         # `is_lost` is called in another thread. It reads the study's folder, and a shared file system may stall.
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
@@ -88,13 +92,14 @@ class RunCoordinator:
     def run(self) -> RunRecord | None:
         """Run all ranks until they end, write the record, and return it.
 
-        Return None if the run was interrupted and the scheduler knows the reason.
+        Return None if a scheduled run was interrupted before it had a record. The record is then written later, with
+        the scheduler's reason.
         """
         try:
             self._start()
             self._watch()
         except Exception as error:
-            # After an interruption, the signal may have caused this exception.
+            # If a signal interrupted the run, it may have caused this exception.
             if not self._interrupted_by:
                 traceback.print_exc()
             self._stop("error", f"the supervisor failed: {type(error).__name__}: {error}")
@@ -210,7 +215,7 @@ class RunCoordinator:
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: StopReason, why: str) -> None:
-        """Record the reason why the run has to end, unless a rank was lost before."""
+        """Store the reason why the run has to end. The first reason is kept. Do nothing if a rank was lost before."""
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
@@ -218,8 +223,8 @@ class RunCoordinator:
         return [state for state in self.states() if state.exit_code and not state.stopped]
 
     def _are_lost_ranks_terminated(self) -> bool:
-        """Return True if the lost ranks were ended by SIGTERM or SIGINT, or failed because another rank was ended in
-        this way.
+        """Return True if SIGTERM or SIGINT ended the lost ranks. Lost ranks with a communication error do not count,
+        because it may be a consequence.
 
         A scheduler sends signals to ranks and supervisors at the same time. A rank may receive the signal before this
         process does.
@@ -228,13 +233,13 @@ class RunCoordinator:
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
 
     def _blame_lost_node(self) -> None:
-        """Stop the run with the outcome `node_failure` if a node is silent or has left, and that explains all lost
-        ranks.
+        """Stop the run with the outcome `node_failure` if a lost node explains the loss of all lost ranks.
 
-        This is the case if every lost rank reported a communication error.
+        This is the case if every lost rank reported a communication error, and some node has ended its ranks by itself
+        or has sent no report for a while.
         """
         lost = self._list_lost()
-        # If every lost rank had a communication error, the cause may be a node whose reports do not arrive.
+        # Then the cause may be a node whose reports do not arrive.
         is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
         if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
@@ -243,7 +248,8 @@ class RunCoordinator:
         """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
         well.
 
-        A command that was interrupted ends its supervisor by SIGTERM. It first notes the signal that it received.
+        If a user interrupts a zeroscale command, the command first writes its own signal into the same file, and then
+        ends its supervisor by SIGTERM. The command's signal is kept.
         """
         assert self._interrupted_by
         name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)

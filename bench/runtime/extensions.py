@@ -1,8 +1,8 @@
-"""Compiled ops of DeepSpeed that an engine needs: the folder in which they are built, and how they are loaded.
+"""Loading of DeepSpeed's compiled ops that an engine needs, and choice of the folder in which they are built.
 
 DeepSpeed compiles an op when it is first loaded. This takes a minute or more and needs compilers. By default torch
-keeps all builds for one version of Python and CUDA in one folder. Builds for different GPUs, CPUs or containers would
-overwrite each other there, or end a run with an illegal instruction.
+keeps all builds for one version of Python and CUDA in one folder. In that folder, builds for different GPUs, CPUs or
+containers would overwrite each other, or end a run with an illegal instruction. So each kind gets its own folder.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 
 _BUILD_S = 900.0  # maximum seconds to build an op
-# Ops that are compiled for the host's CPU, even on a node with a GPU.
+# Names of ops that are compiled for the host's CPU, even on a node with a GPU.
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
 # Libraries that ops are linked with, and the Debian packages that have their headers.
 _LIBRARIES = {"AsyncIO": ("libaio", "libaio-dev")}
@@ -39,7 +39,8 @@ they differ between kernel versions."""
 
 
 def build_environment(names: Sequence[str], device: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variable TORCH_EXTENSIONS_DIR for a process that loads these ops on "cpu" or "cuda".
+    """Return a dict with the environment variable TORCH_EXTENSIONS_DIR, for a process that loads ops on `device` ("cpu"
+    or "cuda").
 
     `names` are the ops, and `variables` are the other environment variables of the process. Return an empty dict if
     there are no ops, if the user has set the folder, or if the GPU architecture is unknown.
@@ -61,7 +62,7 @@ def build_environment(names: Sequence[str], device: str, variables: Mapping[str,
 
 
 def has_gpu_kernel(names: Sequence[str], device: str) -> bool:
-    """Return True if any of these ops has GPU kernels, which are built for a GPU architecture."""
+    """Return True if any of these ops has GPU kernels on `device`. Such kernels are built for one GPU architecture."""
     return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
 
 
@@ -102,7 +103,7 @@ def load(name: str, device: str, folder: Path) -> bool:
 def _build_aside(builder: Any, folder: Path) -> None:
     """Build an op in a temporary folder, and then rename the folder.
 
-    So no other process ever finds an incomplete build.
+    No other process can then find an incomplete build.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".", ignore_cleanup_errors=True) as aside:
@@ -118,7 +119,7 @@ def _build_aside(builder: Any, folder: Path) -> None:
 def _wait_for(lock: Path) -> None:
     """Wait while another process builds an op.
 
-    Raise UserError if the lock file is too old, because torch would wait for it forever.
+    `lock` is the lock file of that build. Raise UserError if it is too old, because torch would wait for it forever.
     """
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < _BUILD_S:
@@ -132,7 +133,7 @@ def _read_built_at(home: Path) -> float:
 
 @contextlib.contextmanager
 def _pretend_gpu(device: str) -> Iterator[None]:
-    """Make torch report a GPU while ops for GPUs are built, as on a node with a GPU.
+    """Make torch report a GPU while ops for GPUs are built, even on a node without a GPU.
 
     If torch finds no GPU, DeepSpeed omits compiler flags, and each node would build the op again.
     """

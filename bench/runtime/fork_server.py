@@ -1,11 +1,11 @@
 """Server that forks ranks from a process in which all modules are already imported.
 
-It makes each point of a job with many points start quickly. A supervisor starts `python -m bench.runtime.fork_server
-DESCRIPTOR DEVICE ENGINES FAMILIES`, and requests ranks over the socket with the file descriptor DESCRIPTOR. ENGINES and
-FAMILIES are comma-separated names.
+A job that measures many configurations starts each of them quickly in this way. A supervisor starts `python -m
+bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES`, and requests ranks over the socket with the file
+descriptor DESCRIPTOR. ENGINES and FAMILIES are comma-separated names.
 
-This process only imports modules. It must not use a device or a tensor. A tensor operation would start threads, forked
-children do not inherit threads, and every child would hang.
+This process only imports modules. It must not use a device or a tensor. A tensor operation would start threads. Forked
+children do not inherit threads, so every child would hang.
 """
 
 import contextlib
@@ -60,13 +60,13 @@ def main() -> None:
 def preload(device: str, backends: Collection[str] | None = None, families: Collection[str] | None = None) -> None:
     """Import the modules of a rank on `device` ("cpu" or "cuda") for these engines (`backends`) and model families.
 
-    None imports all engines or all families. Some of their libraries take seconds to import.
+    If an argument is None, all engines or all families are imported. Some of their libraries take seconds to import.
     """
     os.environ["DS_ACCELERATOR"] = device
-    # Queries the driver's library and starts no CUDA context.
+    # With this variable, torch looks for GPUs through the driver's library (NVML) and starts no CUDA context.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     measuring = [f"bench.measure.{name}" for name in ("link", "memory", "loop", "observe")]
-    # Frozen objects are not touched by a child's garbage collector, so their pages stay shared.
+    # The garbage collector of a child does not touch frozen objects, so their memory pages stay shared.
     with importing():
         for kind in _LIGHT:
             list(plugins.list_usable(kind))
@@ -86,9 +86,9 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
 def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
     """Call `run`, which never returns, in a new child of the process `parent`. Return the child's process id.
 
-    `parent` must be a process that adopts orphans (a subreaper). This process forks twice, and the first child ends
-    immediately. So `parent` adopts the second child and can wait for it. The kernel sends `death_signal` to the child
-    when `parent` dies; 0 means no signal.
+    `parent` must be an ancestor of this process that adopts orphans (a subreaper). This process forks twice, and the
+    first child ends immediately. So `parent` adopts the second child and can wait for it. The kernel sends
+    `death_signal` to the child when `parent` dies; 0 means no signal.
     """
     ours, theirs = os.pipe()
     middle = os.fork()
@@ -101,7 +101,7 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
                 while os.getppid() == itself:  # until it is adopted
                     time.sleep(0.001)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-                # Otherwise `parent` died before the signal was set.
+                # If another process is the parent, `parent` died before the signal was set.
                 if os.getppid() == parent or not death_signal:
                     run()
             except BaseException:

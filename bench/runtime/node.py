@@ -1,4 +1,4 @@
-"""Ranks of one supervisor, which are started, monitored and ended together."""
+"""Start, monitoring and end of all ranks of one supervisor. `NodeAgent` is the supervisor of any node but node 0."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ _STACKS_CHARACTERS = 6000
 def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
     """Return the number of supervisors of a run: one per node, or one per rank if `span` is "device".
 
-    A rehearsal has one supervisor.
+    A rehearsal has one real rank and therefore one supervisor.
     """
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
@@ -125,7 +125,8 @@ class NodeRanks:
         ]
 
     def detect_pauses(self) -> float:
-        """Return the seconds for which this supervisor was paused since the last call; 0 if it was not paused."""
+        """Return the seconds for which this supervisor was paused (for example by SIGSTOP) since the last call; 0 if it
+        was not."""
         running = [rank for rank in self._ranks if rank.exit_code is None]
         in_steps = any(self._heartbeat.read(self._local_rank(rank.rank)).step >= 0 for rank in running)
         return self.pauses.sample([rank.process.pid for rank in running], in_steps=in_steps)
@@ -139,7 +140,8 @@ class NodeRanks:
         """End all running ranks, first with SIGTERM and then with SIGKILL.
 
         If `stacks` is true, all ranks print their stacks before they are ended. A rank in an uninterruptible system
-        call, for example into a driver or to a lost file server, survives SIGKILL. Such a rank is left behind.
+        call, for example into a driver or to a lost file server, survives SIGKILL. This method does not wait for such a
+        rank.
         """
         if stacks:
             for rank in self._ranks:
@@ -161,8 +163,8 @@ class NodeRanks:
         self.drain()
 
     def close(self) -> None:
-        """Close pipes and heartbeat, so that a supervisor of many runs does not run out of file descriptors. Remove
-        the files that the ranks have written to local disks."""
+        """Close pipes and heartbeat. Otherwise a supervisor of many runs would run out of file descriptors. Remove the
+        files that the ranks have written to local disks."""
         for rank in self._ranks:
             rank.close()
         os.close(self._heartbeat.descriptor)
@@ -183,7 +185,8 @@ class NodeRanks:
     def _build_environment(self, rendezvous: Rendezvous) -> dict[str, str]:
         """Return the environment of the ranks.
 
-        User variables override the defaults. Variables that zeroscale must set override the user's.
+        The user's variables take precedence over zeroscale's defaults. Variables that zeroscale must set take
+        precedence over the user's variables.
         """
         device = self._circumstance.machine.device or find_device_kind()
         chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
@@ -197,7 +200,7 @@ class NodeRanks:
         given = {
             "WORLD_SIZE": str(self._spec.world_size),
             "LOCAL_WORLD_SIZE": str(self._spec.devices_per_node),
-            # Without it DeepSpeed starts numactl at every reduction of stage 3 on a CPU, to count devices.
+            # Without this variable, DeepSpeed counts devices with numactl at every reduction of stage 3 on a CPU.
             "LOCAL_SIZE": str(self._spec.devices_per_node),
             "MASTER_ADDR": rendezvous.host,
             "MASTER_PORT": str(rendezvous.ranks_port),
@@ -226,8 +229,8 @@ class NodeAgent:
     ) -> None:
         """Create the supervisor and connect to node 0.
 
-        `number` is the index of this supervisor among the supervisors of the run. Without `rendezvous`, it waits until
-        node 0 has written its address into the folder.
+        `number` is the index of this supervisor among the supervisors of the run. Without `rendezvous` (the address of
+        node 0), wait until node 0 has written its address into the folder.
         """
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
@@ -245,7 +248,7 @@ class NodeAgent:
             self.node.start(self.rendezvous, None)
             stacks = self._watch()
             if self._interrupted_by:
-                # Reported before the ranks end, so that node 0 does not regard them as lost.
+                # The signal is reported before the ranks end, so that node 0 does not regard the ranks as lost.
                 self._report()
             self.node.end(stacks=stacks)
             self._report(done=True)
@@ -263,7 +266,7 @@ class NodeAgent:
         self._interrupted_by = number
 
     def _watch(self) -> bool:
-        """Monitor the ranks until they have ended or have to be ended.
+        """Monitor the ranks until they have ended or must be ended.
 
         Return True if node 0 requested that the ranks print their stacks before they are ended.
         """

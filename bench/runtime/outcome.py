@@ -1,8 +1,8 @@
 """State of a run's ranks, detection of pauses, the file `heartbeat.json`, and the outcome of the run.
 
-A suspended job, SIGSTOP or a machine in sleep mode pauses the processes of a node. After a pause, the supervisor
-notices that much more time has passed than its requested sleep. Time in which the supervisor computed or waited for a
-core is not a pause. The kernel reports both times.
+The processes of a node are paused if the job is suspended, if they get SIGSTOP, or if the machine is in sleep mode. The
+supervisor detects a pause, because much more time has passed than its requested sleep. Time in which the supervisor
+computed or waited for a core is subtracted, since it is no pause. The kernel reports these two times.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 GAP_S = 2.0
 """Minimum gap in seconds that counts as a pause of a supervisor. A supervisor polls every 0.2 s, so a shorter gap is an
 ordinary delay."""
-# A shorter stop of a rank is no pause. A debugger that takes stacks, for example, stops it briefly.
+# Minimum seconds for which a stopped rank counts as paused. A debugger that reads stacks, for example, stops a rank
+# briefly.
 _RANK_S = 1.0
 # States of a process that is stopped by a signal, or by a debugger.
 _STOPPED = frozenset("Tt")
@@ -34,9 +35,9 @@ StopReason = Literal["cancelled", "timeout", "hang", "node_failure", "error"]
 
 
 class Moment(NamedTuple):
-    """Point in time (`at`) in seconds since the boot, including time in sleep mode.
+    """Reading of two clocks. `at` is the time in seconds since the boot, including time in sleep mode.
 
-    `active` is the time in seconds for which this thread has computed or waited for a core so far.
+    `active` is the number of seconds for which this thread has computed or waited for a core so far.
     """
 
     at: float
@@ -44,7 +45,8 @@ class Moment(NamedTuple):
 
 
 class PauseTotals(NamedTuple):
-    """Seconds of pauses on one node since the ranks started: in total, and while a rank was making steps."""
+    """Seconds of pauses on one node since the ranks started. `all_s` has all pauses, and `in_steps_s` those while a
+    rank was making steps."""
 
     all_s: float = 0.0
     in_steps_s: float = 0.0
@@ -54,7 +56,7 @@ class PauseTotals(NamedTuple):
         return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
 
     def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return the maximum of the totals of two nodes.
+        """Return the larger value of two nodes, for each of the two totals.
 
         A job is suspended on all of its nodes at the same time, so pauses of different nodes are not added.
         """
@@ -80,13 +82,14 @@ class PauseWatch:
     def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
         """Return the seconds for which this supervisor was paused since the last sample; 0 if it was not paused.
 
-        `pids` are the process ids of its running ranks. `in_steps` is true if any of them is making steps.
+        `pids` are the process ids of its running ranks. `in_steps` is true if any of these ranks is making steps.
         """
         last, self._last = self._last, self._read_moment()
         elapsed_s = self._last.at - last.at
         gap_s = elapsed_s - (self._last.active - last.active)
         paused_s = gap_s if gap_s > GAP_S else 0.0
-        # The first step after a pause may end the window before this supervisor's next sample.
+        # A pause also counts as a pause in steps if ranks were making steps at the last sample. The step after the
+        # pause may have ended the window before this sample.
         touched_steps, self._was_in_steps = in_steps or self._was_in_steps, in_steps
         self._own = self._own.add(paused_s, in_steps=touched_steps)
         self.stopped = frozenset(pid for pid in pids if _read_state(pid) in _STOPPED)
@@ -103,7 +106,7 @@ class PauseWatch:
 
 
 def _read_moment() -> Moment:
-    active = 0.0  # on a kernel without these counts
+    active = 0.0  # stays 0 on a kernel without these counts
     with contextlib.suppress(OSError, ValueError):
         computed_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
         active = (int(computed_ns) + int(waited_ns)) / 1e9
@@ -121,8 +124,8 @@ class RankState(NamedTuple):
     """State of one rank, with its progress at its last heartbeat."""
 
     rank: int
-    exit_code: int | None  # negative: killed by that signal; None: still running
-    stopped: bool  # True if its supervisor ended it: its end then has no meaning for the outcome
+    exit_code: int | None  # negative: number of the signal that killed it; None: still running
+    stopped: bool  # True if its supervisor ended it; the outcome then does not depend on how it ended
     failure: dict[str, Any] | None  # the rank's report of an exception
     phase: str
     step: int  # -1 outside the loop
@@ -131,8 +134,8 @@ class RankState(NamedTuple):
     stacks: str = ""  # stacks that it printed when its supervisor requested them
     host: str = ""
     survived: bool = False  # still running seconds after SIGKILL
-    oom_kills: int = 0  # processes of the control group that the kernel's out-of-memory killer ended
-    ended_steps: int = 0  # completed steps; the first step compiles, allocates and sets up communication
+    oom_kills: int = 0  # number of processes in its control group that the kernel's out-of-memory killer ended
+    ended_steps: int = 0  # completed steps; until the first, the limit for the startup applies
     halted: bool = False  # currently stopped by a signal or a debugger
 
     @property
@@ -143,18 +146,20 @@ class RankState(NamedTuple):
 
 _NAMED = 8  # maximum number of ranks named in one line
 _DISK_FULL = "the disk of the results is full, and the attempt does not count"
-# Beginnings of the messages of an OSError.
+# Beginnings of the messages of an OSError for a full disk and for a used-up quota.
 _NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))
 
-# A lost rank makes other ranks fail too. Outcomes that may be a consequence come last.
+# A lost rank makes other ranks fail too. The lost rank whose outcome comes first in this order is the cause. Outcomes
+# that may be a consequence come last.
 _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_error")
 
 
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
     """Return the outcome of a run whose ranks wrote no record.
 
-    `stop` is the reason for which the supervisor ended the ranks. It is None if a rank was lost first. `why_stopped`
-    describes the reason as text. The evidence has the position of every rank if the supervisor ended all of them.
+    `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` describes it as text. If a rank was
+    lost first, `stop` is None, and the outcome follows from the lost rank that is the most likely cause. If the
+    supervisor ended all ranks, the evidence has the phase and step of every rank.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     shown = lost or (states if stop else [])
@@ -187,7 +192,7 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
 def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
     """Return the outcome with the seconds of pauses added to its evidence.
 
-    A node or rank that is lost after a pause is attributed to the pause. The outcome then becomes `preempted`.
+    After a pause, the outcomes `node_failure` and `comm_error` are attributed to the pause and become `preempted`.
     """
     if not paused.all_s:
         return outcome
@@ -199,8 +204,8 @@ def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
 
 
 def _is_disk_full(state: RankState) -> bool:
-    """Return True if a rank failed because the disk or the user's quota is full. This does not count as a failure of
-    the point."""
+    """Return True if a rank failed because the disk or the user's quota is full. Such a failure says nothing about the
+    configuration."""
     failure = state.failure or {}
     return failure.get("exception") == "OSError" and str(failure.get("message")).startswith(_NO_ROOM)
 
@@ -213,12 +218,12 @@ def list_survivors(states: Sequence[RankState]) -> list[RankState]:
 def format_furthest_behind(states: Sequence[RankState]) -> str:
     """Return a text that names the ranks that probably cause a hang.
 
-    These are the ranks stopped by a signal, or else the ranks with the least progress. The other silent ranks may be
-    waiting for them.
+    If ranks are stopped by a signal, these ranks are named. Otherwise the ranks with the least progress are named,
+    because the other silent ranks may be waiting for them.
     """
 
     def progress(state: RankState) -> tuple[int, bool]:
-        # Within a step, its data are fetched before it is computed.
+        # A rank that fetches the data of a step is behind a rank that computes the same step.
         return state.step, state.phase != "fetch"
 
     if halted := [state for state in states if state.halted]:
@@ -238,7 +243,8 @@ def _classify_rank(state: RankState) -> OutcomeKind:
 
 
 def _rank_cause(state: RankState) -> tuple[int, bool]:
-    # A killed rank comes before an exception of the same kind, which may be a consequence of the killed rank.
+    # Of two ranks with the same outcome, a killed rank comes before a rank with an exception, which may be a
+    # consequence.
     return _ORDER.index(_classify_rank(state)), state.failure is not None
 
 
@@ -259,7 +265,7 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
     code = state.exit_code
     how = {"signal": signal.Signals(-code).name} if code is not None and code < 0 else {"exit_code": code}
     if state.stopped:
-        how = {}  # its supervisor sent the signal
+        how = {}  # the supervisor sent the signal
     return {"rank": state.rank, **how, "phase": state.phase, "step": state.step, **failure_fields}
 
 
@@ -271,7 +277,7 @@ def format_signal(name: str) -> str:
 class AsyncWriter:
     """Writer that executes one write at a time on a separate thread and ignores its errors.
 
-    So a stalled file system delays no rank, and it is not mistaken for a hang or a lost node.
+    A stalled file system then delays no rank, and the supervisor does not mistake it for a hang or a lost node.
     """
 
     def __init__(self) -> None:
@@ -295,11 +301,11 @@ class AsyncWriter:
 
 
 class HeartbeatWriter:
-    """Writer of `heartbeat.json`, which is written every `every_s` seconds. While the file system is stalled, writes
-    are skipped."""
+    """Writer of `heartbeat.json`, the file that shows the state of a running attempt. It is written every `every_s`
+    seconds. While the file system is stalled, writes are skipped."""
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
-        """Create the writer. `replace(path, content)` replaces the file; it is allowed to take any time."""
+        """Create the writer. `replace(path, content)` replaces the file, and may take any time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
         self._writer = AsyncWriter()
         self._at = -every_s
@@ -322,7 +328,7 @@ class HeartbeatWriter:
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return the content of `heartbeat.json` for an attempt that this process has claimed or supervises."""
+    """Return the content of `heartbeat.json` for an attempt that this process supervises or has reserved."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,

@@ -23,21 +23,21 @@ from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
 
 _LOG_LIMIT_BYTES = 16 * 2**20
-# Maximum number of lines that wait for a stalled file system. Further lines are dropped to limit memory.
+# Maximum number of lines kept in memory while the file system is stalled. Further lines are dropped.
 _WAITING_LINES = 4096
 _PR_SET_PDEATHSIG = 1
 _DRAIN_BYTES = 1 << 20
-# Maximum bytes of a line. It is more than a rank's report of its failure needs.
+# Maximum bytes of a line. A rank's report of its failure needs less.
 _LINE_BYTES = 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
-# Process id of the last process that forked. In a new child, this is the parent.
+# Process id of the last process that forked. In a new child, it is therefore the process id of the parent.
 _forking = 0
 _PR_SET_CHILD_SUBREAPER = 36
-# Limit for the imports of the fork server. On a busy network file system, they take minutes.
+# Maximum seconds for the imports of the fork server. On a busy network file system, they take minutes.
 _STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
-# Time for processes that were killed with a rank to end.
+# Seconds to wait for the end of processes that were killed together with a rank.
 _REAP_S = 1.0
 
 
@@ -51,11 +51,11 @@ class RankLog:
     """Log file with the output of all ranks, written by a separate thread. Each line begins with the number of its
     rank.
 
-    If the disk is full, or stalls for too long, lines are lost. A rank is never delayed.
+    If the disk is full or stalls for too long, lines are lost, but a rank is never delayed.
     """
 
     def __init__(self, path: Path, open_file: Callable[[Path], BinaryIO] = lambda path: path.open("ab", buffering=0)):
-        """Start the writing thread. `open_file(path)` opens the file for appending; it is allowed to take any time."""
+        """Start the writing thread. `open_file(path)` opens the file for appending, and may take any time."""
         self._waiting: list[bytes] = []
         self._left, self._lost = _LOG_LIMIT_BYTES, 0
         self._closing = False
@@ -118,7 +118,7 @@ def set_parent_death_signal(signal_number: int) -> None:
     Call this in a new child process, so that it is never orphaned.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
-    # The parent died before the call, so the kernel will send nothing.
+    # If the parent died before the call, the kernel sends nothing.
     if os.getppid() != _forking:
         os.kill(os.getpid(), signal_number)
 
@@ -129,8 +129,8 @@ StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
 """Function `start(command, environment, descriptors, output)` that starts a rank.
 
-`descriptors` are file descriptors by name of an environment variable. The rank inherits each descriptor and finds its
-number in that variable. `output` is the descriptor of its standard output and error.
+`descriptors` has a file descriptor for each name of an environment variable. The rank inherits the descriptors, and
+finds the number of each in its variable. `output` is the descriptor of its standard output and error.
 """
 
 
@@ -163,7 +163,7 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        # Output received while `listening` is true. It contains the stacks of a hang.
+        # Output received while `listening` is true, which is when a hanging rank prints its stacks.
         self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
@@ -217,7 +217,8 @@ class RankProcess:
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
         """Return the complete lines that have arrived in the pipe.
 
-        The bytes per call and per line are limited. A rank that writes faster has to wait until its pipe has been read.
+        `partial` keeps the incomplete last line for the next call. The bytes per call and per line are limited. A rank
+        that writes faster must wait until its pipe has been read.
         """
         left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):
@@ -232,9 +233,9 @@ class RankProcess:
 
 
 def _open_pipe() -> tuple[int, int]:
-    """Return the ends of a new pipe: the non-blocking end of this process, and the child's end.
+    """Return the two ends of a new pipe: this process's end, which does not block, and the child's end.
 
-    Only `pass_fds` makes the child's end inheritable.
+    A child inherits its end only if `pass_fds` of `subprocess.Popen` names it.
     """
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
@@ -242,7 +243,7 @@ def _open_pipe() -> tuple[int, int]:
 
 
 class ForkServer:
-    """Connection to the fork server of a node, which serves all points of a job.
+    """Connection to the fork server of a node, which forks the ranks of all runs of a job.
 
     The methods raise OSError after the server has ended.
     """
@@ -273,8 +274,8 @@ class ForkServer:
     def wait_until_ready(self) -> None:
         """Wait until the server has imported all modules.
 
-        Call this before the first rank starts. A supervisor that waits while it starts a rank sends no reports and
-        would be regarded as lost.
+        Call this before the first rank starts. A supervisor that waited during the start of a rank would send no
+        reports, and would be regarded as lost.
         """
         self._receive(_STARTUP_S)
 
@@ -284,8 +285,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def restart(self) -> None:
-        """Start a new server after the previous server has ended, and wait for its imports. Call this between two
-        points."""
+        """Start a new server after the previous server has ended, and wait for its imports. Call this between runs."""
         self._connection.close()
         self._launch()
         self.wait_until_ready()
@@ -305,9 +305,9 @@ class ForkServer:
         return self._ranks[-1]
 
     def reap(self) -> None:
-        """Wait for processes that ranks left behind and that this process adopted.
+        """Collect the exit codes of ended processes that ranks left behind and that this process adopted.
 
-        Until then, each of these zombie processes counts against the user's process limit.
+        Otherwise they would remain as zombies, which count against the user's process limit.
         """
         self._ranks = [rank for rank in self._ranks if rank.poll() is None]
         ours = {self._process.pid, *(rank.pid for rank in self._ranks)}
@@ -325,7 +325,7 @@ class ForkServer:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # The server is in an uninterruptible system call and survives SIGKILL.
+            # In an uninterruptible system call, the server survives SIGKILL.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_S)
 
@@ -358,7 +358,7 @@ def _find_children() -> set[int]:
     """Return the process ids of all children of this process, zombies included."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended in the meantime
+        with contextlib.suppress(OSError):  # the process has ended in the meantime
             if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.add(int(process.name))
     return found

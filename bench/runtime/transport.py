@@ -1,13 +1,14 @@
-"""TCP connections between the supervisors of a run. Node 0 is the coordinator, and agents on the other nodes report to
-it.
+"""TCP connections between the supervisors of a run. The supervisor of node 0 is the coordinator. The supervisors of the
+other nodes are its agents, and report to it.
 
 A rank reports a failure only to the supervisor of its own node. Each agent therefore reports its ranks to node 0, and
-only node 0 decides how the run ends. The system chooses the port on which node 0 listens. Node 0 writes it into the
-run's folder, so no port has to be agreed on in advance and ports cannot collide.
+only node 0 decides how the run ends. The operating system chooses the port on which node 0 listens, so ports cannot
+collide. Node 0 writes the port into the run's folder, where the agents read it.
 
-Connections carry JSON objects, one per line. The port is open to the whole network. A client is unknown until it has
-sent the token, which is in a file that only the job's user can read. An unknown client occupies a file descriptor and a
-kilobyte of memory for a few seconds. Nothing that an unknown client sends can end the run.
+Connections carry JSON objects, one per line. The port is open to the whole network. Every client must first send the
+token, which is in a file that only the job's user can read. Until then the client is unknown. It occupies a file
+descriptor and a kilobyte of memory, and is disconnected after a few seconds. Nothing that an unknown client sends can
+end the run.
 """
 
 import contextlib
@@ -50,7 +51,8 @@ class Connection:
         self.flush()
 
     def keep_alive(self) -> None:
-        """Send an empty message if no message was sent for a second. It shows the peer that the connection works."""
+        """Send an empty message if no message was sent for a second. The message shows the peer that the connection
+        works."""
         if time.monotonic() - self._sent_at >= _QUIET_S:
             self.send({})
         self.flush()
@@ -69,8 +71,8 @@ class Connection:
     def hello(self) -> dict[str, Any] | None:
         """Return the first message of a new client; None if it has not arrived yet.
 
-        The connection is closed if the first line is too long or is not JSON. At most the maximum length of a first
-        message is read. Later messages remain for `take`.
+        The connection is closed if the first line is too long or is not JSON. This method never reads more than the
+        maximum length of a first message. Later messages remain for `take`.
         """
         self._receive(_HELLO_BYTES - len(self._in))
         line, end, rest = bytes(self._in).partition(b"\n")
@@ -106,7 +108,7 @@ class Connection:
     def _parse(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
             return [dict(json.loads(line)) for line in lines]
-        except Exception:  # from a port scanner, say; deep nesting raises RecursionError
+        except Exception:  # e.g. bytes of a port scanner; deep nesting raises RecursionError
             self.closed = True
             return []
 
@@ -117,7 +119,7 @@ class Connection:
             time.sleep(patience_s / 100)
             self.flush()
         if patience_s:
-            # A connection that is closed with unread input is reset, and loses its output.
+            # Read all input first. TCP resets a connection that is closed with unread input, and its output is lost.
             self.take()
         self.closed = True
         self._socket.close()
@@ -145,7 +147,7 @@ class TokenListener:
         for _ in range(self._max_waiting):
             try:
                 self._unknown.append(Connection(self._server.accept()[0]))
-            except OSError:  # no client is waiting, or unknown clients occupy all free file descriptors
+            except OSError:  # no client is waiting, or no file descriptor is free
                 break
         known, waiting, now = [], [], time.monotonic()
         for connection in self._unknown:
@@ -176,7 +178,7 @@ class Rendezvous(NamedTuple):
     host: str
     ranks_port: int  # port of torch's store, through which the ranks find each other
     crew_port: int
-    token: str  # of this attempt, so that no agent reports to another process on the same port
+    token: str  # of this attempt; prevents that an agent reports to another process on this port
 
     def write(self, folder: Path) -> None:
         store.write_atomically(folder / store.RENDEZVOUS, json.dumps(self._asdict()).encode(), mode=0o600)
@@ -198,7 +200,7 @@ class AgentReport(NamedTuple):
     ranks: list[RankState] = []
     done: bool = False  # all ranks have ended, and this is the last report
     interrupted_by: int | None = None  # the signal that the agent received
-    left: str = ""  # why the agent ended its ranks by itself
+    left: str = ""  # reason if the agent ended its ranks by itself
     paused: PauseTotals = PauseTotals()
 
 
@@ -226,7 +228,8 @@ class ConnectedAgent:
 
 
 class CoordinatorServer:
-    """Node 0's side of the connections to all agents. A run on a single node has no agents and opens no port."""
+    """Node 0's side of the connections to all agents (supervisors of the other nodes). A run on a single node has no
+    agents and opens no port."""
 
     def __init__(self, nodes: int, host: str, silence_s: float) -> None:
         """Create the server for a run with this number of nodes.
@@ -262,8 +265,7 @@ class CoordinatorServer:
         return self.find_left()
 
     def find_left(self, quiet_s: float = math.inf) -> str | None:
-        """Return the reason if a node has ended its ranks after it lost node 0, or has been silent for `quiet_s`
-        seconds.
+        """Return a text about a node that has ended its ranks by itself, or that has been silent for `quiet_s` seconds.
 
         None if there is no such node. When a node leaves, the ranks of the other nodes fail too.
         """
@@ -285,7 +287,7 @@ class CoordinatorServer:
 
     @property
     def paused(self) -> PauseTotals:
-        """Longest pause of any other node."""
+        """Pauses of the other nodes: for each total, the largest value of any node."""
         return functools.reduce(
             PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
         )
@@ -316,7 +318,7 @@ class CoordinatorServer:
 
 
 class AgentClient:
-    """Agent's side of the connection to node 0."""
+    """Agent's side of the connection to node 0. An agent is the supervisor of another node."""
 
     def __init__(self, rendezvous: Rendezvous, node: int, host: str, silence_s: float) -> None:
         """Connect to node 0. It is regarded as lost if it sends nothing for `silence_s` seconds."""
@@ -326,7 +328,7 @@ class AgentClient:
         self._reported_at = -_REPORT_S
 
     def due(self) -> bool:
-        """Send the rest of the last report. Return True if the next report is due."""
+        """Send the bytes of the last report that are not sent yet. Return True if the next report is due."""
         self._connection.flush()
         return time.monotonic() - self._reported_at >= _REPORT_S
 
@@ -344,7 +346,8 @@ class AgentClient:
         self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:
-        """Return node 0's request to stop; None if there is none. If node 0 is lost, such a request is returned too."""
+        """Return node 0's request to stop; None if there is no request. If node 0 is lost, return a request to stop
+        too."""
         if orders := [message for message in self._connection.take() if message]:
             return orders[-1]
         silent_s = time.monotonic() - self._connection.heard_at

@@ -81,7 +81,7 @@ class RankWorker:
             self.build()
             series = self.train()
         inspects = series.stopped != "invalid" and self.spec.measure.inspect
-        # Written before the inspection, so that the measurement is not lost if the inspection fails.
+        # The record is written before the inspection, so that it is not lost if the inspection fails.
         self.report(series, None, store.UNINSPECTED if inspects else None)
         if inspects:
             with skip():
@@ -181,7 +181,7 @@ class RankWorker:
         if self.spec.adapter != AdapterSpec():
             adapt(module, self.spec, self.engine_builder)
         trained = int(count(engines.trained(module)))
-        if self.spec.adapter.rank is not None:  # quantised weights have fewer elements now
+        if self.spec.adapter.rank is not None:  # quantised weights now have fewer elements
             self.parameters += trained
             self.trainable_parameters = trained
         else:
@@ -233,7 +233,7 @@ class RankWorker:
         return build_stages(spec, self.rank, family, self.engine_builder, network, cut(spec, network))
 
     def train(self) -> "Series":
-        """Run warm-up and measurement window, or the whole training. Return the times and losses of all steps."""
+        """Run warm-up and measurement window, or a complete training. Return the times and losses of all steps."""
         from bench.measure import loop, memory, observe, shapes
         from bench.measure.clock import create_clock
         from bench.measure.collectives import wait_for
@@ -282,7 +282,7 @@ class RankWorker:
 
     @contextlib.contextmanager
     def write_steps_if_terminated(self, series: "Series") -> Iterator[None]:
-        """Context manager that writes the steps so far if SIGTERM ends this run, for example from a scheduler."""
+        """Context manager. If SIGTERM ends the run, for example from a scheduler, it writes the steps so far."""
         from bench.measure import observe
 
         def write_and_end(number: int, frame: FrameType | None) -> None:
@@ -428,7 +428,7 @@ class RankWorker:
         with contextlib.suppress(OSError):  # on a full disk, the steps are lost; space for the record is reserved
             store.write_reserved(self.folder / store.STEPS, observe.write_steps_table(series))
         outcome = observe.build_outcome(series)
-        # Also stored in the outcome, which can be read without decoding the whole record.
+        # The fault is also stored in the outcome, which can be read without decoding the whole record.
         if self.drill:
             outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": self.drill.text}})
         record = RunRecord(

@@ -24,11 +24,11 @@ _WAIT_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of the testbed. Return its exit code: 2 if the command was refused, 1 if it failed."""
+    """Run one command of the testbed. Return its exit code: 0 if it succeeded, 1 if it failed, 2 if it was refused."""
     args = _build_parser().parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
-    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{daemons.PATH}"  # `su` leaves /usr/sbin out of it
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{daemons.PATH}"  # with `su`, PATH lacks /usr/sbin
     try:
         if os.geteuid() != 0:
             rule = "a testbed makes network namespaces, which needs root"

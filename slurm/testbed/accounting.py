@@ -24,12 +24,13 @@ URGENT = "urgent"
 _TEMPLATE = Path(__file__).with_name("slurmdbd.conf.in")
 _START_S = 60.0
 _UNSYNCED = ("--debug-no-sync", "--innodb-flush-method=nosync")
-"""Options of the database that avoid waiting for the disk, which would take most of the time. The tables need not
+"""Options with which the database does not wait for the disk, which would take most of the time. The tables need not
 survive a crash."""
 
 
 def start_accounting(ledger: Ledger) -> None:
-    """Start the database and slurmdbd, and create account and QOS of jobs. Call this before slurmctld starts."""
+    """Start the database and slurmdbd, and create the account and the QOS that jobs can use. Call this before slurmctld
+    starts."""
     _make_database(ledger)
     socket_file = ledger.folder / "database" / "socket"
     # No grant tables are needed, because only root can reach the loopback interface of this namespace.
@@ -56,7 +57,7 @@ def _make_database(ledger: Ledger) -> None:
 
 
 def _answers(socket_file: Path) -> bool:
-    """Return True if the database accepts connections. The existence of its socket file does not prove that yet."""
+    """Return True if the database accepts connections. It may not accept them yet when its socket file exists."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(socket_file)) == 0
 
@@ -67,7 +68,7 @@ def _write_configuration(ledger: Ledger) -> None:
     text = Template(_TEMPLATE.read_text()).substitute(values, controller_address=layout.address(layout.controller))
     # Slurm looks for this file next to slurm.conf.
     path = ledger.folder / "slurmdbd.conf"
-    # slurmdbd refuses other permissions.
+    # slurmdbd refuses a configuration file with other permissions.
     path.touch(0o600)
     path.write_text(text)
 

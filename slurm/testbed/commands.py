@@ -35,7 +35,7 @@ _PACKAGE = {  # Debian package of each program
 
 
 def up(args: Namespace) -> int:
-    """Start a testbed, and wait until all its nodes are idle. After a failure, everything is removed."""
+    """Start a testbed, and wait until all its nodes are idle. If the start fails, everything is removed."""
     layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
     layout.check()
     needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
@@ -79,7 +79,8 @@ def down(args: Namespace) -> int:
 
 
 def _take_down(ledger: Ledger) -> None:
-    """Remove all processes, namespaces, interfaces and folders in the ledger that still exist."""
+    """Remove all processes, namespaces, interfaces and folders that still exist. The ledger lists everything that the
+    testbed has created."""
     for process in ledger.processes.values():
         process.end()
     for machine in ledger.namespaces:
@@ -108,16 +109,16 @@ def _write_configuration(ledger: Ledger) -> None:
 
 
 def _drop_keys(lines: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Return the configuration lines whose key does not occur in the lines `later`.
+    """Return the configuration `lines` without those whose key also occurs in the lines `later`.
 
-    Slurm's programs print a warning about a key that occurs twice.
+    Slurm's programs print a warning if a key occurs twice in a configuration.
     """
     keys = {line.partition("=")[0].lower() for line in later}
     return [line for line in lines if line.partition("=")[0].lower() not in keys]
 
 
 def status(args: Namespace) -> int:
-    """Print the state of the controller, nodes and links. Return 1 if the controller does not answer."""
+    """Print the state of the controller, nodes and links. Return 1 if the controller does not answer, otherwise 0."""
     ledger = read(args.dir)
     layout, states, links = ledger.layout, daemons.read_node_states(ledger), network.read_links(ledger.layout)
     found: dict[str, Any] = {
@@ -182,7 +183,7 @@ def slurmd(args: Namespace) -> int:
 
 
 def controller(args: Namespace) -> int:
-    """Start, stop or restart the controller. It stops in an orderly way, so it saves its state."""
+    """Start, stop or restart the controller. Before it stops, the controller saves the state of its jobs."""
     with _opened(args.dir) as ledger:
         if args.action != "start":
             daemons.stop_controller(ledger)
@@ -203,8 +204,9 @@ def exec(args: Namespace) -> int:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[Ledger]:
-    """Yield the ledger of a testbed, while the testbed is locked against other commands."""
-    # Refuse a folder that is no testbed, before locking it.
+    """Context manager that yields the ledger of a testbed. In this context, the testbed is locked against other
+    commands."""
+    # Before the lock, refuse a folder that contains no testbed.
     read(folder)
     with locked(folder):
         # Read the ledger again, because another command may have changed it before the lock.

@@ -15,16 +15,17 @@ from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-# Limit for Slurm's programs. Without it, sinfo would retry for longer if the controller is dead.
+# Maximum seconds for one of Slurm's programs. Without this limit, sinfo would retry for longer if the controller is
+# dead.
 _ANSWER_S = 5.0
 _MUNGE_S = 10.0
-# Grace time for slurmctld, which saves the state of its jobs before it ends.
+# Seconds that slurmctld gets to end. Before it ends, it saves the state of its jobs.
 _ORDERLY_S = 10.0
 _TAIL_LINES = 15
 
 
 def _build_environment(ledger: Ledger) -> dict[str, str]:
-    """Return the environment of daemons, which jobs inherit.
+    """Return the environment variables of the daemons. Jobs inherit these variables.
 
     SLURM_CONF is an absolute path. With a relative path, scontrol in a job would hang.
     """
@@ -107,14 +108,14 @@ def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> Non
 
 
 def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
-    """Wait until `is_ready` returns True.
+    """Wait until `is_ready` returns True. `watched` are the names of daemons that must stay alive meanwhile.
 
     Raise `Problem` with the last lines of the logs if a watched daemon ends, or after `limit_s` seconds. `complaint` is
     the message of the error.
     """
     deadline = time.monotonic() + limit_s
     while True:
-        # Sleep before the first check, because a daemon that cannot start ends within this time.
+        # Sleep before the first check. A daemon that cannot start ends within this time, and is then noticed.
         time.sleep(_POLL_S)
         dead = [daemon for daemon in watched if not is_running(ledger, daemon)]
         if not dead and is_ready():
@@ -127,5 +128,6 @@ def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], l
 
 
 def _get_output(ledger: Ledger, daemon: str) -> Path:
-    """Return the file with the standard output of a daemon. It includes messages from before the log was opened."""
+    """Return the file with the standard output of a daemon. It contains messages that the daemon prints before it opens
+    its log."""
     return ledger.folder / "log" / f"{daemon}.out"

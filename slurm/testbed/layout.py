@@ -10,10 +10,11 @@ from typing import Any
 
 
 class Problem(Exception):
-    """Error with a one-line message that contains a value, a rule and a remedy. All changes have been undone.
+    """Error of a command. Its message has one line with a value, a rule and a remedy. All changes of the command have
+    been undone.
 
-    It resembles the class in `bench.core.errors`, which is not available here: a testbed runs as root with the system's
-    Python, in which zeroscale is not installed.
+    It resembles `UserError` in `bench.core.errors`. That class is not available here, because a testbed runs as root
+    with the system's Python, in which zeroscale is not installed.
     """
 
     exit_code = 1
@@ -92,7 +93,7 @@ class Layout:
     def address(self, machine: str) -> str:
         """Return the IP address of a machine.
 
-        Node zs7 has the seventh address of the subnet, and the controller has the last.
+        Node zs7 has the seventh address of the subnet, and the controller has the last address.
         """
         number = self.machines.index(machine)
         return str(self._network[number or -2])
@@ -144,8 +145,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_shape(rate: str, burst: str) -> None:
-    """Raise `RefusedCommand` if the kernel would not accept this rate and burst size. The rate `none` means no rate
-    limit."""
+    """Raise `RefusedCommand` if the kernel would not accept this rate and burst size of a link. The rate `none` means
+    no limit."""
     if rate != "none" and not re.fullmatch(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit", rate):
         rule = "must be a number with kbit, mbit or gbit, or none"
         raise RefusedCommand(f"--rate {rate}", rule, "for example 400mbit")

@@ -1,6 +1,6 @@
 """Ledger of a testbed: a list of everything that the testbed creates, written *before* it is created.
 
-So a testbed can always be removed completely, even if `up` or `down` was killed.
+Because of this order, a testbed can always be removed completely, even if `up` or `down` was killed.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 def _boot_id() -> str:
-    """Return the id of this boot. After a reboot only the files of a testbed still exist."""
+    """Return the id of this boot of the machine. After a reboot, only the files of a testbed still exist."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -73,7 +73,7 @@ def create(folder: Path, layout: Layout) -> Ledger:
 def read(folder: Path) -> Ledger:
     """Return the ledger of a testbed; raise `RefusedCommand` if there is none, or if another user owns it."""
     try:
-        # The owner is checked because all users can write to /tmp, and root kills the processes listed in a ledger.
+        # Another user could write a ledger into /tmp, and root kills the processes that are listed in a ledger.
         owner = folder.stat().st_uid
         state = json.loads((folder / _FILE).read_text())
     except FileNotFoundError:

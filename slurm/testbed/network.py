@@ -14,7 +14,8 @@ from typing import Any
 from layout import Layout, Problem, RefusedCommand
 from ledger import Ledger
 
-# Folders of iproute2: the names of network namespaces, and for each namespace the files that replace files in /etc.
+# Folders of iproute2: one with the names of network namespaces, and one with files that replace files in /etc, for each
+# namespace.
 _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
@@ -40,7 +41,7 @@ def refuse_existing(layout: Layout) -> None:
         raise RefusedCommand(
             ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
         )
-    # "root" selects routes inside the subnet, and "match" selects routes that contain the subnet.
+    # For `ip route show`, "root" selects routes inside the subnet, and "match" selects routes that contain the subnet.
     for overlap in ("root", "match"):
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):
             if route["dst"] != "default":
@@ -79,8 +80,8 @@ def _address(where: list[str], interface: str, address: str, layout: Layout) -> 
 
 
 def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
-    """Limit the rate of a node's link in both directions: at the node's end for sending, at the switch's end for
-    receiving."""
+    """Limit the rate of a node's link in both directions. The node's end limits what the node sends, and the switch's
+    end limits what it receives."""
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
@@ -91,7 +92,8 @@ def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
 
 
 def plug(layout: Layout, node: str, state: str) -> None:
-    """Set the switch's port for a node `up` or `down`. Down is like a disconnected cable: neither end gets an error."""
+    """Set the switch's port for a node to the state `up` or `down`. `down` is like a disconnected cable: neither end
+    gets an error."""
     _run("ip", "-n", layout.controller, "link", "set", node, state)
 
 
@@ -125,10 +127,10 @@ def demolish(ledger: Ledger) -> None:
         (Path(folder) / "hosts").unlink(missing_ok=True)
         if Path(folder).exists():
             Path(folder).rmdir()
-    # iproute2 makes these folders on first use and never removes them.
+    # iproute2 creates these folders at the first use and never removes them.
     if _ROOT.is_dir() and not any(_ROOT.iterdir()):
         # The folder is a bind mount of itself.
         subprocess.run(["umount", "--quiet", str(_ROOT)], stderr=subprocess.DEVNULL)
     for root in (_ROOT, _ETC):
-        with suppress(OSError):  # not empty, or missing
+        with suppress(OSError):  # the folder is not empty, or missing
             root.rmdir()

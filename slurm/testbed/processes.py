@@ -11,7 +11,7 @@ from pathlib import Path
 from layout import Problem
 
 _NAMESPACES = Path("/run/netns")
-# Time to end a process. It is longer than the kernel needs to free the memory of a large process.
+# Maximum seconds for a process to end after SIGKILL. The kernel needs less time to free the memory of a large process.
 _END_S = 10.0
 
 
@@ -39,14 +39,14 @@ class Process:
             if self.alive:
                 signal.pidfd_send_signal(handle, number)
         except ProcessLookupError:
-            pass  # it has ended in the meantime
+            pass  # the process has ended in the meantime
         finally:
             os.close(handle)
 
     def end(self, grace_s: float = 0) -> None:
-        """Kill this process and wait until it has ended.
+        """End this process with SIGKILL, and wait until it has ended.
 
-        With a grace time, send SIGTERM first and wait for at most `grace_s` seconds.
+        If `grace_s` is positive, send SIGTERM first, and wait at most this number of seconds before SIGKILL.
         """
         if grace_s:
             self.send(signal.SIGTERM)
@@ -86,7 +86,7 @@ def in_machine(machine: str) -> list[Process]:
             continue
         try:
             namespace = (entry / "ns/net").stat()
-        except OSError:  # it has ended, or is a zombie
+        except OSError:  # the process has ended, or is a zombie
             continue
         if (namespace.st_dev, namespace.st_ino) == (wanted.st_dev, wanted.st_ino) and (
             process := _find(int(entry.name))
@@ -107,9 +107,10 @@ def clear(machine: str) -> None:
 
 
 def inside(machine: str, command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` on a machine, with the machine's network, /etc/hosts and host name.
+    """Return a command line that runs `command` on a machine of the testbed, with the network, /etc/hosts and host name
+    of that machine.
 
-    The command keeps the process id of the process that is started.
+    `command` runs under the process id of the process that was started with this command line.
     """
     named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', machine, *command]
     return ["ip", "netns", "exec", machine, *named]

@@ -20,18 +20,20 @@ _UNAVAILABLE = re.compile(
     re.IGNORECASE,
 )
 """Pattern of error messages that mean that Slurm is unavailable. Other errors mean that it refused the request."""
-# These variables select a cluster and a method of authentication. They do not describe the containing job.
+# Variables that are kept: they select a cluster and a method of authentication, and do not describe the containing job.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-# Limit for a program. Most of Slurm's programs give up after seconds, and sbatch after two minutes at a full queue.
+# Maximum seconds for a program. Most of Slurm's programs give up after seconds. If the queue is full, sbatch gives up
+# after two minutes.
 _ANSWER_S = 200.0
-# Seconds after which a user is informed. A healthy controller answers faster.
+# Seconds after which a warning is logged. A healthy controller answers faster.
 _NOTICE_S = 5.0
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
-"""Pattern of sbatch options that select another partition or cluster than the option `partition` of the site file."""
+"""Pattern of sbatch options that select a partition or cluster. They take precedence over the option `partition` of the
+site file."""
 
 
 def build_user_environment() -> dict[str, str]:
-    """Return the environment of this process without the variables of the job that contains this process.
+    """Return the environment variables of this process, without those that describe the job that contains this process.
 
     `srun` and `sbatch` would use the containing job's number of tasks or memory as options of the new job. The new job
     would also inherit another launcher's description of the containing job.
@@ -103,7 +105,7 @@ def limits(options: Options) -> ClusterLimits:
         return ClusterLimits()
     array, named = known.get("MaxArraySize", ""), options.partition or os.environ.get("SBATCH_PARTITION")
     if any(_OTHER_PLACE.match(option) for option in options.extra):
-        # The partition is inside an option that is not parsed here, so its limits are unknown.
+        # This option names a partition or cluster and is not parsed here, so the limits are unknown.
         named = ""
     found = select_partitions(partitions, named)
     # A job with more devices than a node has cores for would wait in the queue forever.
@@ -146,14 +148,14 @@ def select_partitions(partitions: str, named: str | None) -> list[Partition]:
 def find_max_time_min(found: Sequence[Partition]) -> int | None:
     """Return the shortest time limit (MaxTime) of these partitions in minutes; None if none has a limit.
 
-    Slurm may start a job in any of them, so the job must be within the limits of all.
+    Slurm may start a job in any of these partitions, so the job must be within the limits of all of them.
     """
     limits = (_parse_minutes(fields.get("MaxTime", "")) for fields in found)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def find_max_nodes(found: Sequence[Partition]) -> int | None:
-    """Return the maximum number of nodes of a job in any of these partitions; None if unknown.
+    """Return the largest number of nodes that a job can have in any of these partitions; None if unknown.
 
     Nodes that are down are included.
     """
@@ -229,7 +231,7 @@ def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[P
 
 
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
-    """Yield the limits on submitted jobs for this account and partition, from the output of sacctmgr.
+    """Yield the limits on the number of submitted jobs for this account and partition. `table` is output of sacctmgr.
 
     A line is `account|partition|default QOS|limit|limit of the group`. Without an account, the limits of all accounts
     are included, because the user's default account is unknown here.
@@ -239,9 +241,10 @@ def list_submit_limits(table: str, account: str | None, partition: str | None) -
 
 
 def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
-    """Return the names of the QOS that a job gets without the option `qos`, from the same sacctmgr lines.
+    """Return the names of the QOS that a job gets without the option `qos`. `table` has the same lines as for
+    `list_submit_limits`.
 
-    If a line has no default QOS, it is Slurm's own default, `normal`.
+    For a line without a default QOS, the name is Slurm's own default, `normal`.
     """
     return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
 

@@ -97,7 +97,7 @@ class Container(Frozen):
     mounts: tuple[OneLine, ...] = ()
     options: tuple[OneLine, ...] = ()
     command: tuple[OneLine, ...] = Field(
-        (), description="of another runtime, up to the program: {image} and {study} are filled in"
+        (), description="command line of another runtime, without the program to run; {image} and {study} are replaced"
     )
 
     @model_validator(mode="after")
@@ -110,20 +110,23 @@ class Container(Frozen):
 
     @model_serializer(mode="wrap")
     def _drop_empty_command(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Records of earlier versions have no `command`, and must stay equal.
+        # Records of earlier versions have no `command`. A record without a command must stay equal to these records.
         plain: dict[str, Any] = serialize(self)
         return plain if plain.get("command") else {key: plain[key] for key in plain if key != "command"}
 
 
 class Autopilot(Frozen):
-    """Options of the small job that `--autopilot` submits, where they differ from those of other jobs.
+    """Options of the small job that `--autopilot` submits. By default, `partition` and `qos` are those of the other
+    jobs.
 
     This job needs one core and no GPU.
     """
 
     partition: OneLine | None = None
     qos: OneLine | None = None
-    begin: Begin | None = Field(None, description="None: at once, also where the other jobs begin later")
+    begin: Begin | None = Field(
+        None, description="None: the small job begins at once, even if the other jobs begin later"
+    )
 
 
 _WRITTEN = (
@@ -187,7 +190,7 @@ def job_setup(options: Options) -> JobSetup:
     """Return the device kind, container image, Python command and environment variables of a job."""
     asks = options.gpus is not None or any(map(_GPU_OPTION.match, options.extra))
     return JobSetup(
-        # An exclusive job gets all GPUs that its nodes have, if they have any.
+        # An exclusive job gets all GPUs of its nodes. Whether the nodes have GPUs is unknown here.
         device="cuda" if asks else None if options.exclusive else "cpu",
         gpu_override="launcher.gpus=--gres=gpu:{devices}",
         image=options.container.image if options.container else None,

@@ -15,13 +15,13 @@ from bench.launchers.slurm.cluster import build_user_environment, call, read_con
 from bench.launchers.slurm.options import Options
 
 _LOGGER = logging.getLogger(__name__)
-# Start of the period that sacct reports. By default it reports only jobs since midnight.
+# Start of the period that sacct reports. By default sacct reports only jobs since midnight.
 _ACCOUNTED = "now-30days"
 # Maximum bytes of job names on a command line. The kernel allows about 128 kB per argument.
 _NAMES_BYTES = 64_000
 # Bytes that are read from the end of a completion log, which may hold years of jobs.
 _LOG_BYTES = 64 * 2**20
-# Pauses between tries. A controller that is restarting or busy answers again within half a minute.
+# Seconds between tries. A controller that is restarting or busy answers again within half a minute.
 _PAUSES_S = (2, 4, 8, 16)
 _AT_ONCE = 1000  # jobs per call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
@@ -30,23 +30,23 @@ _UNKNOWN = {
     "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists yours"),
     "partition": (r"invalid partition", "`sinfo --summarize` lists the partitions"),
 }
-"""For each option of a site: the words with which sbatch rejects a wrong value, and how to list the valid values."""
+"""For each option of a site: a pattern of sbatch's message for a wrong value, and the command that lists the valid
+values."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
 _NEVER_MEANT = ("SBATCH_ARRAY_INX", "SBATCH_DEPENDENCY", "SBATCH_CLUSTERS")
-"""Variables in the user's shell that are never passed to sbatch. They would turn any script into an array, a dependent
-job, or a job on another cluster. SLURM_CLUSTERS is passed, because it selects a cluster for all Slurm programs alike.
-"""
+"""Environment variables of the user that are never passed to sbatch. They would turn any script into an array, a
+dependent job, or a job on another cluster. SLURM_CLUSTERS is passed, because all Slurm programs obey it."""
 
 
 def ask(names: Collection[str], options: Options | None = None) -> dict[tuple[str, int | None], JobState]:
     """Return the states of all jobs with these names, by job name and array task number (None without an array).
 
-    A job that is missing in the result is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer.
+    A job that is not in the result is unknown to Slurm. Raise SchedulerUnavailable if Slurm does not answer.
 
-    Up to three sources are each read once. The first is the queue. Jobs that are no longer in the queue are looked up
-    in accounting and then in the completion log, if the site has them. Arrays are looked up in all three sources,
-    because the queue may have removed only some of their tasks. `scontrol show job` is not used, because it loses jobs
-    at the same time as the queue.
+    Up to three sources are read, each once. The first source is the queue. Jobs that are no longer in the queue are
+    looked up in Slurm's accounting and then in its completion log, if the site has them. Arrays are looked up in all
+    three sources, because the queue may have removed only some of their tasks. `scontrol show job` is not used, because
+    it loses jobs at the same time as the queue.
     """
     wanted = frozenset(names)
     found: dict[tuple[str, int | None], JobState] = {}
@@ -112,7 +112,7 @@ def submit(launch: LaunchPlan, options: Options | None = None) -> str:
         _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
         time.sleep(pause_s)
         try:
-            # The controller may have accepted the job and then failed, or answered too late. Look for the job first.
+            # Look for the job first. The controller may have accepted the job before it failed, or answered too late.
             numbers = (state.handle for state in list_queued() if state.name == found[1])
             return max(numbers, key=int, default=None) or _call_sbatch(launch, script)
         except SchedulerUnavailable as error:
@@ -122,7 +122,8 @@ def submit(launch: LaunchPlan, options: Options | None = None) -> str:
 
 def _call_sbatch(launch: LaunchPlan, script: str) -> str:
     environment = build_user_environment() | launch.environment
-    # Options in the script must take precedence over variables in the user's shell, so these are removed.
+    # Options in the script must take precedence, so variables in the user's shell that set the same options are
+    # removed.
     options = (name.replace("-", "_").upper() for name in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
     for variable in (*_NEVER_MEANT, *(f"SBATCH_{_OTHER_NAMES.get(option, option)}" for option in options)):
         environment.pop(variable, None)

@@ -68,7 +68,7 @@ def _load_template() -> jinja2.Template:
     inside = package / "slurm"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(inside if inside.is_dir() else package.parent / "slurm"),
-        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, and not an empty string
+        undefined=jinja2.StrictUndefined,  # a misspelt name raises an error, and is not replaced by an empty string
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -83,7 +83,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
     if options.container and not small:
         variables["ZEROSCALE_CONTAINER_DIGEST"] = options.container.digest or options.container.image
     limit_min = work.time_limit_min
-    # Only the time limit of an attempt is known. Add time for the start of the job.
+    # If only the time limit of an attempt (one try at a run) is known, add time for the start of the job.
     if limit_min is None and options.time_limit_min is not None:
         limit_min = math.ceil(options.time_limit_min + options.setup_min)
     tasks, cpus = _count_tasks(work, options)
@@ -108,7 +108,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
 
 
 def _select_place(options: Options, *, small: bool) -> dict[str, object]:
-    """Return the options that determine where and when a job runs: partition, account, QOS, begin time and others.
+    """Return the options that determine where and when a job runs, such as partition, account, QOS and begin time.
 
     For the small job of the autopilot (`small`), the options in `autopilot` take precedence.
     """
@@ -146,8 +146,8 @@ def _build_small_command(work: Work, options: Options) -> list[list[str]]:
 def _build_command(work: Work, options: Options, folder: Path) -> list[list[str]]:
     """Return the command that runs on every node. Each inner list of words is one line of the script."""
     tasks, cpus = _count_tasks(work, options)
-    # --export: a site may configure sbatch to export nothing, which srun would inherit.
-    # --cpus-per-task: since Slurm 22.05, srun does not inherit it from sbatch.
+    # --export=ALL: a site may configure sbatch to export nothing, and srun would inherit this setting. --cpus-per-task:
+    # since Slurm 22.05, srun does not inherit it from sbatch.
     srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={work.nodes}", f"--ntasks-per-node={tasks}"]
     srun += [f"--cpus-per-task={cpus}"] if cpus else []
     of_site = {option.partition("=")[0] for option in options.srun}
@@ -162,8 +162,8 @@ def _list_bindings(options: Options) -> list[str]:
 
     With one supervisor per node, the supervisor gets all cores of the job on that node and its ranks share them. A
     cluster's default binding is often a single core. With one task per device, each task is bound to its cores and to
-    the memory next to them. Each task sees all devices of its node. A rank selects its own device by number, and
-    accesses the other devices directly.
+    the memory next to them. Each task sees all devices of its node. A rank selects its own device by number. It can
+    access the memory of the other devices directly.
     """
     sees_all = options.gpus is not None and "per-task" not in options.gpus
     devices = ["--gpu-bind=none"] if sees_all else []
@@ -174,7 +174,7 @@ def _list_bindings(options: Options) -> list[str]:
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
     """Return the words of a command prefix that runs a command in a container, with the study's folder mounted."""
-    # Folders of jobs, like those of attempts, lie two levels below the study's.
+    # The folder of a job, like the folder of an attempt, is two levels below the study's folder.
     study = str(folder.parent.parent)
     if container.runtime == "command":
         return [[word.replace("{study}", study).replace("{image}", container.image) for word in container.command]]

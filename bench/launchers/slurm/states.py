@@ -24,14 +24,15 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
     "REVOKED": (None, ""),
     "TIMEOUT": ("timeout", "the job reached its time limit"),
 }
-"""For each job state code of squeue's manual that means the end of a job: the outcome of the run, and its description.
-A code that is neither here nor in `_PENDING` counts as running. So an unknown code of a newer Slurm version does not
-look like the end of a job."""
+"""The codes of squeue's manual for the states in which a job has ended. For each code: the outcome of the run (None if
+this end does not determine it), and a description. A code that is neither here nor in `_PENDING` counts as running. So
+an unknown code of a newer Slurm version does not look like the end of a job."""
 _STUCK = re.compile(
     r"PartitionConfig|Partition(Node|Time)Limit|Partition(Down|Inactive)|BadConstraints|DependencyNeverSatisfied"
     r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|JobHeld(Admin|User)|launch_failed_requeued_held|.*PerJob(Limit)?"
 )
-"""Pattern of pending reasons in squeue's manual that persist until a user or administrator changes something."""
+"""Pattern of the reasons in squeue's manual for which a job stays pending until a user or administrator changes
+something."""
 _NOTHING = ("", "None", "N/A", "(null)")
 _SHELL_SIGNAL = 128
 """Offset of exit codes for signals. If a signal ends a command, the shell's exit code is 128 plus the signal number."""
@@ -41,8 +42,8 @@ _SQUEUE = {
     "Reason": 64, "exit_code": 10, "Name": 256,
 }  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
-"""Columns of fixed width, because a job name may contain any separator. The name is the last column, because widths
-count bytes and not characters."""
+"""Columns of squeue's output. They have a fixed width, because a job name may contain any separator. The name is the
+last column, because widths count bytes and not characters."""
 SACCT_FORMAT = "JobID,State,NNodes,Start,End,ExitCode,Reason,JobName"
 _ACCOUNTED = re.compile(
     r"(\d+)(?:_(\d+)|_\[([^]|]*)\]?)?[^|]*\|([^|]*)\|(\d*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)"
@@ -73,7 +74,7 @@ def parse_squeue(text: str) -> Iterator[JobState]:
             begin += width
         job, task, state, restarts, nodes, start, end, reason, exit_code, name = columns
         if not job.isdigit():
-            # A heading, such as a cluster's name.
+            # The line is a heading, such as a cluster's name.
             continue
         is_parsed = True
         status = _parse_wait_status(exit_code)
@@ -104,7 +105,7 @@ def parse_sacct(text: str) -> Iterator[JobState]:
 def _check_empty(program: str, text: str) -> None:
     """Raise UserError if a program's output is not empty. It is called if no line could be parsed.
 
-    If such output were interpreted as "no such job", zeroscale would submit every point again.
+    If such output were interpreted as "no such job", zeroscale would submit every job again.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
     if lines:
@@ -126,8 +127,8 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
 def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
     """Return the latest state for each job name and array task.
 
-    Earlier starts of the same job are counted as restarts. If two jobs have the same name, the job with the higher id
-    is used.
+    Earlier starts of the same job (after a requeue) are counted as restarts. If two jobs have the same name, the job
+    with the higher id is used.
     """
     found: dict[tuple[str, int | None], JobState] = {}
     for state in states:
@@ -191,8 +192,8 @@ def _build_state(
 def describe_exit(code: int, number: int) -> str:
     """Return a description of an exit code, or of the signal with this number that ended a script.
 
-    It is empty for exit code 0 without a signal. An exit code above 128 is also described by its signal, because a
-    shell uses such codes if a signal ended its command.
+    `code` is the exit code, and `number` the signal number or 0. The description is empty if both are 0. For an exit
+    code above 128 it also names a signal, because a shell uses such codes if a signal ended its command.
     """
     if number:
         return f"killed by {_name_signal(number)}"
