@@ -1,4 +1,4 @@
-"""Hand-made observations of a run that ended `ok`."""
+"""Observations of a run that ended `ok`, made by hand instead of measured."""
 
 from bench.core.record import Observations, Steps
 

@@ -10,12 +10,13 @@ _FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOT
 
 
 def files(kind: str) -> dict[str, str]:
-    """Return the files that the page for a kind of plug-in shows: their texts by path."""
+    """Return the text of each file that the page for this kind of plug-in shows, by path."""
     return dict(_FILE.findall((PAGES / f"{kind}.md").read_text()))
 
 
 def write(root: Path, *kinds: str) -> None:
-    """Write the files from the pages of these plug-in kinds into a copy of the project, or into an empty folder."""
+    """Write the files from the pages of these plug-in kinds into the folder `root`, which may contain a copy of the
+    project."""
     for kind in kinds:
         for name, text in files(kind).items():
             path = root / name

@@ -1,4 +1,5 @@
-"""Tensors that autograd saves in a forward pass: the measured truth for predicted activation memory."""
+"""Measurement of the tensors that autograd saves in a forward pass. Tests compare it with the predicted activation
+memory."""
 
 from collections.abc import Callable
 

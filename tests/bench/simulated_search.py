@@ -1,4 +1,4 @@
-"""A search on a grid of simulated runs. Each proposed trial gets its result at once."""
+"""Search on a grid of simulated runs. Each proposed trial gets its result at once, without a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,8 @@ from bench.sweep.policy import Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
 
 Run = Callable[[Mapping[str, Any]], float | OutcomeKind]
-"""Function of a trial's values that returns its step time in seconds, or the outcome if the run fails."""
+"""Function that simulates the run of a trial. It gets the trial's values, and returns the step time in seconds, or the
+outcome of a failure."""
 
 SPACE: dict[str, Any] = {"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4, 8], "nodes": [1, 2, 4, 8]}
 
@@ -56,7 +57,7 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
 
 
 def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
-    """Return the result of a finished trial. The interval of its step time is ± `width` × step time."""
+    """Return the result of a trial, simulated by `run`. The interval of its step time is ± `width` × step time."""
     ended, spec = run(trial.values), trial.point.spec
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)
@@ -68,7 +69,8 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
 def search(
     asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
 ) -> list[TrialResult]:
-    """Continue a search to its end, or until there are `most` trials. Return all trials."""
+    """Continue a search after the trials in `results`, to its end or until there are `most` trials. Return the results
+    of all trials."""
     done = list(results)
     while len(done) < most and (proposal := asked.propose(done)):
         done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))

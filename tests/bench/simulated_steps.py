@@ -1,4 +1,4 @@
-"""Simulated times of one step of a pipeline schedule, to compare with predictions and with real ranks."""
+"""Simulation of one step of a pipeline schedule. Tests compare its times with predictions and with real ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class SimulatedStep:
 
     finish_s: dict[Action, float]  # end of each forward and backward pass, in seconds
     busy_s: tuple[float, ...]  # seconds that each rank spends in its passes
-    passes_in_flight: tuple[int, ...]  # of each rank: largest number of forwards whose backward has not run
+    passes_in_flight: tuple[int, ...]  # of each rank: largest number of forward passes whose backward has not run
 
     @property
     def total_s(self) -> float:
@@ -22,7 +22,7 @@ class SimulatedStep:
 
     @property
     def idle_s(self) -> tuple[float, ...]:
-        """Seconds in which each rank runs no pass, until the last pass of any rank has ended."""
+        """Seconds of each rank in which it runs no pass, from 0 s to the end of the last pass of any rank."""
         return tuple(self.total_s - busy_s for busy_s in self.busy_s)
 
 
@@ -48,7 +48,8 @@ def simulate_schedule(
 
 
 def count_passes_in_flight(order: Order) -> int:
-    """Return the largest number of forward passes of a rank whose backward pass has not run yet."""
+    """Return the largest number of forward passes that have run on a rank while their backward pass has not. `order`
+    has the passes of that rank in order."""
     now = most = 0
     for action in order:
         now += (action.kind == "forward") - (action.kind == "backward")

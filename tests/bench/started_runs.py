@@ -32,14 +32,14 @@ T5 = ("model=tiny", "sequence.encoder=32", "sequence.decoder=16", *QUICK[1:3], *
 ENDLESS = (
     *QUICK[:7], "devices_per_node=2", "measure.min_steps=1000000", "measure.max_s=600",
 )  # fmt: skip
-"""Overrides of a run that does not end within a test. The test has to end it."""
+"""Overrides of a run that does not end by itself within a test. The test must end it."""
 
 PATIENCE_S = 250.0
 """Timeout in seconds for processes that import torch. They need seconds on an idle machine and minutes on a busy
 one. The timeout is below the time limit of a test."""
 SOON_S = 40.0
-"""Timeout in seconds for events that follow at once, with a margin for a busy machine. Waiting in vain for
-PATIENCE_S would take minutes."""
+"""Timeout in seconds for events that should follow at once, with a margin for a busy machine. It is shorter than
+PATIENCE_S, so that a test that fails does not take minutes."""
 
 
 class Command:
@@ -48,8 +48,8 @@ class Command:
     def __init__(
         self, results: Path, overrides: Sequence[str], env: Mapping[str, str] = os.environ, **options: Any
     ) -> None:
-        """Start the command. Each rank has a single thread by default: several threads would busy-wait for each
-        other, and a run next to background load would take minutes."""
+        """Start the command. By default each rank has a single thread. Several threads would busy-wait for each other,
+        and with background load a run would take minutes."""
         words = [sys.executable, "-m", "bench.cli", "run", *overrides, "--results", str(results)]
         options["env"] = {"OMP_NUM_THREADS": "1", **env}
         self.results = results
@@ -58,7 +58,7 @@ class Command:
         )
 
     def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Wait until the run's heartbeat satisfies `ready`, and return it."""
+        """Wait until `ready` returns True for the content of the run's `heartbeat.json`, and return this content."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for path in self.results.rglob(store.HEARTBEAT):
@@ -85,13 +85,13 @@ class Command:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Return those of `pids` that are still running."""
+    """Return the process ids of `pids` whose process is still running."""
     return [pid for pid in pids if _runs(pid)]
 
 
 def survivors(pids: Sequence[int]) -> list[int]:
-    """Wait up to SOON_S for all `pids` to end, and return those that are still running. A killed process ends only
-    when the kernel schedules it."""
+    """Wait up to SOON_S for the end of all processes `pids`, and return the ids of processes that still run. Waiting is
+    needed, because a killed process ends only when the kernel schedules it."""
     until = time.monotonic() + SOON_S
     while alive(pids) and time.monotonic() < until:
         time.sleep(0.1)

@@ -15,8 +15,9 @@ BUCKET = "bucket"
 class StorageEmulator:
     """Server on the loopback interface, with an empty bucket. The variable STORAGE_EMULATOR_HOST must be set to `url`.
 
-    The package gcp-storage-emulator ignores the condition ifGenerationMatch=0 of an upload, with which the service
-    replaces no object. This server adds it. Requests are handled one after the other, so that no two pass the check.
+    An upload with the condition ifGenerationMatch=0 must not replace an existing object. The package
+    gcp-storage-emulator ignores this condition, and this server adds the check. Requests are handled one after the
+    other, so that two uploads of one object cannot both pass the check.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,8 @@ class StorageEmulator:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def set_away(self, *, away: bool) -> None:
-        """Answer every request with status 503, as an overloaded service does, or end this."""
+        """If `away` is true, answer every request with status 503, as an overloaded service does. Otherwise answer
+        normally again."""
         self._server.RequestHandlerClass.keywords["states"]["away"] = away  # type: ignore[attr-defined]
 
     def stop(self) -> None:
@@ -44,7 +46,7 @@ class StorageEmulator:
 
 @contextlib.contextmanager
 def emulated_bucket() -> Iterator[tuple[str, StorageEmulator]]:
-    """Run an emulator, to which gcsfs of this process and of its children connects. Yield the bucket's URL and the
+    """Run an emulator, and let gcsfs in this process and its children connect to it. Yield the bucket's URL and the
     emulator."""
     emulator = StorageEmulator()
     try:

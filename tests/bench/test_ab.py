@@ -1,5 +1,5 @@
-"""`zeroscale ab`: two git revisions or Python environments in alternating rounds, with real processes. The tests use a
-temporary git repository."""
+"""Tests of `zeroscale ab`, which measures two git revisions or Python environments in alternating rounds. They use real
+processes and a temporary git repository."""
 
 import json
 import os
@@ -219,8 +219,8 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Both sides run on a busy machine, where each round takes 1.5 times as long as the round before. Side b is as fast
-    as side a, or 10 % slower."""
+    """The machine is busy, and each round takes 1.5 times as long as the round before. Side b is as fast as side a, or
+    10 % slower."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):

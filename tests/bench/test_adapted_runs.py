@@ -1,4 +1,5 @@
-"""A run with adapters records trained and all parameters, and a model without the target is refused in one line."""
+"""Tests of runs with adapters. The record has the numbers of trained and of all parameters. A model without the target
+of the adapters is refused in one line."""
 
 import io
 from pathlib import Path

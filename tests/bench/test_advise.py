@@ -1,4 +1,4 @@
-"""`zeroscale advise`: questions, advice as text and JSON, and refused questions."""
+"""Tests of `zeroscale advise`: its questions, its advice as text and as JSON, and the questions that it refuses."""
 
 import json
 import re
@@ -253,7 +253,7 @@ def test_measured_run_on_the_same_machine_replaces_the_prediction(ask: Ask) -> N
 def test_answer_has_the_next_pareto_point_and_the_number_of_ties(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training on eight nodes costs about the same as on one node, and takes an eighth of the time."""
+    """In this test, a training on eight nodes costs about the same as on one node, and takes an eighth of the time."""
     monkeypatch.chdir(tmp_path)
     words = ["advise", *XL[:3], "engine=fsdp,zero1,zero3", "nodes=1,8", "tokens=1e11", "price=2"]
     assert main(words) == 0

@@ -1,4 +1,4 @@
-"""`zeroscale advise` for a whole training: with a target loss, a number of samples, a budget, and node failures."""
+"""Tests of `zeroscale advise` for whole trainings: target loss, number of samples, budget, and node failures."""
 
 import json
 import math

@@ -1,5 +1,5 @@
-"""Processes of an allocation, started without a scheduler: the leader on the first node, and an agent on a
-second node."""
+"""Tests of the processes of an allocation, which are started without a scheduler. They are the leader on the first node
+and an agent on a second node."""
 
 import json
 import os
@@ -133,8 +133,8 @@ def test_two_nodes_or_one_task_per_device_run_the_points_together(tmp_path: Path
 
 
 def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path) -> None:
-    """A requeued job starts again. It skips points with a final result, pruned points and points without attempts left,
-    and a point too long for its time limit. The log contains the reason for each."""
+    """A requeued job starts again. It skips points with a final result, pruned points, points without attempts left,
+    and points that are too long for the job's remaining time. The log contains the reason for each skipped point."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
     long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
     small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))
@@ -192,7 +192,7 @@ def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
 @pytest.mark.cold
 @pytest.mark.thorough
 def test_killed_fork_server_is_restarted_for_the_next_point(tmp_path: Path) -> None:
-    """The killed fork servers neither exclude their nodes from the job nor affect the next point."""
+    """Fork servers are killed. Their nodes must stay in the job, and the next point must not be affected."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
     allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
@@ -237,8 +237,8 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 @pytest.mark.thorough
 def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
-    """Slurm declares a node down when its slurmd is gone, and requeues the job. The processes of the old start still
-    run, and must end."""
+    """Slurm declares a node down when its slurmd is gone, and requeues the job. The processes of the job's first start
+    still run on that node, and must end."""
     point = requested("devices_per_node=1", quick=ENDLESS)
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)

@@ -1,4 +1,4 @@
-"""Processes of an allocation whose nodes share no folder, but an object store. The store is a folder of this machine;
+"""Tests of an allocation whose nodes share no folder, but an object store. The store is a folder of this machine, and
 each node has its own work folder."""
 
 import json
@@ -104,7 +104,8 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
 
 @processes
 def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(tmp_path: Path) -> None:
-    """The client is gcsfs, and the bucket an emulated one. It answers with errors from the claim to the record."""
+    """The client is gcsfs, and the bucket is emulated. The bucket answers with errors from the time when the attempt is
+    reserved until its record is written."""
     point = requested(*TWO_NODES)
     with emulated_bucket() as (bucket, emulator):
         job = StoredJob(tmp_path, "s-1", [point], nodes=2, url=f"{bucket}/s")
@@ -136,7 +137,7 @@ def test_two_jobs_run_no_point_twice(tmp_path: Path) -> None:
 
 @processes
 def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Path) -> None:
-    """A file in the place of the bucket makes every access fail, as a network failure does."""
+    """A file replaces the bucket's folder, so every access fails, as with a network failure."""
     bucket, aside = tmp_path / "bucket", tmp_path / "aside"
     point = requested(*ONE)
     job = StoredJob(tmp_path, "s-1", [point])

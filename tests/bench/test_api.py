@@ -1,4 +1,5 @@
-"""The Python interface in a notebook: functions get plain arguments, return values, and print nothing."""
+"""Tests of the Python interface, as used in a notebook. Its functions get plain arguments, return values, and print
+nothing."""
 
 import os
 import shutil
@@ -119,7 +120,7 @@ def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
 
 @pytest.mark.parametrize("machine", ["cpu", "h100"])
 def test_study_is_predicted_with_the_defaults_of_its_measurement(machine: str) -> None:
-    """On a CPU, a study without a base gets the sizes of the smoke study. Elsewhere it keeps its own."""
+    """On a CPU, a study without a base gets the sizes of the smoke study. On another device it keeps its own sizes."""
     study = api.Study(name="mine", axes={"engine": ["ddp", "zero2"]})
     shared = {"machine": machine, "devices_per_node": 2}
     launcher = {} if machine == "cpu" else {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}

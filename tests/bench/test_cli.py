@@ -1,4 +1,4 @@
-"""The command `zeroscale`: its imports, its output and its exit codes."""
+"""Tests of the command `zeroscale`: its imports, its output and its exit codes."""
 
 import json
 import subprocess

@@ -16,7 +16,7 @@ GROUP_FILES = [
     (group, path.stem)
     for group in compose.GROUPS
     for path in sorted((compose.find_conf_folder() / group).glob("*.yaml"))
-    if path.stem != "hugging_face"  # it needs a config file, and other tests cover it
+    if path.stem != "hugging_face"  # this family needs a config file, and other tests cover it
 ]
 
 

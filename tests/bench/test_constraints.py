@@ -1,5 +1,5 @@
-"""Exclude rules of studies. A rule has the same meaning as in Python, and a rule without a meaning is an error instead
-of false."""
+"""Tests of the exclude rules of studies. A rule has the same meaning as in Python. A rule that cannot be evaluated is
+an error, and does not count as false."""
 
 import time
 from typing import Any

@@ -73,7 +73,7 @@ def test_events_of_a_block_are_read_during_the_next_block() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_are_copied_completely_before_their_use(pinned: bool) -> None:
-    """Many batches are copied in succession. Host and device free each batch as soon as it is summed."""
+    """Many batches are copied in succession. The host and the device free each batch as soon as its sum is computed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
     for number in range(50):

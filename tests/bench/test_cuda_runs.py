@@ -53,7 +53,7 @@ SAME_LOSS = ("zero0", "zero1", "zero2", "zero3", "fused", "chunked", "compiled",
 
 
 def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRecord:
-    """Run a point with the command line, as a user does, and return its record with any outcome."""
+    """Measure a point with the command line, as a user does. Return its record, whatever its outcome."""
     command = [sys.executable, "-m", "bench.cli", verb, *words, "--json", "--results", str(results)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "2"}
@@ -116,7 +116,7 @@ def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerances were required before any GPU run existed. They are not derived from measured errors."""
+    """The tolerances were chosen before any GPU run existed. They are not derived from measured errors."""
     prediction, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory

@@ -1,4 +1,5 @@
-"""Queries to GPU drivers. Fake driver libraries that follow the vendors' manuals answer them, so no GPU is needed.
+"""Tests of queries to GPU drivers. They need no GPU, because fake driver libraries, written from the vendors' manuals,
+answer the queries.
 
 NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
 """
@@ -159,8 +160,8 @@ def test_amd_devices_give_the_same_facts(question: Question, answer: Any) -> Non
 
 
 def test_throttled_time_is_the_share_of_counts_between_two_samples() -> None:
-    """NVIDIA counts the seconds of throttling, which are divided by seconds of the clock. AMD counts samples with
-    throttling, which are divided by all samples."""
+    """NVIDIA counts the seconds of throttling, which are divided by the elapsed seconds. AMD counts samples with
+    throttling, which are divided by the number of all samples."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}

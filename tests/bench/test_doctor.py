@@ -1,4 +1,5 @@
-"""`zeroscale doctor` reports only what concerns this machine: nothing of Slurm where there is no cluster."""
+"""Tests that `zeroscale doctor` reports only checks that concern this machine. Without a cluster, for example, it
+reports nothing about Slurm."""
 
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/extend promises that a plug-in is added by its files alone, without editing any other file.
+"""Tests of the promise of docs/extend that a plug-in is added by its files alone, without editing any other file.
 
 The files on its pages are written into a copy of the project. Then the copy plans, runs, predicts, reads and reports.
 """
@@ -82,8 +82,8 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def counting(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of real runs on two ranks, by engine. One run was started on this machine, and two ran in a job with
-    preloaded ranks."""
+    """Records of real runs on two ranks, by engine. One run was started as a user's run. The two other runs were in a
+    job whose ranks are forked from a process with all imports."""
     results = project.root / "counting"
     project.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
@@ -244,8 +244,8 @@ POINTS = (*QUICK, *SPOOLED, "batch.micro=2,4")
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder of the job queue of the launcher plug-in in docs/extend. Any of its processes left after the tests is
-    killed, and the tests fail."""
+    """Folder of the job queue of the launcher plug-in in docs/extend. If a process of the queue is left after the
+    tests, it is killed and the tests fail."""
     folder = tmp_path_factory.mktemp("spool")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(folder))

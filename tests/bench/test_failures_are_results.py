@@ -1,4 +1,4 @@
-"""Real failures of every kind: each failed run ends within seconds and leaves a record with the reason."""
+"""Tests with real failures of every kind. Each run must end within seconds and leave a record with the reason."""
 
 import contextlib
 import json
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 PLAIN = ("engine=ddp", *ENDLESS)
-"""Overrides for failures that do not depend on the engine. With ddp, ranks save the second that importing DeepSpeed
-takes."""
+"""Overrides for failures that do not depend on the engine. The engine ddp is used, because it does not import
+DeepSpeed, which takes a second."""
 PIPELINE = (
     "engine=pipeline", "parallel.pipeline=3", "batch.accumulation=3", *ENDLESS[:7], "devices_per_node=3", *ENDLESS[8:],
 )  # fmt: skip
@@ -51,7 +51,8 @@ def test_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> N
 def test_run_lost_after_its_window_is_measured_but_uninspected(
     zeroscale_run: Start,
 ) -> None:
-    """Warm-up and window have three steps each. The failure is in the next step, the first untimed step."""
+    """Warm-up and window have three steps each. The failure is in the step after the window, which is the first untimed
+    step."""
     steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}

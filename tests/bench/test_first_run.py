@@ -1,4 +1,4 @@
-"""`zeroscale run` without arguments uses the devices of this machine, and reports missing devices at once."""
+"""Tests of `zeroscale run` without arguments. It uses this machine's devices, and reports missing devices at once."""
 
 import json
 import shlex

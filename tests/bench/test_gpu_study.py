@@ -1,5 +1,5 @@
-"""slurm/gpu_study.py, which runs the studies of one GPU, tested without a GPU: its commands, skipped commands, and
-its archive."""
+"""Tests of slurm/gpu_study.py, which runs the studies of one GPU. They need no GPU, and check its commands, its skipped
+commands and its archive."""
 
 import importlib.util
 import sys
@@ -54,7 +54,7 @@ def test_fastest_point_of_every_model_is_repeated_unchanged(study: ModuleType, t
     runs = analysis.load(RECORDED)
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
     spec = store.read_record(next(iter(store.find_records([RECORDED / fastest])))).spec
-    # Today's default window and loss mean differ from those of the record.
+    # Today's default window and mean of the loss differ from those of the record.
     today = compose.compose_request(compose.parse_single(overrides)).spec
     assert today == spec.model_copy(update={"measure": today.measure, "loss_mean": today.loss_mean})
 

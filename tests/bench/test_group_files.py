@@ -1,4 +1,4 @@
-"""Each mistake in a user's YAML file is reported in one line, with the name of the file."""
+"""Tests of mistakes in a user's YAML file. Each is reported in one line, with the name of the file."""
 
 import os
 import re

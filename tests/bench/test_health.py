@@ -1,4 +1,4 @@
-"""A run shows signs of defective nodes, such as devices throttled by heat."""
+"""Tests of the signs of defective nodes in the record of a run, such as devices that are throttled by heat."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A user's config.json is trained by the model family hugging_face, which has no formulas. Engines give equal
+"""Tests of the model family hugging_face, which trains a user's config.json and has no formulas. Engines give equal
 losses, FLOPs are counted, and there are no predictions."""
 
 import io
@@ -36,8 +36,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Result folders of real runs on two ranks, by name. One run was started like a user's run, and two ran in an
-    allocation with forked ranks."""
+    """Results folders of real runs on two ranks, by name. One run was started like a user's run. The two other runs
+    were in an allocation with forked ranks."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("ddp", "allocated", "zero3", "recomputing")}
     alone = Command(folders["ddp"], [*asked, "engine=ddp"])
     assert alone.record().outcome.kind == "ok", (alone.output, alone.errors)

@@ -1,4 +1,5 @@
-"""`zeroscale init` writes files to start from. They run unchanged, and existing files are not overwritten."""
+"""Tests of `zeroscale init`, which writes files to start from. The files work unchanged, and existing files are not
+overwritten."""
 
 import json
 import re

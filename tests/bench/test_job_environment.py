@@ -1,4 +1,4 @@
-"""Tests of the job that a process reads from its environment, with the documented examples of each system."""
+"""Tests of how a process finds its job in its environment variables. They use each system's documented examples."""
 
 import json
 import re
@@ -170,7 +170,7 @@ def test_no_other_module_reads_a_position_in_a_job() -> None:
 
 
 def spec(**fields: Any) -> dict[str, str]:
-    """Environment with a CLUSTER_SPEC of two replicas, in which `fields` replace others."""
+    """Environment with a CLUSTER_SPEC of two replicas. `fields` replace fields of the CLUSTER_SPEC."""
     cluster = {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}
     return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": {"type": "workerpool0", "index": 0}, **fields})}
 

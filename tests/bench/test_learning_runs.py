@@ -1,4 +1,4 @@
-"""Tests of trainings that are started as by a user, killed before their end, and resumed."""
+"""Tests of trainings that are started as a user starts them, killed before their end, and resumed."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_killed_training_resumes_to_the_result_of_an_undisturbed_one(
     """The killed training has two ranks with DDP. It is compared with an uninterrupted training on one rank with
     ZeRO.
 
-    Both have the same global batch.
+    Both trainings have the same global batch.
     """
     two = ("engine=ddp", "devices_per_node=2", "batch.micro=2")
     one_rank = ("engine=zero1", "engine.reduce_bucket_size=1000000", "devices_per_node=1", "batch.micro=4")
@@ -116,7 +116,7 @@ QUALITY = (
 
 
 def test_quality_of_answers_is_measured_before_and_after_a_training(tmp_path: Path) -> None:
-    """The answer is always the same, so that few steps are enough. DDP and FSDP train on two ranks each."""
+    """All samples have the same answer, so that few steps are enough. DDP and FSDP train on two ranks each."""
     lines = [{"prompt": f"Is {number} a number?", "answer": "yes, it is"} for number in range(10, 99)]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     few = (

@@ -1,5 +1,5 @@
-"""Tests of the measured background load: by hand calculation on a simulated /proc, and with real processes that
-compute."""
+"""Tests of the measured background load. It is compared with hand calculations on a simulated /proc, and with real
+processes that compute."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_processes_of_the_run_are_not_background_load(tmp_path: Path) -> None:
         machine.process(1, 0, 1, 0)
         machine.process(2, 0, 0, 0)
         machine.process(9, 2, 0, 50 * scale)  # a thread of the kernel
-        machine.process(50, 1, 50, 100 * scale, ended=9000 * scale)  # the supervisor, with time of reaped children
+        machine.process(50, 1, 50, 100 * scale, ended=9000 * scale)  # the supervisor, with its reaped children's time
         machine.process(100, 50, 100, 500 * scale, ended=200 * scale)  # a rank, with an ended loader
         machine.process(101, 100, 100, 150 * scale)  # a loader
         machine.process(102, 100, 102, 100 * scale)  # a compiler started by a rank, in its own session
@@ -128,7 +128,7 @@ def test_load_is_unknown_without_kernel_counters(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Process ids of processes that compute all the time, one per core. Their parent has ended."""
+    """Process ids of processes that compute all the time. There is one per core, and their parent has ended."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
@@ -158,7 +158,7 @@ def test_background_load_equals_the_kernels_counters(spinning: list[int]) -> Non
 
 
 def test_command_does_not_count_as_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's process computes for 8 s, then another process of its session computes for 8 s."""
+    """First the command's process computes for 8 s, and then another process of its session."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     machine, session = Machine(tmp_path), os.getsid(0)
     machine.counted(user=0, stolen=0, idle=0)

@@ -83,7 +83,7 @@ for turn in range(turns):
         print(name, file=log)
         time.sleep(0.2)
 """
-"""Takes the lock again right after it has released it, as a sweep does between two points."""
+"""Program that takes the lock again right after it has released the lock, as a sweep does between two points."""
 
 
 @pytest.mark.processes
@@ -107,7 +107,7 @@ def test_lock_is_granted_in_the_order_of_waiting(tmp_path: Path) -> None:
         sweep.wait()
     order = log.read_text().splitlines()
     assert [name for name in order if name in ("first", "second", "third")] == ["first", "second", "third"]
-    # At most one turn: the sweep may have looked at the queue just before the first command joined it.
+    # At most one turn of the sweep: it may have looked at the queue just before the first command joined the queue.
     assert order[order.index("first waits") : order.index("first")].count("sweep") <= 1
     assert order[order.index("third waits") : order.index("third")].count("sweep") <= 1
 

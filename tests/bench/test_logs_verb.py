@@ -1,4 +1,4 @@
-"""Tests of `zeroscale logs`, which prints the logs of a point's attempts and jobs."""
+"""Tests of `zeroscale logs`, which prints the logs of a point's attempts (tries at measuring it) and of their jobs."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Tests of the measured training loop, compared with hand calculations. Clocks of two ranks, data and losses are
-scripted."""
+"""Tests of the measured training loop, compared with hand calculations. The clocks of two ranks, the data and the
+losses have given values."""
 
 import io
 import itertools
@@ -43,7 +43,7 @@ def a_spec(**changed: Any) -> RunSpec:
 
 
 class Scripted:
-    """Clock and engine in one object. Seconds and losses of rank 0 are given for each step."""
+    """Clock and engine in one object. The seconds and losses of each step on rank 0 are given."""
 
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
@@ -165,7 +165,7 @@ def test_run_with_an_invalid_loss_in_its_window_keeps_its_warm_up() -> None:
 
 
 class WithoutLoss(Scripted):
-    """Engine on a rank without a loss, such as a rank of the first of two pipeline stages."""
+    """Engine on a rank that computes no loss, such as a rank of the first of two pipeline stages."""
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
         super().train_step(micro_batches)
@@ -218,8 +218,8 @@ class Stepwise(Scripted):
 
 
 def test_micro_batch_is_fetched_after_the_previous_one_was_computed() -> None:
-    """A micro-batch is fetched only after the engine has used the previous one. Its loader has this time to prepare
-    it."""
+    """A micro-batch is fetched only after the engine has used the previous micro-batch. The data loader has this time
+    to prepare it."""
     fetched: list[int] = []
 
     def loaded() -> Iterator[MicroBatch]:
@@ -318,10 +318,11 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
 
 
 def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
-    """A step takes 100 ms, its launch 10 ms, and the work between blocks 30 ms while the next block runs.
+    """A step takes 100 ms, and its launch takes 10 ms. The work between two blocks takes 30 ms while the next block
+    runs.
 
-    The device is idle only once, where the window begins. In the comparison, the device is drained after each block,
-    and the first step of each block waits for its launch.
+    The device is idle only once, when the window begins. For comparison, a second loop drains the device after each
+    block, so the first step of each block waits for its launch.
     """
     device = Device(step_s=0.1, launch_s=0.01, between_s=0.03)
     series = timed_on(device)
@@ -335,7 +336,7 @@ def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
 def test_host_waits_for_the_event_of_the_previous_block() -> None:
     """Blocks have 2 steps of 100 ms. Before the host reads the times of a block, it has launched the next block.
 
-    It then waits only for the end of the first block.
+    The host then waits only for the end of the first block.
     """
     device = Device(step_s=0.1, launch_s=0.001)
     timed_on(device)
@@ -384,7 +385,8 @@ def test_window_with_long_steps_ends_at_its_time_limit() -> None:
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
 def test_length_of_a_window_does_not_depend_on_its_step_times(stalled: int | None) -> None:
-    """One step takes 3 s, all others 1 s. The window must have the same length in seconds, with fewer steps."""
+    """One step takes 3 s, and all other steps take 1 s. The window must have the same length in seconds as without the
+    slow step, with fewer steps."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
     series = trained(Scripted(seconds), seconds, spec)

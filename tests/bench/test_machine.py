@@ -1,5 +1,5 @@
-"""Tests of machine files. An implausible number leads to a one-line message with a remedy, in a file and on the
-command line."""
+"""Tests of machine files. An implausible number in a file or on the command line leads to a one-line message with a
+remedy."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def test_implausible_number_in_a_machine_file_is_refused_with_a_remedy(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert expected in err
-    if "inf" not in value and "nan" not in value:  # these may be refused as non-finite
+    if "inf" not in value and "nan" not in value:  # such values may be refused as non-finite
         assert remedy in err
 
 

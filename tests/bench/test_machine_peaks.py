@@ -1,5 +1,5 @@
-"""Test of the peak rates in conf/machine: multiprocessors × FLOPs per clock × clock rate, from the vendors' white
-papers."""
+"""Test of the peak rates in conf/machine. The expected rate is multiprocessors × FLOPs per clock × clock rate, from the
+vendors' white papers."""
 
 from pathlib import Path
 

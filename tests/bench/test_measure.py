@@ -143,8 +143,8 @@ def test_collective_counter_leaves_higher_order_operators_unchanged() -> None:
 
 
 def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
-    """While collectives are counted, compiled code must stay compiled. Otherwise the time outside of collectives
-    would be that of other code."""
+    """While collectives are counted, compiled code must stay compiled. Otherwise other code would run, and the time
+    outside of collectives would be wrong."""
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -257,7 +257,7 @@ def hold(megabytes: int, ready: Queue, end: Event) -> None:
 
 @pytest.mark.processes
 def test_memory_of_loaders_is_the_peak_of_their_resident_sets() -> None:
-    """Two processes that are started like DataLoader processes have 64 MiB each."""
+    """Two processes, which are started like DataLoader processes, use 64 MiB each."""
     assert memory.read_loaders_rss_bytes() is None, "there is none"
     context = torch.multiprocessing.get_context("forkserver")
     ready, end = context.Queue(), context.Event()

@@ -1,4 +1,4 @@
-"""Tests of how the supervisors of an allocation find each other, and how unknown clients of their port are treated."""
+"""Tests of how an allocation's supervisors find each other, and how they treat unknown clients of their port."""
 
 import contextlib
 import json
@@ -127,7 +127,7 @@ def hung_up(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except TimeoutError:
         return False
-    except OSError:  # reset, because it was closed with unread input
+    except OSError:  # the connection was reset, because it was closed with unread input
         return True
 
 
@@ -156,8 +156,8 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
 
 
 def test_agent_that_leaves_a_silent_coordinator_reports_the_reason(lead: CoordinatorServer) -> None:
-    """An agent ends its ranks because node 0 is silent. Later reports of other nodes' lost ranks are only a
-    consequence."""
+    """An agent (supervisor of another node) ends its ranks because node 0 is silent. Later reports of lost ranks on
+    other nodes are only a consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     assert lead.find_left() is None

@@ -1,4 +1,4 @@
-"""Tests of reading records of older versions as records of the current version."""
+"""Tests of migrations: records of older versions are read as records of the current version."""
 
 import json
 from pathlib import Path
@@ -62,8 +62,9 @@ def test_step_times_of_version_1_are_corrected_from_the_series_of_all_ranks(
 ) -> None:
     """The expected step times are computed by hand. Each block starts at 0 s.
 
-    The two ranks complete the first and second step of a block at these seconds. First block: (1.0, 1.2), (2.2, 2.2).
-    Second block: (1.1, 1.1), (2.1, 2.5). Third block: (1.4, 1.0), (2.4, 2.0).
+    A pair has the seconds at which the two ranks complete a step. There is a pair for the first and for the second step
+    of each block. First block: (1.0, 1.2), (2.2, 2.2). Second block: (1.1, 1.1), (2.1, 2.5). Third block: (1.4, 1.0),
+    (2.4, 2.0).
     """
     corrected = steps(read(tmp_path, old, OWN_S))
     assert corrected.step_s == pytest.approx((1.2, 1.0, 1.1, 1.4, 1.4, 1.0))

@@ -1,5 +1,5 @@
-"""Object stores: creation of objects, and copies of a study's folder. The stores are a folder, fsspec's memory, and an
-emulated bucket of Google Cloud Storage."""
+"""Tests of object stores: creation of objects, and copies of a study's folder. The stores are a folder, fsspec's memory
+file system, and an emulated bucket of Google Cloud Storage."""
 
 import contextlib
 import json
@@ -139,7 +139,7 @@ def test_a_refusal_is_reported_at_once(
 
 
 def test_calls_are_repeated_until_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in the place of the bucket's folder makes every access fail, as a network failure does."""
+    """A file replaces the bucket's folder, so every access fails, as with a network failure."""
     bucket, naps = tmp_path / "bucket", list[float]()
     bucket.write_bytes(b"")
 
@@ -177,7 +177,7 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
     with pytest.raises(StoreUnavailable):
         objects.write("a", b"")
     assert 285 < now[0] - before <= 300
-    now[0] += 100  # the job has ended: a last try
+    now[0] += 100  # the job has ended, and a last try is made
     naps.clear()
     with pytest.raises(StoreUnavailable):
         objects.write("a", b"")
@@ -187,7 +187,7 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
 
 
 def claim_many(url: str, folder: Path, plain: str, job: str, count: int) -> None:
-    """Claim attempts in another process."""
+    """Reserve `count` attempts for a job. This function runs in another process."""
     spec = RunSpec.model_validate_json(plain)
     study = StudyStore(ObjectStore(url), folder)
     for _ in range(count):
@@ -265,7 +265,7 @@ def test_a_finished_attempt_is_pulled_whole_and_its_record_comes_last(
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[[str], object]) -> None:
-    """Note the name of every object that is written through this store."""
+    """Call `note` with the name of every object that is written through this store."""
     backend = objects._backend
     create, write = backend.create, backend.write
     monkeypatch.setattr(backend, "create", lambda name, content: (note(name), create(name, content))[1])
@@ -273,7 +273,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[
 
 
 def test_a_lost_attempt_gets_one_record_and_the_first_counts(url: str, tmp_path: Path, spec: RunSpec) -> None:
-    """Two submitters conclude the attempt of a killed job. The job itself, which was not dead, is too late."""
+    """Two submitters write the record of an attempt whose job seems to be killed. The job itself is still alive, and
+    writes its own record too late."""
     job, one, other = (StudyStore(ObjectStore(url), tmp_path / name) for name in ("node", "one", "other"))
     folder = job.open_attempt(job.folder / config_id(spec), spec, circumstance()).folder
     place = Path(config_id(spec), "0.0")
@@ -320,7 +321,7 @@ def test_files_of_jobs_and_sweeps_reach_both_submitters(url: str, tmp_path: Path
     other.sync()
     assert sorted(one.objects.list()) == sorted(files)
     assert {name: (other.folder / name).read_text() for name in files} == {name: name for name in files}
-    # The end of an allocation is written by the submitter that notices it first.
+    # The first submitter that notices the end of an allocation writes it down.
     later = time.time() + 2
     (other.folder / files[0]).write_text("ended")
     os.utime(other.folder / files[0], (later, later))

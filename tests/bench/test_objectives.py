@@ -151,7 +151,7 @@ def test_packed_documents_have_own_positions_and_do_not_predict_each_other(tmp_p
     pytest.importorskip("datasets").config.HF_DATASETS_CACHE = tmp_path / "cache"
     (tmp_path / "text.txt").write_text("\n".join(["abcd", "ef", "ghijk"]))
     options = {"files": [str(tmp_path / "text.txt")], "sample_by": "line"}
-    made = spec("causal_lm_documents", {"tokens": 14}, "text", **options)  # with an EOS after each of them
+    made = spec("causal_lm_documents", {"tokens": 14}, "text", **options)  # with an EOS after each document
     tensors, _ = next(data.load("text").micro_batches(made, 0))
     assert tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 4, 5]] * 2
     begins = tensors["position_ids"] == 0

@@ -1,5 +1,5 @@
-"""Tests of the table of a point's fields. Ids, verification, advice and variants must agree with the role of each
-field."""
+"""Tests of the table that gives each field of a point its role. Ids, verification, advice and variants must agree with
+these roles."""
 
 from typing import Any
 
@@ -48,7 +48,8 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the purposes for which the table allows a field to be ignored; None if no purpose may ignore it."""
+    """Return the table's entry for a field: the purposes for which the field may be ignored. None if no purpose may
+    ignore it."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 
@@ -59,7 +60,7 @@ def test_changed_field_affects_exactly_the_properties_in_its_role(field: str) ->
     assert (config_id(one) != config_id(other)) == (role is None or role.identity)
     assert (format_decisive(one) != format_decisive(other)) == (role is None or role.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
-    # Another layout or accumulation changes the global batch for the same micro-batches, and so the losses.
+    # Another layout or accumulation changes the global batch for the same micro-batch, and therefore the losses.
     makes_batch = field in ("parallel.tensor", "batch.accumulation")
     assert (losses[0] != losses[1]) == (role is None or role.losses or makes_batch)
 

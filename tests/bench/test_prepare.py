@@ -1,4 +1,4 @@
-"""Tests of `zeroscale prepare`. Data and ops that it has stored suffice for a run without a network.
+"""Tests of `zeroscale prepare`. A run without a network needs only the data and ops that it has stored.
 
 A missing item is reported in one line.
 """
@@ -280,7 +280,7 @@ def test_ops_that_a_run_loads_by_engine_and_options(overrides: tuple[str, ...], 
 
 
 def test_op_without_its_library_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "false")  # with which DeepSpeed compiles a test program for libaio
+    monkeypatch.setenv("CC", "false")  # DeepSpeed compiles a test program for libaio with it
     with pytest.raises(UserError, match="DeepSpeed's op AsyncIO: it cannot be built without libaio; install libaio"):
         extensions.load("AsyncIO", "cpu", tmp_path)
 
@@ -343,7 +343,7 @@ def test_op_is_built_once_and_installed_atomically(greeting: Path, monkeypatch: 
     assert extensions.load("Greeting", "cpu", greeting)
     assert os.environ[extensions.FOLDER] == str(greeting)
     assert [path.name for path in greeting.iterdir()] == ["greeting"]
-    op_builder.OpBuilder._loaded_ops.clear()  # a new process would not have this cache
+    op_builder.OpBuilder._loaded_ops.clear()  # in a new process, this cache would be empty
     monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
     assert not extensions.load("Greeting", "cpu", greeting)
 

@@ -1,4 +1,5 @@
-"""Tests that no file of zeroscale contains secrets. Secrets are recognised by a variable's name or their format."""
+"""Tests that no file that zeroscale writes contains secrets. A secret is recognised by the name of its variable or by
+its format."""
 
 import argparse
 import zipfile
@@ -81,7 +82,8 @@ def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: st
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
-    """The scheduler itself writes the log of a job, so tokens in it are not masked as in run.log."""
+    """The scheduler itself writes the log of a job. So tokens in this log cannot be masked when they are written,
+    unlike in run.log."""
     job = tmp_path / "study/jobs/one"
     job.mkdir(parents=True)
     (job / "slurm-1.log").write_text(f"\0+ export X={token}\n")

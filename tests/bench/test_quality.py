@@ -1,5 +1,5 @@
-"""Quality of answers: its measures, with values computed by hand, and greedy generation, compared with transformers'
-own."""
+"""Tests of the quality of answers. The measures are compared with values computed by hand, and greedy generation is
+compared with that of transformers."""
 
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from bench.measure.peers import Peers
     ("prediction", "reference", "f1"),
     [
         ("the cat sat", "The cat sat.", 1.0),  # case, punctuation and articles do not count
-        ("a cat on the mat", "cat", 2 * (1 / 3) * 1 / (1 / 3 + 1)),  # words: cat on mat; precision 1/3, recall 1
+        ("a cat on the mat", "cat", 2 * (1 / 3) * 1 / (1 / 3 + 1)),  # words: "cat on mat"; precision 1/3, recall 1
         ("x x x y", "x x z", 4 / 7),  # two of four words are right, two of three are found: 2 × ½ × ⅔ / (½ + ⅔)
         ("blue", "red", 0.0),
         ("", "red", 0.0),

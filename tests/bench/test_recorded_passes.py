@@ -1,4 +1,4 @@
-"""Tests of which passes of a pipeline step are stored in a record."""
+"""Tests of which forward and backward passes of a pipeline step are stored in a record."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Tests of rehearsals, in which one rank of many is real. They are compared with real runs and with ZeRO's formulas."""
+"""Tests of rehearsals, in which one rank of many is real. Rehearsals are compared with real runs and with ZeRO's
+formulas."""
 
 import csv
 import json
@@ -46,7 +47,7 @@ SHAPES_ALONE = {
     "modular": ("model=gpt2_tiny", "engine=modular", "parallel.tensor=2", "parallel.pipeline=2",
                 "parallel.stages_per_rank=2", "batch.accumulation=4", "sequence.tokens=64"),
 }  # fmt: skip
-"""Overrides for engines that are rehearsed twice, with all operations executed and with `--shapes-only`."""
+"""Overrides for engines that are rehearsed twice: once with all operations executed, and once with `--shapes-only`."""
 
 REAL = recorded()
 ASKED = {
@@ -78,8 +79,8 @@ torch."""
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     """Records of all rehearsals of this file.
 
-    One rehearsal is made with `zeroscale rehearse`. The others are made with the program that produces inputs of
-    predictions.
+    One rehearsal is made with `zeroscale rehearse`. The other rehearsals are made with the program that writes the
+    tables in results/predictions/inputs.
     """
     results = tmp_path_factory.mktemp("rehearsals")
     named, others = (

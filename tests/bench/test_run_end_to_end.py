@@ -1,4 +1,4 @@
-"""Tests of `zeroscale run` and `zeroscale sweep` with real processes, called as by a user."""
+"""Tests of `zeroscale run` and `zeroscale sweep` with real processes, started as a user starts them."""
 
 import json
 import math

@@ -1,4 +1,5 @@
-"""Tests of the JSON schemas for editors. All files of the project are valid, and mistakes are found."""
+"""Tests of the JSON schemas that editors use for config files. All config files of the project are valid, and mistakes
+are found."""
 
 from typing import Any
 

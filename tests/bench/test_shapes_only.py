@@ -1,4 +1,5 @@
-"""Tests of rehearsals with `--shapes-only`: results of skipped operations, and operations that are still executed."""
+"""Tests of rehearsals with `--shapes-only`, in which large operations are skipped. They check the results of skipped
+operations, and which operations are still executed."""
 
 from collections.abc import Iterator
 

@@ -66,7 +66,7 @@ OLD_PROTOCOL = {
 
 
 def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
-    """The ids were computed by the code of that time. They fix the ids of version 1 with its defaults."""
+    """The expected ids were computed by the code of version 1, with the defaults of that version."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
     assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL
@@ -75,8 +75,8 @@ def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
 
 
 def test_spec_with_an_older_protocol_has_the_loss_mean_of_version_1() -> None:
-    """All runs recorded with the older protocol averaged the loss over micro-batches, but their records do not
-    contain that."""
+    """All runs recorded with the older protocol averaged the loss over micro-batches. Their records do not contain this
+    fact."""
     old = spec(measure=OLD_PROTOCOL)
     assert (old.loss_mean, spec().loss_mean) == ("micro_batches", "tokens")
     assert RunSpec.model_validate_json(old.model_dump_json(by_alias=True)) == old
@@ -114,7 +114,7 @@ def test_identity_omits_default_lengths_of_span_corruption(
 
 
 def test_ids_from_before_objectives_and_layouts_are_unchanged() -> None:
-    """The ids were computed by the revision before the fields `objective` and `parallel` existed."""
+    """The expected ids were computed by a revision without the fields `objective` and `parallel`."""
     assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
     assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 

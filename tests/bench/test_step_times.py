@@ -43,8 +43,8 @@ def test_steps_of_a_block_add_up_to_its_slowest_rank(ranks: int, blocks: list[in
     ("steps", "cut", "lengths"),
     [
         (20, 10, [5, 5, 5, 5]),
-        (19, 12, [5, 5, 2, 5, 2]),  # both budgets end within a block
-        (7, 0, [5, 2]),  # ended within its warm-up
+        (19, 12, [5, 5, 2, 5, 2]),  # warm-up and window both end within a block
+        (7, 0, [5, 2]),  # the run ended within its warm-up
         (7, 7, [5, 2]),
         (0, 0, []),
     ],

@@ -7,7 +7,7 @@ from bench.core.quantities import find_slow_links, find_slow_ranks
     ("outside_s", "slow"),
     [
         ((0.1, 0.1, 0.25, 0.1), [2]),
-        ((0.1, 0.25), [1]),  # of two ranks, each is compared with the other
+        ((0.1, 0.25), [1]),  # with two ranks, each is compared with the other
         ((0.1, 0.3, 0.1, 0.2), [1, 3]),
         ((1.0, 1.2, 1.0), []),  # 20 % is not more than 20 %
         ((1.0, 1.21, 1.0), [1]),

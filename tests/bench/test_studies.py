@@ -1,4 +1,4 @@
-"""Tests of the studies in conf/study. Every point is valid, and the costs are those stated in the file."""
+"""Tests of the studies in conf/study. Every point is valid, and the costs are those stated in the study's file."""
 
 import json
 import re

@@ -93,9 +93,9 @@ def test_rank_finds_its_descriptors_in_environment_variables(tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """Keep a killed process from being reaped, like a process in an uninterruptible system call.
+    """Context manager in which a killed process does not end, like a process in an uninterruptible system call.
 
-    The process is traced, and its tracer would have to wait for it first.
+    The process is traced, and it ends only after its tracer has waited for it.
     """
     with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout
@@ -197,7 +197,7 @@ def test_stalled_file_system_is_no_hang(tmp_path: Path) -> None:
     talks = "import time\nfor _ in range(3000): print('x' * 100)\ntime.sleep(4)"
 
     def read_starts() -> str:
-        return str(stalled.released.wait(PATIENCE_S))  # stands for a read of the study's folder that stalls
+        return str(stalled.released.wait(PATIENCE_S))  # simulates a read of the study's folder that stalls
 
     supervisor = RunCoordinator(folder, handle_signals=False, start=running(talks), is_lost=read_starts)
     supervisor.heartbeat = HeartbeatWriter(folder, 0.5, stalled.replace)
@@ -333,7 +333,7 @@ def test_rank_lost_before_the_signal_decides_the_outcome(tmp_path: Path) -> None
 
 
 class CoordinatorThread:
-    """Coordinator that runs in a thread, with the address that it has announced."""
+    """Coordinator (supervisor of node 0) that runs in a thread, with the address that it has announced."""
 
     record: RunRecord
 

@@ -89,8 +89,7 @@ def test_failed_heartbeat_is_skipped(tmp_path: Path) -> None:
 
 
 def test_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
-    """Heartbeats are written by another thread at irregular times. The reader continues until it has seen several of
-    them."""
+    """Another thread writes heartbeats at irregular times. The reader reads until it has several heartbeats."""
     heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
     while len(seen) < 5 and time.monotonic() < until:
         heartbeat.show("running", beat(len(seen)))

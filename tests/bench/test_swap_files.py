@@ -1,5 +1,5 @@
-"""Offload of the optimizer's state and of the weights to files on a disk: equal to offload to host memory, and no file
-is left."""
+"""Tests of offload of the optimizer's state and of the weights to files on a disk. The losses equal those with offload
+to host memory, and no file is left."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from started_runs import PATIENCE_S, T5, Command
 from bench.core.record import RunRecord
 
 BUILD_S = 1200.0
-"""Timeout in seconds for a run that compiles DeepSpeed's op for files first."""
+"""Timeout in seconds for a run that first compiles DeepSpeed's op for files."""
 ZERO_3 = (
     *T5, "model.name=wide", "model.parameters=null", "model.shape.vocab=4096", "engine=zero3",
     "engine.zero_force_ds_cpu_optimizer=false", "engine.offload_param.pin_memory=false",

@@ -1,5 +1,5 @@
-"""Terminal output of the command: table columns are the same everywhere, and the remaining time is shown only on
-terminals."""
+"""Tests of the command's output. Table columns are the same on a terminal and in a pipe, and the remaining time is
+shown only on a terminal."""
 
 import os
 import pty

@@ -1,5 +1,5 @@
-"""The transport that carried the bytes is found from a host's network counters. The InfiniBand counters are made up
-from the kernel's manual."""
+"""Tests that the transport of the bytes is found from a host's network counters. The InfiniBand counters are not from a
+real port. They follow the kernel's manual."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Classification of a run's outcome from the evidence of its ranks, one case per line."""
+"""Tests of the outcome of a run that follows from the evidence of its ranks, with one case per line."""
 
 import errno
 import signal
@@ -159,8 +159,8 @@ def test_exception_is_classified_by_type_and_message(error: BaseException, kind:
 
 
 def test_failed_pinning_of_host_memory_is_no_device_shortage() -> None:
-    """CUDA reports the same message for device and host memory. The function that raised the error distinguishes
-    them."""
+    """CUDA reports the same message for device memory and for host memory. The function that raised the error shows
+    which memory ran out."""
 
     def pin_memory() -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
@@ -189,7 +189,8 @@ except Exception as error:
 
 @pytest.mark.processes
 def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
-    """The kernel counts its out-of-memory kills. The count shows if the kernel killed the data loader's process."""
+    """The kernel counts the processes that its out-of-memory killer ends. This count shows whether it ended the data
+    loader's process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")

@@ -1,4 +1,5 @@
-"""Begin and end of the measured window, compared with hand calculations and with a simulation whose truth is known."""
+"""Tests of the begin and the end of the measured window, compared with hand calculations and with a simulation whose
+truth is known."""
 
 import numpy as np
 import pytest
@@ -76,8 +77,8 @@ def test_window_ends_at_its_time_limit_below_its_minimum() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Simulate a window of 100 autocorrelated steps with this median. Return whether the limit of 1.1 s ends it
-    early, when checked every 5 steps."""
+    """Simulate a window of 100 autocorrelated steps with this median. Return True if the limit of 1.1 s, which is
+    checked every 5 steps, ends it early."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()

@@ -1,4 +1,5 @@
-"""A wrong value of any key is reported in one line: value, rule and remedy, without a word of pydantic."""
+"""Tests that a wrong value of any key is reported in one line, with value, rule and remedy, and without a message of
+pydantic."""
 
 import functools
 import re
@@ -16,7 +17,7 @@ from bench.core.errors import UserError
 from bench.core.study import Pair
 
 WRONG = ("@@", -1.5e300, 7, True, None, [[]], {"a b": [1]}, float("nan"))
-"""Values of every kind. Each key accepts some of them at most."""
+"""Values of every kind. No key accepts all of them."""
 PYDANTIC = re.compile(
     "|".join(
         {
@@ -31,7 +32,8 @@ PYDANTIC = re.compile(
 
 
 def list_choices(section: KeySection) -> list[Pair]:
-    """Return the choice of a file of conf/ whose plug-in has the keys of a section."""
+    """Return a choice of a file of conf/ (group and name) whose plug-in has the keys of this section. Return an empty
+    list if the section does not belong to a plug-in."""
     if not section.plugin:
         return []
     group = section.group

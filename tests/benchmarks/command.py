@@ -2,7 +2,7 @@
 
   python -m tests.benchmarks.command [--rounds 10]
 
-Times are in seconds, and multiples of the start of Python in the same benchmark run.
+Each time is printed in seconds, and as a multiple of the start-up time of Python in the same benchmark run.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def timed(command: Sequence[str]) -> float:
 
 def print_fixed_cost(engine: str) -> None:
     """Print the seconds of each phase of a run from its start to its first step. These seconds are the fixed cost of
-    a point."""
+    each run."""
     with tempfile.TemporaryDirectory() as results:
         command = (*ZEROSCALE, "run", *QUICK, f"engine={engine}", "--results", results, "--json")
         begin = time.perf_counter()

@@ -2,13 +2,15 @@
 
   python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 
-Each series has a fixed length and a known truth. Windows that end when their interval is narrow enough are not
-simulated here. Each table row begins with the effective sample size for the median or the mean, computed from the
-scatter of the estimates. Then it has the coverage of each method at 95 %, in per cent of the series for which the
-method gives an interval. For `taken`, the method of `bench.core.statistics`, three more columns follow. They are the
-per cent of series with an interval, and the coverage for effective sample sizes of at least 20 and at least 200.
+Coverage is the share of series whose 95 % interval contains the true value. Each series has a fixed length and a known
+truth. Windows that end when their interval is narrow enough are not simulated here. Each table row begins with the
+effective sample size for the median or the mean, computed from the scatter of the estimates. Then it has the coverage
+of each method, in per cent of the series for which the method gives an interval. For `taken`, the method of
+`bench.core.statistics`, three more columns follow. They are the per cent of series with an interval, the coverage for
+effective sample sizes of at least 20, and the coverage for at least 200.
 
-The last process drifts as much as it scatters, and over more steps than a series has. No series determines its median.
+The last simulated process drifts as much as it scatters, over more steps than a series has. So no series is long enough
+to determine its median.
 """
 
 import argparse
@@ -29,7 +31,7 @@ Ends = tuple[Array, Array]
 
 LENGTHS = (30, 100, 300, 1000, 3000)
 NORMAL = stats.norm.ppf(0.975)
-CHUNK = 500  # number of series at a time, limited by the memory of a laptop
+CHUNK = 500  # number of series computed at a time, limited by the memory of a laptop
 SLOW = {"blocks": 2}  # number of chunks for slow methods: `blocks` takes longer than all other methods together
 
 
@@ -80,13 +82,13 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
 
 
 def share(covered: Array, count: int) -> str:
-    """Return the coverage in per cent as text. A dash is returned if fewer than 5 % of the series have an interval."""
+    """Return the coverage in per cent as text, or a dash if fewer than 5 % of the series have an interval."""
     return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
 def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """Return rank-based bounds of each series' median. They are interpolated order statistics for `size` independent
-    values."""
+    """Return rank-based bounds of the median of each series. The bounds are order statistics, interpolated as if the
+    series had `size` independent values."""
     n = series.shape[1]
     reach = quantile * n / np.sqrt(size) / 2
     ordered = np.sort(series, axis=1)
@@ -198,8 +200,8 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print the per cent of pairs of configurations that tests on run means call different: for truly equal pairs, and
-    for truly different pairs.
+    """Print how many pairs of configurations are called different by tests that compare the means of runs. The numbers
+    are in per cent, for truly equal pairs and for truly different pairs.
 
     The significance levels are 5 % for one pair and 0.5 % for the smallest p-value among ten pairs.
     """
@@ -217,8 +219,8 @@ def tests(count: int) -> None:
 
 
 def pairs(count: int) -> None:
-    """Print the per cent of truly equal pairs that are called different at 5 %, with one run per side, compared by
-    its steps."""
+    """Print the per cent of truly equal pairs that tests at 5 % call different. A pair has one run of each
+    configuration, and the tests compare the steps of the two runs."""
     rng = np.random.default_rng(0)
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):

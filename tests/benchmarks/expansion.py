@@ -2,7 +2,8 @@
 
   python -m tests.benchmarks.expansion [--rounds 3]
 
-Each round is a new process without caches. The whole command, `zeroscale sweep --dry-run`, is timed on the same study.
+Each round is a new process without caches. The whole command `zeroscale sweep --dry-run` is timed too, on the same
+study.
 """
 
 import argparse

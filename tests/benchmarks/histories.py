@@ -2,8 +2,9 @@
 
   python -m tests.benchmarks.histories [--histories 400]
 
-Each simulated history has one value per place, such as a commit, in units of the noise between places. The noises are
-those of `tests.benchmarks.verdicts`. The noises named `serial` are autocorrelated from place to place.
+A history is a series of values, one for each place. A place is a commit, for example. The values are in units of the
+noise between places. The noise distributions are those of `tests.benchmarks.verdicts`. The noises named `serial` are
+autocorrelated from place to place.
 """
 
 import argparse
@@ -34,8 +35,8 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield a table of the false-alarm rate: per cent of sets of histories without a true change in which a change
-    is reported."""
+    """Yield a table of the false-alarm rate. No history has a true change. The rate is the per cent of sets of
+    histories in which a change is reported nevertheless."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         detected = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -102,7 +103,8 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield the mean number of five true changes that are detected, and the mean number of false detections."""
+    """Yield a table for histories with five true changes. It has the mean number of detected changes and of false
+    detections."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

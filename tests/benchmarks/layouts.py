@@ -2,11 +2,12 @@
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
-Slices: processor time of forward and backward of eight small T5 blocks on one of two ranks with fake collectives,
-relative to unsliced blocks. The same is measured with the matrices as DTensors. Schedules: seconds per step of the same
-pipeline stages on two gloo ranks, with our executor relative to torch.distributed.pipelining. In each round, the
-variants run in random order. The benchmark prints the median of the ratios within a round with its 95 % rank-based
-interval. Peak: bytes of rank 0's tensors in a step with many micro-batches, relative to a step with few.
+It has three parts. Slices: a forward and backward pass of eight small T5 blocks is timed on one of two tensor-parallel
+ranks with fake collectives. The processor time is divided by that of unsliced blocks. The same is done with DTensors as
+matrices. Schedules: the same pipeline stages run on two gloo ranks. The step time with our executor is divided by that
+with torch.distributed.pipelining. In each round, the variants run in random order. The benchmark prints the median of
+the ratios within a round with its 95 % rank-based interval. Peak: the peak bytes of rank 0's tensors in a step with
+many micro-batches are divided by those with few.
 """
 
 import argparse
@@ -93,8 +94,8 @@ def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
 
 
 def build(part: Part, among: TensorRanks | None = None) -> Any:
-    """Return the layers of a T5 that `part` names, with random weights. With `among`, matrices are sliced among
-    tensor-parallel ranks."""
+    """Return the layers `part` of a T5, with random weights. With `among`, matrices are sliced among tensor-parallel
+    ranks."""
     job, family = spec(), models.load_divided_builder("t5")
     module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
     for parameter in module.parameters():
@@ -147,7 +148,7 @@ def divide_by_dtensor(module: Any) -> Any:
 
 
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """Run two ranks. Return the ratios of our executor's step times to those of torch's schedule, and rank 0's peak
+    """Run two ranks. Return the step times of our executor divided by those of torch's schedule, and rank 0's peak
     bytes for FEW and MANY micro-batches.
 
     The list of peaks is empty if the memory counter is not available.

@@ -3,12 +3,12 @@
   python -m tests.benchmarks.overhead [--ranks 1 2] [--launches 3] [--rounds 30]
   python -m tests.benchmarks.overhead --device cuda --ranks 1 --point model=mt5_base batch.micro=8 precision=bf16
 
-The same processes with one model run blocks of steps in three variants. They are a bare loop, the harness with its
-clock, heartbeat, gathering and memory counter, and the bare loop again. The repeated bare loop shows the difference
-between two equal loops. Each round runs the variants in random order, so that drift of the machine affects all of them.
-The variants share their processes, because the memory layout of a process makes it some per cent faster or slower for
-its lifetime. Several launches average over memory layouts. The benchmark prints the median of the ratios within a
-round, with its 95 % rank-based interval.
+The same processes with one model run blocks of steps in three variants. The first is a bare loop. The second is the
+harness with its clock, heartbeat, gathering and memory counter. The third is the bare loop again, which shows the
+difference between two equal loops. Each round runs the variants in random order, so that drift of the machine affects
+all of them. All variants run in the same processes, because the memory layout of a process makes it some per cent
+faster or slower for its lifetime. The average over several launches averages over memory layouts. The benchmark prints
+the median of the ratios within a round, with its 95 % rank-based interval.
 """
 
 import argparse

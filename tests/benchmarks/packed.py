@@ -2,10 +2,10 @@
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
-The benchmark starts a Slurm testbed with two nodes per point and one job at a time. Half of the jobs with one point run
-before the packed job and half after it, so that drift of the machine affects both. Every point runs the same few steps.
-Wall time is measured from calling `zeroscale sweep` to the end of the last job. Wall time without the steps is the
-fixed cost of the points.
+A point is one configuration to measure. The benchmark starts a Slurm testbed with two nodes per point and one job at a
+time. Half of the jobs with one point run before the packed job and half after it, so that drift of the machine affects
+both kinds. Every point runs the same few steps. Wall time is measured from the call of `zeroscale sweep` to the end of
+the last job. Wall time minus the time of the steps is the fixed cost of the points.
 """
 
 import argparse
@@ -31,7 +31,8 @@ POINT = (
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-"""Slurm configuration of a queue that starts jobs at once, because waiting in a queue is not part of a cold start."""
+"""Slurm configuration with which the queue starts jobs at once, because waiting in a queue is not part of a cold start.
+"""
 
 
 class Spent(NamedTuple):
@@ -97,8 +98,9 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the times of a study whose jobs were submitted at `began_at` (seconds since the epoch): until the last
-    job ended, in allocations, and in steps. Every point must have ended `ok`."""
+    """Return the seconds of a study whose jobs were submitted at `began_at` (seconds since the epoch). They are the
+    wall time until the last job ended, the time in allocations, and the time in steps. Every point must have ended
+    `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

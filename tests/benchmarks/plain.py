@@ -1,11 +1,12 @@
-"""Baseline without zeroscale: Hugging Face's Trainer with DeepSpeed, compared with our runs of the same work.
+"""Comparison of our runs with a baseline without zeroscale that does the same work: Hugging Face's Trainer with
+DeepSpeed.
 
   python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
   python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
 Baseline and our runs use the same model (transformers' own, with random weights), micro-batch, lengths, precision,
 data, gradient clipping and device. They run in separate processes, one after the other. Trainer gets the ZeRO-2
-configuration of its documentation without offload, and its default optimizer. Our code runs twice: with the preset of
+configuration of its documentation without offload, and its default optimizer. We run twice: with the preset of
 engine=zero2, and with the options of the study single_gpu_fast. Trainer needs the package accelerate. Without it,
 DeepSpeed's documented loop is the baseline.
 
@@ -39,8 +40,8 @@ ZERO_2: dict[str, Any] = {
 
 
 def main() -> int:
-    """Print tokens per second of the plain loop and of our runs, and the ratio of ours to the plain loop. Return 0
-    if all of them ran."""
+    """Print the tokens per second of the plain loop and of our runs, and the speed of our runs divided by that of the
+    plain loop. Return 0 if all of them ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--loop", choices=LOOPS, help="default: trainer, or deepspeed where accelerate is missing")

@@ -2,7 +2,7 @@
 
   python -m tests.benchmarks.prediction [--rounds 5] [--random 3000 [--seed 1]]
 
-With --random, random questions of all kinds are predicted instead, and faults in the answers are printed.
+With --random, random specs of all kinds are predicted instead, and faults in the predictions are printed.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def _ask_random(seed: int, count: int) -> str | None:
-    """Predict the answers to random questions and print the faults in them. Return the number of faults as text;
-    None without faults."""
+    """Make predictions for random specs, and print the faults in the predictions. Return the number of faults as text;
+    None if there are no faults."""
     outcomes, faults, begin = Counter[tuple[str, str]](), 0, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         for question in draw_questions(seed, count, Path(folder)):

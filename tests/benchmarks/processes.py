@@ -1,8 +1,8 @@
 """Simulated step times of real machines: generators with a known truth, which do not depend on the harness.
 
-A stochastic process yields the seconds of successive optimizer steps without end. A machine that is slowed down works
-at a lower speed, so a step may begin at one speed and end at another. The truth of a process is its long-run mean step
-time. This is the average over hours of training, which is the cost that a user pays.
+A stochastic process yields the seconds of successive optimizer steps without end. The speed of a machine may change
+during a step. The truth of a process is its long-run mean step time. This is the average over hours of training, for
+which a user pays.
 """
 
 import math
@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 Draw = Callable[[np.random.Generator, float], Iterator[float]]
-"""Function of a random generator and the seconds of an undisturbed step. It yields the seconds of each step."""
+"""Function that yields the seconds of each step. Its arguments are a random generator and the seconds of an undisturbed
+step."""
 Stretches = Callable[[np.random.Generator], Iterator[tuple[float, float]]]
-"""Function of a random generator that yields (seconds, slowdown) for successive intervals of a machine's speed,
-starting at a random time."""
+"""Function that yields (seconds, slowdown) for successive time intervals, in each of which the machine has a constant
+speed. It starts at a random time. Its argument is a random generator."""
 
 NOISE = 0.01
 """Relative standard deviation of undisturbed steps."""
@@ -76,8 +77,8 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the step times of a machine whose speed changes in these intervals. The work per step has a relative
-    standard deviation of `noise`."""
+    """Return the step times of a machine whose speed is that of `stretches`. The work per step has a relative standard
+    deviation of `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -138,8 +139,8 @@ def stall(every_s: float, seconds: float) -> Draw:
 
 
 def recompile(within_steps: int, times: int, seconds: float) -> Draw:
-    """Return step times of which a number `times` take `seconds` longer, as if a new shape were compiled. These
-    steps are randomly chosen among the first `within_steps`."""
+    """Return step times in which some steps take `seconds` longer, as if a new shape were compiled. There are `times`
+    such steps, randomly chosen among the first `within_steps` steps."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         places = set(rng.choice(within_steps, times, replace=False).tolist())
@@ -187,5 +188,5 @@ PROCESSES = (
         "background storms", "1 min of 10 min twice as long", work(alternate(540.0, 60.0, 2.0)), _slowed(540, 60, 2)
     ),
 )
-"""All simulated stochastic processes, by kind. Recompiles and slow heating end after a while, so their truth is the
-step time that remains."""
+"""All simulated stochastic processes, ordered by kind. Recompiles and slow heating end after a while, so the truth of
+these processes is the step time after that."""

@@ -3,10 +3,11 @@
   python -m tests.benchmarks.reading [--records 10000 100000]
 
 The records are synthetic, in the form of a real record with 60 steps. There are 5 models × 5 engines × 6 micro-batches
-× 4 node counts, repeated as often as needed. Large micro-batches run out of memory, first with large models and
-engines of a low stage. For the first read, every `record.json` is in the page cache and all libraries are imported. The
-last column is the ratio of the time per record for the largest and the smallest number of records. It is 1 if time is
-proportional to the number of records, and less than 1 if there is a fixed cost.
+× 4 node counts, repeated as often as needed. The largest micro-batches are recorded as out of memory; for large models
+and low ZeRO stages, smaller micro-batches are too. For the first read, every `record.json` is in the page cache and all
+libraries are imported. The last column is the time per record with the largest number of records, divided by that with
+the smallest number. It is 1 if the time is proportional to the number of records, and less than 1 if there is a fixed
+cost.
 """
 
 import argparse
@@ -126,8 +127,8 @@ def configurations() -> Iterator[RunRecord]:
 
 
 def record(recorded: dict[str, Any], model: str, engine: str, micro: int, nodes: int) -> RunRecord:
-    """Return a copy of a recorded run for another model, engine, micro-batch and number of nodes. Its outcome is out
-    of memory if the model and micro-batch are large and the engine's stage is low."""
+    """Return a copy of a recorded run, changed to another model, engine, micro-batch and number of nodes. Its outcome
+    is out of memory if model and micro-batch are large for the engine's ZeRO stage."""
     spec_fields = recorded["spec"] | {"nodes": nodes, "devices_per_node": DEVICES, "batch": {"micro": micro}}
     spec_fields["model"] = spec_fields["model"] | {"name": model, "parameters": None}
     backend = "ddp" if engine == "ddp" else "deepspeed"

@@ -1,4 +1,5 @@
-"""Rehearse ranks of jobs, and write their memory to tables that `analysis.validation` compares with predictions.
+"""Rehearse ranks of jobs: one real rank runs, and the other ranks are simulated. Write the memory of these ranks to
+tables, which `analysis.validation` compares with predictions.
 
   python -m tests.benchmarks.rehearsals rehearsed    # one rank of jobs of 1 to 1,024 ranks; ten minutes
   python -m tests.benchmarks.rehearsals beside_real  # recorded runs of several ranks, rank by rank; ten minutes
@@ -66,8 +67,8 @@ class RehearsalCase(NamedTuple):
 
 
 def list_cases() -> Iterator[RehearsalCase]:
-    """Yield all combinations of shape, precision and number of ranks, each with seven combinations of stage, buckets
-    and batch."""
+    """Yield the cases: all combinations of shape, precision and number of ranks, each with seven combinations of stage,
+    buckets and batch."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
@@ -174,8 +175,8 @@ def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
 def _build_row(case: RehearsalCase, results: Path) -> list[object]:
     """Return the table row of a case, for the rank with the highest peak.
 
-    At stages 1 and 2, the first rank keeps the whole gradient of the embedding, and the last rank that of the output
-    head. Both are therefore rehearsed.
+    At stages 1 and 2, the first rank keeps the whole gradient of the embedding, and the last rank keeps the whole
+    gradient of the output head. Both ranks are therefore rehearsed.
     """
     spec = build_spec(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
@@ -221,8 +222,8 @@ FRONTIER = (
     "batch.micro=1", "batch.accumulation=20", "sequence.tokens=2048", "activation_checkpointing=true", "precision=bf16",
     "optimizer.implementation=fused", "machine=cpu",
 )  # fmt: skip
-"""Overrides of the rehearsed job on Frontier. The log's job had 640 micro-batches per step, this job has 20. Peak
-memory is the same, because a rank of 1F1B has at most 16 micro-batches in flight."""
+"""Overrides of the rehearsed job on Frontier. The job in the public log had 640 micro-batches per step, and this job
+has 20. Peak memory is the same, because a rank of the 1F1B schedule has at most 16 micro-batches in flight."""
 STAGE_COLUMNS = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_peak_bytes", "peak_bytes")
 
 
@@ -282,7 +283,7 @@ def write_frontier(recorded: RecordedRuns, _: Path) -> None:
     tensor shapes are rehearsed.
 
     In the public log, the optimizer skipped the update of every step, because the loss scale was still being searched.
-    The peak of the passes without an update is therefore in a column of its own.
+    Therefore the table has an extra column with the peak of forward and backward passes without an update.
     """
     spec = compose.compose_request(compose.parse_single(FRONTIER)).spec
     what = f"One rehearsed rank of each stage, its shapes alone: {' '.join(FRONTIER)}"

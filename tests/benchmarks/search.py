@@ -9,9 +9,10 @@ simulated search adds new noise to each point, as wide as the intervals of the r
 results/measured/two_cores.zip/step_time. The result is the number of trials until a point within 2 % of the grid's best
 published step is tried.
 
-Two thirds of these rows were used to develop the prediction formulas. So every sampler is also run with worse
-predictions. With `off`, predictions are wrong by a random factor per technique (log-normal, standard deviation 0.5).
-With `rough`, they are also wrong by a factor per point (standard deviation 0.3). With `none`, there are no predictions.
+Two thirds of these rows were used to develop the prediction formulas, so the predictions are unusually good. Therefore
+every sampler is also run with worse predictions. With `off`, predictions are wrong by a random factor for each
+technique (log-normal, standard deviation 0.5). With `rough`, they are also wrong by a factor for each point (standard
+deviation 0.3). With `none`, there are no predictions.
 """
 
 import argparse
@@ -69,7 +70,7 @@ class Row(NamedTuple):
 class Replay(NamedTuple):
     """Result of one simulated search."""
 
-    close_after: int | None  # number of trials; None if no close point was tried
+    close_after: int | None  # trials until a point close to the best; None if none was
     trials: int
     cpu_s: float
 
@@ -104,7 +105,8 @@ def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds:
 
 
 def describe(replays: Sequence[Replay], points: int) -> str:
-    """Return a line of text with the number of trials until a close point was tried, and until the search stopped."""
+    """Return a line of text with the number of trials until a point close to the best was tried, and until the search
+    stopped."""
     found = sorted(one.close_after for one in replays if one.close_after is not None)
     middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
@@ -124,7 +126,8 @@ def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
 
 
 def read_noise() -> float:
-    """Return half the relative width of the 95 % interval of a run's step time: the median over recorded runs."""
+    """Return the typical noise of a run: half the relative width of the 95 % interval of its step time, as the median
+    over recorded runs."""
     records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
@@ -133,7 +136,7 @@ def read_noise() -> float:
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
-    """Return the published grids by model width. A grid has the step time of each layout, by a text with the layout's
+    """Return the published grids by model width. A grid has a row for each layout. Its key is a text with the layout's
     values (`format_key`)."""
     grids: dict[int, dict[str, Row]] = {}
     for name in FILES:
@@ -204,7 +207,7 @@ class _RowSpace(SearchSpace):
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
-    """Return the name of the technique by which a row divides the model among its ranks."""
+    """Return the name of the technique that divides the model among the ranks in this row."""
     return "pipeline" if values["pipeline"] > 1 else "tensor" if values["tensor"] > 1 else "ddp"
 
 
@@ -261,8 +264,8 @@ class Training(NamedTuple):
 class Halving(NamedTuple):
     """Result of one simulated search by successive halving."""
 
-    tokens_to_best: int | None  # tokens trained until the best training ended; None if it never ended
-    tokens: int  # tokens trained in all
+    tokens_to_best: int | None  # tokens trained until the best training was complete; None if it never was
+    tokens: int  # tokens trained in the whole search
 
 
 def compare_on_trainings(seeds: int) -> None:

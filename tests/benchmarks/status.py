@@ -1,4 +1,4 @@
-"""Run time of `zeroscale status` for ten thousand runs, in seconds and as a multiple of the start of Python.
+"""Run time of `zeroscale status` for ten thousand runs, in seconds and as a multiple of the start-up time of Python.
 
   python -m tests.benchmarks.status [--rounds 5]
 

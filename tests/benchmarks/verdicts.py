@@ -4,8 +4,8 @@
 
 A simulated family is a set of configurations with known true times and three or five repeats each. Noise is added to
 the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, all
-configurations are measured in the same allocations, and allocations differ by three times the noise. The noises normal,
-t, two kinds of nodes and unequal served to choose the method. The other noises were held out.
+configurations are measured in the same allocations, and allocations differ by three times the noise. The method was
+chosen with the noises normal, t, two kinds of nodes and unequal. The other noises were held out.
 """
 
 import argparse
@@ -59,16 +59,16 @@ NOISES: dict[str, Draw] = {
     "a tenth 5× noisier": _some_noisier(0.1, 5),
     "serial 0.6": lambda rng, shape: serial(rng, shape, 0.6),
 }
-"""Noise distributions by name. For the last, autocorrelated noise, no method that uses only the repeats can control
-the error rate; it shows the limits of the tests."""
+"""Noise distributions by name. The last noise is autocorrelated. With it, no method that uses only the repeats can
+control the error rate, so it shows the limits of the tests."""
 
 
 class Found(NamedTuple):
     """Results for families whose true times are spread. Values are means over simulated families."""
 
     ties: float
-    farthest: float  # largest true slowdown of a tie against the truly fastest, in per cent
-    best_kept: float  # per cent of families where the truly fastest was measured as fastest or tied
+    farthest: float  # largest true slowdown of a tie, relative to the truly fastest, in per cent
+    best_kept: float  # per cent of families in which the truly fastest was measured as fastest or tied
 
 
 def main() -> None:
@@ -140,8 +140,8 @@ def _told_pairs(times: Array) -> list[float]:
 def equal(count: int) -> Iterable[str]:
     """Yield tables of how often pairs are called equal within 3 %.
 
-    The first table has pairs that truly differ by 3 %, for which the verdict is wrong; the noise is 1 %. The second has
-    truly equal pairs, with a noise of 0.5 % or 1 %.
+    In the first table, pairs truly differ by 3 %, so the verdict "equal" is wrong; the noise is 1 %. In the second
+    table, pairs are truly equal, and the noise is 0.5 % or 1 %.
     """
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
@@ -155,7 +155,8 @@ def equal(count: int) -> Iterable[str]:
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
-    """Return two rates in per cent: sets with at least one pair called equal, and pairs called equal, over all sets."""
+    """Return two rates in per cent: the share of sets with at least one pair called equal, and the share of all pairs
+    that are called equal."""
     rng = np.random.default_rng([*name.encode(), pairs, repeats, int(1000 * noise)])
     sets = []
     for _ in range(min(count, _MOST // pairs)):
@@ -225,8 +226,8 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield a table of the configurations that are not distinguished from the fastest. True times are spread evenly
-    over 30 %, and the noise is 1 %."""
+    """Yield a table about the configurations that are not distinguished from the fastest (ties). True times are spread
+    evenly over 30 %, and the noise is 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:

@@ -1,11 +1,12 @@
-"""Coverage of a run's interval for the true step time, and correctness of verdicts between repeats, for each process.
+"""Check of intervals and verdicts on simulated step times, for each simulated process. It prints how often a run's
+interval contains the true step time, and how often the verdict of a comparison is right.
 
   python -m tests.benchmarks.windows [--runs 100]
 
 Simulated step times of `tests.benchmarks.processes` run through the real measurement loop (`bench.measure.loop.run`)
-with the protocol of conf/measure/full.yaml. The device is a simulated GPU with a simulated clock, the warm-up of a GPU,
-and one block of steps in flight. The truth is the long-run mean of a process, which is the cost of hours of training.
-For a process that settles, the truth is the step time after it has settled.
+with the protocol of conf/measure/full.yaml. The simulated device is a GPU with a simulated clock. It has the warm-up of
+a GPU, and one block of steps in flight. The truth is the long-run mean of a process, which is the cost of hours of
+training. For a process that settles, the truth is the step time after it has settled.
 """
 
 import argparse
@@ -30,7 +31,7 @@ STEPS_S = (0.2, 1.0, 5.0)
 VERDICT_STEP_S = 0.5
 OFF = 0.02
 RIVAL = 1.04
-"""True ratio of a process's mean step time to that of the rival configuration."""
+"""True mean step time of a process, divided by that of its rival configuration."""
 
 
 class OneRank:
@@ -94,8 +95,8 @@ def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> Simulate
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a table row for a process: bias of the mean with its standard error, coverage of the interval, and
-    shares of runs with each flag, in per cent."""
+    """Return a table row for a process, with values in per cent: the bias of the mean with its standard error, the
+    coverage of the interval, and the share of runs with each flag."""
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]
@@ -121,8 +122,8 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Return whether the run would get the note `stall`: the longest 1 % of steps take over 2 % of the window more
-    than median steps."""
+    """Return True if the run would get the note `stall`. It does if the longest 1 % of its steps take longer than as
+    many median steps, by more than 2 % of the window."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)

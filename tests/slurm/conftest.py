@@ -1,6 +1,7 @@
 """Fixtures for tests on a real Slurm cluster.
 
-If no cluster is possible, the tests are skipped with a reason. They fail if the environment requires a cluster.
+If no cluster is possible, the tests are skipped with a reason. If an environment variable requires a cluster, they fail
+instead.
 """
 
 import os
@@ -18,10 +19,10 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder as `processes` and `cold`, because it starts real processes.
+    """Mark every test of this folder as `processes` and `cold`, because it starts real processes that are not forked.
 
-    Leftover processes are found by environment variables set at their start. Forked processes would not have these
-    variables.
+    Leftover processes are recognised by environment variables that are set at their start. Forked processes would not
+    have these variables.
     """
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -63,7 +64,7 @@ def testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture
 def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Second testbed at the same time as the first, for tests that start and remove a testbed."""
+    """Second testbed next to the first, for tests that start and remove a testbed themselves."""
     bed = Testbed("b")
     try:
         yield bed

@@ -22,9 +22,9 @@ class Rank(NamedTuple):
 def ours(bed_name: str, folder: Path) -> list[str]:
     """Return the command lines of a study's processes.
 
-    All zeroscale processes on the nodes of the testbed are included, because ranks and fork servers do not have the
-    study's folder in their command lines. Any other process is included if its command line contains the folder.
-    Zombies have no command line.
+    All zeroscale processes on the nodes of the testbed are included, because the command lines of ranks and fork
+    servers do not contain the study's folder. Any other process is included if its command line contains the folder.
+    Zombies are not included, because they have no command line.
     """
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
     found = []
@@ -48,8 +48,8 @@ def on_node(node: str) -> list[str]:
 
 
 def stepping(node: str, after: Rank | None = None) -> Rank:
-    """Wait until a rank on a node is making steps, and return its process. The process `after`, of an earlier
-    attempt, is skipped: it may still be ending."""
+    """Wait until a rank on a node is making steps, and return its process. The process `after` is skipped. It belongs
+    to an earlier attempt (try at the run) and may still be ending."""
     found: list[Rank] = []
 
     def steps() -> bool:

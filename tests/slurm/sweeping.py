@@ -1,4 +1,4 @@
-"""Sweeps on a testbed, started as a user starts them, and rules that must be true after every fault."""
+"""Sweeps on a testbed, started as a user starts them, and the rules that must be true after every injected fault."""
 
 import contextlib
 import io
@@ -36,7 +36,8 @@ _MAY_STAY = {
     True: {"answered", "waiting", "given up", "running", "pending"},
     False: {"answered", "waiting", "given up"},
 }
-"""Allowed states of a point, by whether the study has jobs in the queue."""
+"""Allowed states of a point. The key is True if the study has jobs in the queue. A point is `answered` if its outcome
+is final."""
 
 
 class Study:
@@ -49,7 +50,7 @@ class Study:
     def start(self, verb: str, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Start a `zeroscale` command as a separate process."""
         command = [sys.executable, "-m", "bench.cli", verb, *words]
-        own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports it to the ranks
+        own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports these variables to the ranks
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
     def __call__(self, verb: str, *words: str, code: int = 0, **environment: str) -> str:
@@ -86,7 +87,7 @@ class Study:
             time.sleep(0.5)
 
     def reasons(self) -> set[str]:
-        """Return the reasons that `zeroscale status` prints for the states of the points."""
+        """Return the reasons that `zeroscale status` gives for the states of the points."""
         return {point["why"] for point in self.status()["points"]}
 
     def ended(self, patience_s: float = PATIENCE_S) -> None:
@@ -115,8 +116,8 @@ class Study:
     def check(self) -> list[str]:
         """Assert the rules that must be true after any fault, and return the sorted states of the points.
 
-        Each point has one final result or is still open. Every attempt has a record or a running job. No process of the
-        study is left over.
+        Each point has one final result or is still open. Every attempt (try at a point) has a record or a running job.
+        No process of the study is left over.
         """
         status, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
         points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in status["points"]}

@@ -111,5 +111,5 @@ def test_point_of_a_preempted_job_is_measured_again_and_answered_once(study: Stu
     assert [record.circumstance.launcher["restart"] for record in (preempted, again)] == [0, 1]
     assert study.check() == ["answered"]
     starts = ("--noheader", "--parsable2", "--allocations", "--duplicates", "--format=State")
-    ended = ["PREEMPTED", "COMPLETED"]  # accounting is updated a few seconds after squeue
+    ended = ["PREEMPTED", "COMPLETED"]  # accounting is updated a few seconds later than squeue
     wait_for(lambda: bed.slurm("sacct", *starts, f"--jobs={job}").split() == ended)

@@ -1,4 +1,5 @@
-"""Tests of random faults in sweeps: the faults planned for each seed, the rules for outcomes, and a short real round.
+"""Tests of random faults in sweeps. They check the faults planned for each seed, the rules for outcomes, and a short
+real round.
 
 `make chaos` runs more rounds.
 """

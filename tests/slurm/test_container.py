@@ -18,8 +18,8 @@ DIGEST = "sha256:image-of-this-environment"
 PYTHON = "/opt/environment/bin/python"
 """Path of a Python interpreter that exists only inside the container."""
 SEEN = {path: path for path in ("/usr", sys.base_prefix, str(REPOSITORY))} | {sys.prefix: "/opt/environment"}
-"""Folders of this machine that are mounted into the container, by path on this machine. Copying them into an image
-would take minutes."""
+"""Folders that are mounted into the container: for each path on this machine, the path in the container. Copying the
+folders into an image would take minutes."""
 
 
 def make_image(folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""Tests with a fault during a point, on a real Slurm. Each fault results in one record, and the sweep continues."""
+"""Tests on a real Slurm in which a fault is injected into the run of a point. Each fault results in one record, and the
+sweep continues."""
 
 import json
 import os

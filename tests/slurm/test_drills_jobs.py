@@ -1,4 +1,4 @@
-"""Tests with a fault of a whole job on a real Slurm: requeue, lost node, time limit, full disk."""
+"""Tests on a real Slurm in which a whole job has a fault: requeue, lost node, time limit or full disk."""
 
 import contextlib
 import re

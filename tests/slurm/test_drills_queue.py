@@ -24,7 +24,8 @@ exec {sbatch} "$@"
 
 
 def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
-    """Return environment variables with which `sbatch` is this script. The script may call the real sbatch."""
+    """Return environment variables with which `sbatch` starts the script `script` instead. The script may call the real
+    sbatch."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(script.format(sbatch=shutil.which("sbatch")))
@@ -34,7 +35,7 @@ def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 class Gate:
     """A replacement of `sbatch` that blocks until the gate opens, and then submits the job. Its caller has read the
-    queue before, so the caller's view is out of date."""
+    queue before. When the gate opens, the queue may have changed."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
@@ -68,7 +69,7 @@ def test_sweep_killed_during_submission_continues_without_duplicate_jobs(
             while len(list(study.folder.glob(moment))) == before:
                 assert command.poll() is None
             command.kill()
-        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch continues after its caller was killed
+        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch goes on after its caller was killed
     before = len(queued(drilled))
     with study.start(*study.asking(*points), **gate.environment) as command:
         gate.wait_for(callers=1)

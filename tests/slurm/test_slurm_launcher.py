@@ -56,8 +56,8 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Function that creates a job. The job writes down how it was started, and runs for some seconds or until a file
-    exists.
+    """Function that creates a job. The job writes messages about how it was started, and runs for some seconds or until
+    a file exists.
 
     The name of the job's folder contains shell metacharacters.
     """
@@ -121,7 +121,8 @@ def test_span_device_starts_one_task_per_device(slurm: Testbed, job: Job) -> Non
 def test_every_process_gets_sigterm_before_the_time_limit(slurm: Testbed, job: Job) -> None:
     small = job("small", 90, time_limit_min=1)
     large = job("large", 90, nodes=2, devices_per_node=1, time_limit_min=1)
-    # Slurm checks limits every 30 s and warns up to 30 s early. So a job has at least 5 s before the warning.
+    # Slurm checks time limits every 30 s, and warns up to 30 s too early. Each job here has at least 5 s before the
+    # warning.
     handles = [start(small, warning_s=25, memory_gb=4), start(large, warning_s=25)]
     for handle in handles:
         ended(handle)

@@ -122,7 +122,7 @@ def test_disconnected_link_makes_a_node_unreachable_until_it_is_reconnected(test
 @pytest.mark.thorough
 def test_lost_node_is_declared_down_and_can_return(testbed: Testbed, tmp_path: Path) -> None:
     silent, crashed = testbed.node(2), testbed.node(3)
-    here = f"{tmp_path}/$SLURMD_NODENAME"  # separate names, because two jobs write at the same time
+    here = f"{tmp_path}/$SLURMD_NODENAME"  # each node has its own file, because two jobs write at the same time
     write_pid = f"echo $$ > {here}.new; mv {here}.new {here}; exec sleep 300"
     jobs = {node: _submit(testbed, write_pid, f"--nodelist={node}", "--no-requeue") for node in (silent, crashed)}
     wait_for(lambda: all((tmp_path / node).exists() for node in jobs))
@@ -172,7 +172,7 @@ def test_down_removes_one_of_two_testbeds_completely(testbed: Testbed, other_tes
     assert other_testbed.slurm("srun", "hostname").strip() == other_testbed.node(1)
     assert other_testbed.slurm("sinfo", "-h", "-o", "%l").strip() == "30:00"
     assert "MaxArraySize            = 10\n" in other_testbed.slurm("scontrol", "show", "config")
-    _submit(other_testbed, "setsid sleep 300 & sleep 300")  # the first process leaves its job's session
+    _submit(other_testbed, "setsid sleep 300 & sleep 300")  # the first process is in a session of its own
     wait_for(lambda: other_testbed.state(other_testbed.node(1)) == "mixed")
 
     lists = [subprocess.check_output(["ip", "netns", "pids", other_testbed.node(n)], text=True) for n in (0, 1)]
@@ -201,7 +201,7 @@ def test_killed_up_can_be_taken_down(other_testbed: Testbed, number: signal.Sign
         wait_for(lambda: "slurmctld" in _processes(other_testbed))
         process.send_signal(number)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    if number == signal.SIGKILL:  # after SIGTERM, the program itself removes the testbed
+    if number == signal.SIGKILL:  # after SIGTERM the program itself removes the testbed
         pids = _processes(other_testbed)
         other_testbed("down")
         assert all(_gone(process["pid"]) for process in pids.values())

@@ -1,4 +1,4 @@
-"""`zeroscale calibrate` with real processes, and its errors before any process starts."""
+"""Tests of `zeroscale calibrate` with real processes, and of the errors that it reports before any process starts."""
 
 import os
 import signal

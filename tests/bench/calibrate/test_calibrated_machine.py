@@ -1,4 +1,5 @@
-"""Machine files of calibrated machines, which have published and measured numbers, and predictions that read them."""
+"""Tests of the machine files of calibrated machines, which have published and measured numbers. Predictions read these
+files."""
 
 from pathlib import Path
 
@@ -30,7 +31,7 @@ COLLECTIVES = (
     all_reduce(1, 2, 8_000_000, 0.004),  # 2 × 1/2 × 8 MB ÷ 4 ms = 2 GB/s
     all_reduce(2, 2, 8_000_000, 0.1),  # 80 MB/s, ignored: two nodes are not the largest number
     all_reduce(4, 4, 8, 0.001),
-    all_reduce(4, 4, 1_000_000, 0.01),  # 150 MB/s, as long as a bucket of tokens lasts
+    all_reduce(4, 4, 1_000_000, 0.01),  # 150 MB/s, ignored: a small payload is sent in a burst
     all_reduce(4, 4, 8_000_000, 0.25),  # 2 × 3/4 × 8 MB ÷ 0.25 s = 48 MB/s
     CollectiveTime(kind="all_gather", nodes=4, ranks=4, payload_bytes=8_000_000, s=1e-3),
 )

@@ -1,4 +1,5 @@
-"""Parts of a calibration, tested without processes: what is measured, and how results are computed."""
+"""Tests of the parts of a calibration, without processes. They check which operations are measured, and how results are
+computed."""
 
 import pytest
 
@@ -110,8 +111,9 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> None:
-    """All shapes together take 1000 s, and the largest takes 350 s. With less time, only shapes that would take most of
-    it may be missing. For every smaller shape, a shape with a tenth to ten times its FLOPs is measured."""
+    """All shapes together take 1000 s, and the largest takes 350 s. With less time than that, only shapes that would
+    take most of this time may lack a measured neighbour. For every smaller shape, some shape with a tenth to ten times
+    its FLOPs is measured."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

@@ -1,4 +1,4 @@
-"""Tests of a Slurm that does not answer, or answers too late.
+"""Tests of the launcher with a Slurm that does not answer, or answers too late.
 
 Shell scripts replace Slurm's programs, so that a program can fail in the middle of a submission.
 """

@@ -1,4 +1,4 @@
-"""Tests of job scripts: the content for a site file and a job, and the quoting of names.
+"""Tests of job scripts. They check the script of a job with the options of a site file, and the quoting of names.
 
 A quoted name is never executed as a command.
 """
@@ -124,7 +124,7 @@ def test_names_given_by_users_are_never_executed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["plain-1.2_3", "x; rm -rf ~", 'a "b" \\c', "#no comment", "é", "%j", "a\\"])
 def test_directive_is_quoted_for_sbatch(text: str) -> None:
-    # sbatch parses a line like a shell without expansions. shlex does the same.
+    # sbatch parses a line like a shell without expansions, and shlex does the same.
     assert shlex.split(f"--output={quote_directive(text)} --next", comments=True) == [f"--output={text}", "--next"]
 
 

@@ -1,13 +1,14 @@
 """Tests of parsing the output of Slurm's programs.
 
 The output was recorded on three versions: Slurm 22.05 with accounting (recorded/), 24.11.5 of Debian 13
-(recorded/24.11), and 26.05.5 of Debian sid without accounting (recorded/26.05). Some output is from the manuals.
-There are no recordings of 23.11, 24.05 and 25.05, because no package was available and published output has other
-columns.
+(recorded/24.11), and 26.05.5 of Debian sid without accounting (recorded/26.05). Some output was copied from the
+manuals. There are no recordings of 23.11, 24.05 and 25.05, because no package was available, and output published on
+the web has other columns.
 
 The commands are the same for all versions and request columns by name. JSON output is not used, because its format
-differs: a state became a list in 23.11, and `nodes` became an object in 24.05. Versions after 22.05 differ only in
-squeue's exit codes and unknown times. All forms of these are parsed. Output in an unknown format is refused.
+differs: a state became a list in 23.11, and `nodes` became an object in 24.05. Versions after 22.05 differ only in how
+squeue prints exit codes and unknown times. The parser supports all forms of both. Output in an unknown format is
+refused.
 """
 
 import time
