@@ -24,7 +24,7 @@ from bench.core.record import RunRecord
 from bench.runtime.process import set_parent_death_signal
 
 MOST_AGAIN = 2
-"""A round measured on a busy machine is repeated at most so many times. Then it is kept, so that a machine that is
+"""A round measured on a busy machine is repeated at most this many times. Then it is kept, so that a machine that is
 always busy gives a result, too."""
 AGAIN = "measured-again"
 """Subfolder of the results for the earlier runs of rounds that were repeated."""

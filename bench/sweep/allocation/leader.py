@@ -142,8 +142,8 @@ class JobLeader:
             signal.signal(number, self._interrupt)
 
     def run(self) -> int:
-        """Run the points of the job. Return 0 if all of them were processed, whatever their outcomes. Return
-        `EXIT_LATER` if a disk is full, and 1 if a signal or another error ended the allocation."""
+        """Run the points of the job. Return 0 after the last point, whatever the outcomes. Return `EXIT_LATER` if a
+        disk is full, and 1 if a signal or another error ended the allocation before."""
         spent = jobs.AllocationPeriod(
             self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )
