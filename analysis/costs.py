@@ -1,20 +1,22 @@
-"""Costs of points: all their attempts, start-up included, per run, per million tokens and to a loss.
+"""Compute the costs of runs, with start-up and failed attempts: per run, per million tokens, and until a loss is
+reached.
 
 A row of the table combines the runs of one configuration on one machine, over all repeats and seeds:
 
-runs            attempts, failed and lost attempts included.
-untimed         attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
-finished        repeats that ended ok. A repeat is one seed in one repetition.
-device_hours    of all attempts with times, from the start of their processes to their last step.
+runs            number of attempts (tries at a run). Failed and lost attempts are included.
+untimed         number of attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
+finished        number of repeats that ended ok. A repeat is one run of the configuration with one seed; it may take
+                several attempts.
+device_hours    device-hours of all attempts with recorded times, from the start of their processes to their last step.
 start_share     share of device_hours before the first step.
 failed_share    share of device_hours of attempts that did not end ok.
-cost            of device_hours.
-cost_per_run    median over the finished repeats, each with its failed attempts.
+cost            cost of device_hours.
+cost_per_run    median cost of a finished repeat, failed attempts included.
 cost_per_million_tokens
-                of the timed steps alone, as in the run table.
-reached         repeats whose held-out loss reached the given loss at an evaluation.
-cost_to_loss    median over the repeats until that evaluation, with start and failed attempts. Missing unless every
-                finished repeat reached the loss, since the others would have cost more.
+                cost of the timed steps alone, as in the run table.
+reached         number of repeats whose held-out loss reached the given loss at an evaluation.
+cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing unless every
+                finished repeat reached the loss: the repeats that did not reach it would have cost more.
 
 Ends of intervals are in *_low and *_high. A single run has an interval for cost_per_million_tokens only, from its
 steps. Two to five repeats have their range, and six or more the 95 % interval of the median.
@@ -116,7 +118,7 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
-    """Return the seconds of a repeat until it reached a loss, with its failed attempts; None if it did not."""
+    """Return the seconds until a repeat reached a loss, failed attempts included; None if it did not reach it."""
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
     seconds = compute_seconds_to_loss(ended.record, loss)
     if seconds is None:
@@ -127,7 +129,7 @@ def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
 
 
 def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[str, float | None]:
-    """Return the cost of a million tokens with its interval. Disturbed runs are excluded."""
+    """Return the cost of a million tokens with its interval. Runs on a busy machine or with a pause are excluded."""
     name, by_seed = "cost_per_million_tokens", group_by(rows, lambda row: row["config_id"]).values()
     good = [row for seed in by_seed for row in select_answering(seed) if row["tokens_per_s"] and not is_disturbed(row)]
     places = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0]).values()
@@ -140,7 +142,8 @@ def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[st
 
 
 def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) -> dict[str, float | None]:
-    """Return the median cost of some times with the ends of its interval over the repeats."""
+    """Return the median cost of `seconds`, one number per repeat, and the ends of its interval, as columns that begin
+    with `name`. They are None without times or without a price."""
     if per_second is None or not seconds:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
     costs = [per_second * one for one in seconds]
@@ -177,7 +180,10 @@ def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
 
 
 def _count_devices_per_node(folder: Path) -> int | None:
-    """Return the devices per node of a job, the most of its points; None if its file cannot be read."""
+    """Return the number of devices that a job used on each node; None if the job's file cannot be read.
+
+    It is the largest number among the job's points.
+    """
     try:
         return max(spec.devices_per_node for spec in jobs.read(folder).list_specs(None))
     except (OSError, Unreadable, ValueError):

@@ -57,8 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Start the processes of a test marked `cold` in fresh interpreters, as a user does. Processes of all other
-    tests are forked from a warm server."""
+    """Start the processes of a test marked `cold` in fresh interpreters, as a user does. Processes of all other tests
+    are forked from a server that has already imported torch and the engines."""
     if item.get_closest_marker("cold"):
         with warm.cold():
             return (yield)

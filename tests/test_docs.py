@@ -129,7 +129,8 @@ NEEDS = {
     "report": "ten seconds",
     "export": "the extra `mlflow`",
 }
-"""Verbs whose example commands are parsed but not run here, and the reason. Separate tests run these verbs."""
+"""Verbs whose example commands are parsed but not run here, each with what a run of it would need. Separate tests run
+these verbs."""
 
 
 _MT5 = {
@@ -200,8 +201,8 @@ def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[s
 
 
 def _pattern(output: str) -> str:
-    """Return a regular expression for `output`. A line of `…` alone matches any lines; `…` within a line matches any
-    text."""
+    """Return a regular expression that matches `output`. In `output`, a line of `…` alone matches any lines, and `…`
+    within a line matches any text."""
     lines = [
         "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + " *\n" for line in output.splitlines()
     ]

@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 TESTS = Path(__file__).resolve().parent
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDS_WITH_PARENT = {"bench.runtime": signal.SIGTERM, "bench.runtime.worker": signal.SIGKILL}
-"""Modules that are started with a `preexec_fn`, by the signal that it requests at the parent's death."""
+"""Modules that are started with a `preexec_fn`. This function makes a process receive a signal when its parent dies;
+the value is that signal."""
 _STARTING = ("bench.cli", "bench.runtime", "bench.sweep.allocation")
 """Modules that start other processes. Each gets its own fork server, so that the forked processes become its
 children."""

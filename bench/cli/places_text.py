@@ -52,7 +52,8 @@ def _join_names(rows: list[PlaceRow]) -> str:
 
 
 def _list_rows(table: PlaceTable) -> list[str]:
-    """Return the lines of the table. The layout follows a row, or is below it if a line is too short."""
+    """Return the lines of the table. The layout of each row is its last column, or a line below it if a row would be
+    too wide."""
     head = ["place", "devices", "method", "time", "cost"]
     head += ["deadline"] if table.question.deadline_h is not None else []
     cells = [head, *(_build_cells(row, table) for row in table.rows)]
@@ -86,7 +87,8 @@ def _build_cells(row: PlaceRow, table: PlaceTable) -> list[str]:
 
 
 def list_caveats(table: PlaceTable) -> list[str]:
-    """Return what the hours and costs of the table do not include."""
+    """Return sentences on the limits of the table: how certain its hours and costs are, and what they do not
+    include."""
     rows, lines = table.rows, []
     if all(row.choice.estimate.evidence == "predicted" for row in rows):
         lines.append("All times are predicted; nothing was measured.")

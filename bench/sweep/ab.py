@@ -1,4 +1,5 @@
-"""Measure two revisions or two environments in turn on one machine, so that a drift of the machine affects both.
+"""Compare two revisions or two environments by measuring them in turn on one machine, so that a drift of the machine
+affects both.
 
 A side is a Python interpreter with the code that it runs. In each round, both sides run once.
 """
@@ -23,8 +24,8 @@ from bench.core.record import RunRecord
 from bench.runtime.process import set_parent_death_signal
 
 MOST_AGAIN = 2
-"""Most repetitions of a round whose runs were on a busy machine. After them the round is kept, so that a shared machine
-gives a result, too."""
+"""A round measured on a busy machine is repeated at most this many times. Then it is kept, so that a machine that is
+always busy gives a result, too."""
 AGAIN = "measured-again"
 """Subfolder of the results for the earlier runs of rounds that were repeated."""
 

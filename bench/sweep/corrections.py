@@ -41,7 +41,8 @@ class MeasuredCorrections:
             self._corrections.clear()
 
     def correction(self, point: SweepPoint) -> Correction:
-        """Return the factors by which to multiply the predicted memory and step time of a point."""
+        """Return the factors by which to multiply the predicted memory and step time of a point. They come from the
+        measured runs of the most similar points; without such runs they are 1."""
         for attempt in self._unread:
             if attempt.outcome == "ok":
                 with contextlib.suppress(OSError, store.Unreadable):
@@ -60,8 +61,8 @@ def extend_time_limits(
 ) -> list[PointStatus]:
     """Return the points with the time limits for their submission.
 
-    Measured neighbours can lengthen a limit but never shorten it. A shorter limit would gain little, and the next point
-    may differ from its neighbours. A point that once reached its limit gets the longest limit at once.
+    Measured runs of similar points can lengthen a limit but never shorten it. A shorter limit would gain little, and
+    the next point may differ from those runs. A point that once reached its limit gets the longest limit at once.
     """
     return [
         one._replace(point=one.point.model_copy(update={"time_limit_min": _compute_limit_min(one, view, corrections)}))

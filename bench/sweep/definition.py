@@ -41,7 +41,7 @@ class RequestedRun(Frozen):
     circumstance: Circumstance
     config_id: str
     control: bool = False  # a run of the study's control point
-    again: bool = False  # it has an answer already, but runs once more
+    again: bool = False  # it has a final outcome already, but runs once more
     kin: Siblings | None = None  # configurations that differ in the micro-batch alone
 
     @property
@@ -176,8 +176,8 @@ class SweepDefinition(Frozen):
 
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
-    """Write a sweep's definition and return its path. If the file name of this second exists already, the next free
-    number is used."""
+    """Write a sweep's definition and return its path. The file name consists of the time in seconds and the smallest
+    number that is not used yet."""
     # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0

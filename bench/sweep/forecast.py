@@ -11,7 +11,7 @@ from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 
 FAR_OUT_FACTOR = 1.2
-"""A point does not run if its low estimate is more than this multiple of the device's memory.
+"""A point does not run if even the low end of its predicted memory is more than this multiple of the device's memory.
 
 Recorded peaks lie within 9 % of their prediction (results/predictions). The margin of 20 % is about twice that.
 """
@@ -34,7 +34,8 @@ class MemoryForecast(Frozen):
         )
 
     def fits(self, memory_bytes: int | None) -> Fits:
-        """Return whether the forecast fits a device with `memory_bytes`; "unknown" if `memory_bytes` is None."""
+        """Return "fits", "may fit" or "does not fit" for a device with `memory_bytes`; "unknown" if `memory_bytes` is
+        None."""
         if memory_bytes is None:
             return "unknown"
         if self.high_bytes <= memory_bytes:
@@ -91,11 +92,9 @@ def explain_unpredicted(spec: RunSpec) -> str | None:
 
 
 START_S = (2.5, 17.0)
-"""Fewest and most seconds that an attempt takes besides its steps.
-
-The fewest hold if ranks are forked from a process that has imported torch (README, packing). The most were seen in
-recorded cold starts. Building models of billions of parameters was not measured.
-"""
+"""Least and greatest number of seconds that an attempt takes besides its steps. The least holds if ranks are forked
+from a process that has imported torch (README, packing). The greatest was seen in recorded cold starts. Building models
+of billions of parameters was not measured."""
 MARGIN = 3.0
 """A time limit allows steps that take this many times the high end of the predicted step time.
 
@@ -157,6 +156,7 @@ def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bo
 def compute_bound_min(protocol: MeasureSpec, setup_min: float) -> float:
     """Return the time limit in minutes of a point without a prediction.
 
-    It allows for the start and twice the longest window, since the duration of the warm-up steps is unknown.
+    It allows for the start and for twice the longest measurement window, since the duration of the warm-up steps is
+    unknown.
     """
     return setup_min + 2 * protocol.max_s / 60

@@ -61,7 +61,7 @@ def find_study(
     """Return the study and the overrides besides `study=NAME`.
 
     The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
-    `verb` is the command that the error about several studies names.
+    `verb` is the name of the calling command, for the error about several studies.
     """
     parsed = compose.parse_overrides(format_overrides(given))
     named = [str(value) for key, values in parsed if key == "study" for value in values]
@@ -133,8 +133,8 @@ def check_devices(composed: Request) -> None:
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:
-    """Return overrides that reduce a point to the size of the smoke study. Empty unless it starts on this machine's
-    CPU.
+    """Return overrides that reduce a point to the size of the smoke study. Empty unless the point runs on this
+    machine's CPU.
 
     `given` are the user's overrides, and a key that they set is not changed. A key of `measure` that the user set takes
     precedence over the returned `measure`.
@@ -151,9 +151,10 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
 
 
 def choose_small_base(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
-    """Return overrides that make the points of a study without a base small.
+    """Return overrides that make the points of a study as small as those of the smoke study. Empty if the study has a
+    base, a section of fixed fields.
 
-    Empty unless the first point starts on this machine's CPU.
+    Also empty unless the first point runs on this machine's CPU.
 
     If models read different kinds of tokens, the overrides include no sequence lengths.
     """

@@ -27,7 +27,8 @@ _JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
-    """One submitted job. Each task of a job array runs one of the points; a job of another kind runs all of them."""
+    """One submitted job. If it is a job array, each of its tasks runs one of the points. Otherwise the job runs all of
+    them."""
 
     name: str
     mode: Mode
@@ -128,7 +129,7 @@ class SubmittedJob(NamedTuple):
     name: str
     folder: Path
     handle: str | None
-    points: tuple[tuple[RunKey, int | None], ...]  # each with its task of a job array; empty for the autopilot's job
+    points: tuple[tuple[RunKey, int | None], ...]  # and the array task that runs each; empty for the autopilot's job
 
     @property
     def place(self) -> str:

@@ -1,5 +1,5 @@
-"""One attempt at a point on this machine. It waits for other local runs, starts a supervisor, and follows the run to
-its end."""
+"""Make one attempt at a point (one try at running a configuration) on this machine. The attempt waits for other local
+runs, starts a supervisor process, and follows the run to its end."""
 
 import contextlib
 import fcntl
@@ -48,12 +48,12 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 
 @contextlib.contextmanager
 def alone(follow: Follow) -> Iterator[Follow]:
-    """Hold this machine's lock for local runs inside the block.
+    """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    While other processes hold the lock or wait for it longer than this process, `follow` is called with a text about
-    them, which is also printed once. Yield a function that calls `follow`, and publishes a run's progress to waiting
-    processes. If a process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs
-    without a lock.
+    First wait until the lock is free and no other process has waited for it longer. During this wait, `follow` is
+    called with a text about the other processes, which is also printed once. Then yield a function that passes a run's
+    progress to `follow` and to the processes that wait. If a process dies, the kernel releases its lock. If the lock
+    file cannot be opened, the block runs without a lock.
     """
     try:
         lock = path(os.environ)
@@ -105,7 +105,8 @@ def _describe_command() -> str:
 
 
 def _write_holder(file: IO[bytes], holder: LockHolder) -> None:
-    """Write the content of the lock file in one call, padded so that it covers an earlier content."""
+    """Write the content of the lock file in one call. It is padded to a fixed length, so that nothing of an earlier,
+    longer content remains."""
     content = json.dumps(holder._asdict()).encode()
     with contextlib.suppress(OSError):  # a full disk; waiting processes then know less
         os.pwrite(file.fileno(), content.ljust(_HOLDER_BYTES), 0)
@@ -116,7 +117,8 @@ def _queue(lock: Path) -> Iterator[Callable[[], int]]:
     """Join the queue of processes that wait for the lock. Yield a function that counts the processes before this one.
 
     flock() alone is unfair: a sweep that releases the lock between two points takes it again before a waiting process
-    can. Each waiting process has a ticket, a file that it holds locked and whose name begins with the time.
+    can. Each waiting process has a ticket, a file that it keeps locked and whose name contains the time at which it
+    began to wait.
     """
     ticket = lock.with_name(f"{lock.name}.{time.time_ns()}.{os.getpid()}")
     with ticket.open("x") as file:
@@ -129,7 +131,7 @@ def _queue(lock: Path) -> Iterator[Callable[[], int]]:
 
 
 def _is_waiting(ticket: Path) -> bool:
-    """Return whether the process of a ticket still waits. The ticket of a process that died is removed."""
+    """Return whether the process that made a ticket still waits. The ticket of a process that died is removed."""
     try:
         with ticket.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -198,8 +200,8 @@ def _describe_holder(file: IO[bytes]) -> str:
 
 
 class AttemptWatch:
-    """Progress of one attempt. The step number is read from its heartbeat, and the longest duration follows from its
-    protocol."""
+    """Progress of one attempt. Its step number is read from its heartbeat file. The time left is estimated from the
+    step time so far and the longest warm-up and window that its protocol allows."""
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
@@ -207,7 +209,7 @@ class AttemptWatch:
         self._share: float | None = None
 
     def look(self) -> Progress:
-        """Return the current phase of the attempt, and at most how much time is left."""
+        """Return the current phase of the attempt and, once it is known, an upper limit of the time left."""
         beat = snapshot.read_heartbeat(self._folder)
         if not beat or not beat.ranks:
             return Progress("starting")
@@ -217,8 +219,8 @@ class AttemptWatch:
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
-        """Return the progress of a run whose slowest rank is at `step`, as a share of the longest warm-up and window
-        allowed."""
+        """Return the progress of a run whose slowest rank is at `step` at the time `now_s`. It is a share of the
+        longest warm-up and window that the protocol allows."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
         if step == at:
@@ -248,8 +250,8 @@ class MeasuredRun(NamedTuple):
 class SweepSupervisor:
     """One supervisor process for all attempts of a local sweep. The first attempt starts it.
 
-    The ranks are forked from a process that imports torch and the engines once, so an attempt takes little longer than
-    its steps. The class has the methods `submit`, `poll` and `cancel` of a launcher.
+    The ranks are forked from a process that imports torch and the engines once, so the start of an attempt takes little
+    time. The class has the methods `submit`, `poll` and `cancel` of a launcher.
     """
 
     def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
@@ -317,15 +319,17 @@ def run_attempt(
 ) -> MeasuredRun:
     """Wait until no other local run measures, and run one attempt to its end. Return its folder and record.
 
-    `follow` is called with its progress. Ctrl-C ends the attempt with the outcome `cancelled` and is then raised again.
+    `follow` is called with its progress. With `new_repeat`, the attempt gets a repeat number that is not used yet.
+    Ctrl-C ends the attempt with the outcome `cancelled` and is then raised again.
     """
     with take_turn(requested, follow) as note:
         return make_attempt(requested, study_folder, note, new_repeat=new_repeat)
 
 
 def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
-    """Return a context in which no other local run of this user measures. Without the launcher's `lock`, it does not
-    wait. Its value is the function to call with the run's progress."""
+    """Return a context manager that waits until no other local run of this user measures, and lets no other begin
+    inside its block. If the launcher's option `lock` is false, it does neither. It yields the function to call with the
+    run's progress."""
     return alone(follow) if waits(requested) else contextlib.nullcontext(follow)
 
 
@@ -336,11 +340,11 @@ def waits(requested: RequestedRun) -> bool:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects the numbers of signals inside the block, in place of a KeyboardInterrupt: SIGINT, and
-    SIGTERM where the command handles it like Ctrl-C.
+    """Yield a list that collects the numbers of signals that arrive inside the block. No KeyboardInterrupt is raised
+    for them. The signals are SIGINT and, where the command handles it like Ctrl-C, SIGTERM.
 
-    Without this, an attempt whose folder exists but whose supervisor has not started could stay without a record. Only
-    the main thread receives signals; in other threads the list stays empty.
+    Otherwise, a signal after the creation of an attempt's folder and before the start of its supervisor would leave the
+    attempt without a record. Only the main thread receives signals; in other threads the list stays empty.
     """
     deferred: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -361,8 +365,8 @@ def make_attempt(
     *,
     new_repeat: bool = False,
 ) -> MeasuredRun:
-    """Run one attempt to its end and return its folder and record. It runs in `supervisor` if that is given and can
-    start.
+    """Run one attempt to its end and return its folder and record. If `supervisor` is given and can start, it runs the
+    attempt. Otherwise the launcher starts a new supervisor for it.
 
     If another process began an attempt at this point a moment earlier, this attempt ends with the outcome `cancelled`.
     """

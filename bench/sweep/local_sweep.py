@@ -58,17 +58,18 @@ class SweepResult(NamedTuple):
 
     folder: Path
     outcomes: Counter[str]  # number of points by outcome, including points with an answer from before this call
-    skipped: int  # points that had an answer before this call
+    skipped: int  # points that had an answer, a final outcome, before this call
     unanswered: int = 0  # points that another process measures, and runs that were paused
 
     @property
     def good(self) -> bool:
-        """Return True if every point has an answer and the outcome of every answer is `ok`."""
+        """Return True if every point has a final outcome and all of these outcomes are `ok`."""
         return set(self.outcomes) == {"ok"} and not self.unanswered
 
 
 class BestSoFar:
-    """The fastest run of a sweep, among points that differ in engine and batch alone."""
+    """The fastest runs of a sweep so far. Only runs whose points differ in nothing but engine and batch are compared
+    with each other."""
 
     def __init__(self) -> None:
         self._best: dict[str, tuple[float, RunRecord]] = {}  # the fastest run and its samples/s
@@ -77,7 +78,8 @@ class BestSoFar:
         """Add one run. Return a text about the fastest comparable run, with its engine, micro-batch and samples per
         second.
 
-        The text is empty if no comparable run was added before. Runs on a busy machine are ignored.
+        Comparable runs differ only in engine and batch. The text is empty if no comparable run was added before. Runs
+        on a busy machine are ignored.
         """
         found, observed = derive_quantities(record), record.observations
         rate = found.get("samples_per_s") if found else None
@@ -132,7 +134,8 @@ class LocalSweep:
         self._skipped = self._unanswered = 0
 
     def run(self) -> SweepResult:
-        """Measure the points that have no answer. Return the outcomes of all points."""
+        """Measure the points without an answer, which is a final outcome from an earlier run. Return the outcomes of
+        all points."""
         plan, number = self._plan(), 0
         try:
             while decision := next_step(plan, self.snapshot()):
@@ -157,7 +160,8 @@ class LocalSweep:
         return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
 
     def _plan(self) -> SweepPlan:
-        """Return a plan of the points that have no answer, with the control point that matches the first of them.
+        """Return a plan of the points without an answer, with the control point that matches the first of them. A
+        control point is a fixed configuration whose runs show a drift of the machine.
 
         Points that have an answer are counted as skipped.
         """
@@ -181,11 +185,12 @@ class LocalSweep:
         return [find_skip(run, everything, snapshot) for run in self.runs]
 
     def find_answers(self) -> dict[RunKey, store.RunAttempt]:
-        """Return the final answers from before this sweep, by run."""
+        """Return, by run, the attempts that gave a final outcome before this sweep."""
         return _select_answers(self._list_skips())
 
     def describe_busy(self, answers: Iterable[store.RunAttempt]) -> str:
-        """Return how many of the answers were measured on a busy machine, and how to measure again. Empty if none."""
+        """Return a text: how many of the attempts in `answers` ran on a busy machine, and how to measure again. Empty
+        if none did."""
         busy = sum(_was_busy(one.folder) for one in answers if one.outcome == "ok")
         if not busy:
             return ""
@@ -310,7 +315,8 @@ class LocalSweep:
 
 
 def _select_answers(skips: Iterable[SkipRun | None]) -> dict[RunKey, store.RunAttempt]:
-    """Return the attempts that are answers, by run. A run whose allowed attempts are used up has none."""
+    """Return, by run, the attempts with a final outcome because of which runs are skipped. Runs that are skipped for
+    another reason, such as used-up attempts, are left out."""
     known = {leave.run.key: leave.attempt for leave in skips if leave and leave.attempt}
     return {key: attempt for key, attempt in known.items() if attempt.outcome in FINAL}
 

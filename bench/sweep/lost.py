@@ -110,7 +110,8 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Write a record for every attempt that ended without a record. Return the number of records written."""
+    """Write a record for every attempt that ended without a record. Return the number of records written. Missing ends
+    of allocations are written as well."""
     concluded = 0
     # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:
@@ -215,8 +216,8 @@ class PendingPoints(NamedTuple):
 def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
     """Return the points to start.
 
-    They are points without an answer, points that ran out of memory and need a second run as
-    confirmation, and points called `infeasible` whose prediction was changed by measured neighbours.
+    They are points without an answer, points that ran out of memory and need a second run as confirmation, and points
+    with the outcome `infeasible` whose prediction was changed by measured runs of similar points.
     """
     decided = [
         (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)

@@ -64,7 +64,8 @@ def plan_sweep(
     autopilot: bool,
     etiquette: Mapping[str, Any],
 ) -> PlannedSweep:
-    """Return the planned sweep. `etiquette` holds options of a launcher with a queue, by name."""
+    """Return the planned sweep. `repeats` replaces the study's number of repeats unless it is None. `etiquette` holds
+    options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
@@ -94,7 +95,8 @@ def plan_sweep(
 def define_sweep(
     study: Study, composed: Sequence[Request], options: Limits, rules: SweepRules, **given: Any
 ) -> SweepDefinition:
-    """Return the definition of a sweep or search. Machines of points that run here get this machine's device."""
+    """Return the definition of a sweep or search. A machine whose points run here gets the device of this machine.
+    `given` are further fields of the definition."""
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     by_name = {one.machine.name: one for one in reversed(composed)}  # the first point with a name counts
     return SweepDefinition(
@@ -111,8 +113,8 @@ def define_sweep(
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
-    """Return the launcher options of all points, with the options in `etiquette` added. UserError if points differ in
-    them."""
+    """Return the launcher options that all points share, with the options in `etiquette` added. UserError if points
+    differ in launcher or options, or if the launcher does not support an added option or the autopilot."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
@@ -141,7 +143,8 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
 def _build_controls(
     study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None
 ) -> list[compose.StudyPoint]:
-    """Return one control point for each combination of node count and devices per node in the sweep."""
+    """Return one control point for each combination of node count and devices per node in the sweep; none if the study
+    defines no control point."""
     pairs = list_control_pairs(study, overrides)
     shapes = dict.fromkeys((p.composed.spec.nodes, p.composed.spec.devices_per_node) for p in found.points)
     controls = []
@@ -154,7 +157,7 @@ def _build_controls(
 
 
 def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
-    """Return a point with its forecast and time limit.
+    """Return a point with its forecast and time limit. Its line shows the overrides in `distinguishing`.
 
     If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
     be allowed a second attempt. A training always uses the forecast, since it resumes from its checkpoint. UserError
@@ -236,7 +239,8 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 def plan_rehearsal(
     overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
-    """Return the planned rehearsal of one rank; UserError if that rank cannot be rehearsed on this machine."""
+    """Return the planned rehearsal, which runs one rank of a larger run alone on this machine. UserError if that is
+    impossible. With `shapes_only`, tensors have no data, so the rank may be larger than this machine."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
     device = inputs.find_predicted_device(composed)
@@ -284,7 +288,8 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError if tensor shapes alone do not suffice: on a GPU, for compiled models and for flex attention."""
+    """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, for compiled models and
+    for flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
     model, rule = composed.spec.model, "compiled code does not run one operation at a time"

@@ -1,4 +1,5 @@
-"""Decide which run of a sweep starts next, for local runs, packed allocations and submission. No side effects.
+"""Decide which run of a sweep starts next: in a local sweep, in an allocation that runs several points, or at
+submission to a scheduler. No side effects.
 
 A local sweep and an allocation go through their plan once, one decision at a time (`next_run`). Submission takes all
 decisions that are possible now (`list_decisions`). Both use `decide`. No function here reads or writes files or reads
@@ -28,14 +29,15 @@ NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
 """Outcomes of points that were not run. `pruned` follows from runs of smaller micro-batches, `infeasible` from a
 prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""A point gets no further attempt after this multiple of its allowed failures, even if all causes were external."""
+"""Maximum number of attempts at a point, as a multiple of its allowed failures. It also holds if all failures had
+causes outside of the point, such as preemption."""
 
 
 class PlannedRun(NamedTuple):
     """One repeat of one point in a plan, with the rules that decide whether it starts."""
 
     key: RunKey
-    kin: Siblings | None = None  # same but for the micro-batch; None: other runs never prune it
+    kin: Siblings | None = None  # points that differ in the micro-batch alone; None: other runs never prune this one
     prune: bool = True  # whether an outcome without a run (`pruned`, `infeasible`) counts as an answer
     attempts: int | None = None  # failures allowed; None: any number
     limit_min: float = 0.0  # time limit of one attempt; 0: none
@@ -47,7 +49,7 @@ class PlannedRun(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """A trial of a search, with its outcome and measured values."""
+    """A trial (a point that a search has proposed), with its outcome and measured values."""
 
     trial: Trial
     outcome: OutcomeKind | None = None  # None: no answer yet
@@ -78,7 +80,7 @@ class SweepPlan(NamedTuple):
 
     runs: Sequence[PlannedRun]
     control: PlannedRun | None = None  # runs before the first and after the last point, to show a drift of the machine
-    confirm_answered: bool = False  # also confirm answers from earlier passes
+    confirm_answered: bool = False  # also run points again whose out-of-memory answer is from an earlier pass
     node_hours: float | None = None  # budget of the study; None: no limit
     proposer: Proposer | None = None  # proposes further runs after the last planned run
 
@@ -163,9 +165,9 @@ def build_planned_run(
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     """Return the next decision of a pass through a plan; None at its end.
 
-    The control point runs first and last. If a point runs out of memory for the first time, it runs once more at once,
-    provided that this can save runs of larger micro-batches. A run that does not fit into the time left is postponed; a
-    shorter run may still fit.
+    The control point, a fixed configuration that shows a drift of the machine, runs first and last. If a point runs out
+    of memory for the first time, it runs once more at once, provided that this can save runs of larger micro-batches. A
+    run that does not fit into the time left is postponed; a shorter run may still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
@@ -201,7 +203,8 @@ def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
 
 
 def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
-    """Return the decision for one run of a plan."""
+    """Return the decision for one run of a plan. The first that applies is returned: skip the run, record an outcome
+    without running it, postpone it, or start it."""
     if skip := find_skip(run, plan, snapshot):
         return skip
     if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
@@ -215,7 +218,8 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
 
 
 def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
-    """Return the decision to skip a run, with its reason; None if the run is not skipped."""
+    """Return the decision to skip a run, with its reason; None if the run is not skipped. A run is skipped if it has
+    its answer, if it is under way elsewhere, or if its allowed attempts are used up."""
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
@@ -230,10 +234,11 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt that is a point's final answer; None if there is none. A real run precedes an outcome without
-    a run.
+    """Return the attempt whose outcome is the final answer of a point; None if there is none. An attempt that ran
+    precedes an outcome without a run (`pruned` or `infeasible`). Such outcomes count only if `prune` is set.
 
-    A run with an injected fault is no answer. Neither is a run that was paused, since its times are not valid.
+    An attempt with an injected fault is no answer. Neither is an attempt that was paused, since its times are not
+    valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
     answers = [
@@ -249,11 +254,12 @@ def explain_given_up(
 ) -> str:
     """Return the reason why a point gets no further attempt; empty if it gets one.
 
-    `limit` is the allowed number of failures that have a cause in the point itself. A job that failed before it began
-    an attempt (`failed_starts`) counts as such a failure, since it would fail again.
+    `done` are its attempts with a record. At most `limit` of them may fail for a cause in the point itself. A job that
+    failed before it began an attempt (`failed_starts`) counts as such a failure, since it would fail again.
 
-    Preemption, cancellation, a failed node, a full disk, a pause and an injected fault have external causes. All
-    attempts together may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`.
+    Preemption, cancellation, a failed node, a full disk, a pause and an injected fault are causes outside of the point.
+    All attempts together may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`, and so may all `submitted` jobs with
+    this point.
     """
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
@@ -283,7 +289,8 @@ def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
 def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
     """Return the final answer of a run in its environment; None if it has none.
 
-    An `infeasible` outcome is no answer if measured neighbours have revoked its prediction.
+    An outcome `infeasible` is no answer if measured runs of similar points have since changed the prediction that it
+    rests on.
     """
     in_environment = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
     valid = [a for a in in_environment if a.outcome != "infeasible" or not _is_prediction_revoked(run, snapshot)]

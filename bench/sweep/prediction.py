@@ -50,8 +50,8 @@ class Prediction(NamedTuple):
 
     @property
     def by_class(self) -> bool:
-        """Return whether the interval of the step time is that of a software class, used without calibration or
-        rehearsal."""
+        """Return whether the interval of the step time comes from published step times of a class of training software.
+        This is so for a GPU without a calibration or a rehearsal."""
         found = self.point.composed.machine.calibration
         known = self.rehearsed_s is not None or bool(found and found.matmul)
         return self.time is not None and self.device == "cuda" and not known
@@ -121,7 +121,8 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return the prediction for every point. The software class is given as `software` or as an override
+    """Return the prediction for every point. `straggler`, `data_wait_s` and `rehearsed_s` are parameters of
+    `predict_step_time`. The class of training software (eager, usual or fused) is given as `software` or as an override
     `software=NAME`."""
     composed, given = find_study(study, overrides, config_dir, "predict")
     named = [str(value) for key, values in given if key == "software" for value in values]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.sweep.definition import RunKey
 
 CONFIRMED = 2
-"""Number of out-of-memory runs of a point, without any other result, after which larger micro-batches are skipped."""
+"""Larger micro-batches are skipped after this number of out-of-memory runs of a point without any other result."""
 
 Tried = Callable[[str], Sequence[RunAttempt]]
 """Returns the attempts at the configuration with a given config_id."""
@@ -116,8 +116,8 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
 def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
     """Return whether a point is predicted to exceed its device's memory by a wide margin.
 
-    The correction by measured neighbours may raise or lower the prediction. The result is always False if the low
-    estimate fits without correction, or if the device's memory is unknown.
+    `correction` comes from measured runs of similar points, and may raise or lower the prediction. The result is always
+    False if the low estimate fits without correction, or if the device's memory is unknown.
     """
     room, there = forecast.room if forecast else None, machine.memory_bytes
     if room is None or there is None or room.low_bytes <= there:
@@ -142,7 +142,8 @@ def find_infeasible_outcome(
 def _build_evidence(
     plain_spec: dict[str, Any], room: MemoryForecast, machine: Machine, correction: Correction
 ) -> dict[str, Any]:
-    """Return the predicted memory by phase and term, without correction, and the versions of the formulas."""
+    """Return the prediction in the form for a record: the corrected bytes, the bytes of each phase of a step without
+    correction, the correction, and the versions of the formulas."""
     spec = RunSpec.model_validate(plain_spec)
     needed = predict_memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {

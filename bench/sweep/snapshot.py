@@ -46,7 +46,7 @@ class LastHeartbeat(BaseModel):
 
 
 class AttemptOrigin(BaseModel):
-    """The job that started an attempt, as recorded in the launcher's options of its circumstances."""
+    """The job that started an attempt, as recorded under `launcher` in the attempt's circumstances."""
 
     job: str = ""  # empty without a scheduler
     task: int | None = None
@@ -195,11 +195,11 @@ def find_rival_attempt(
     before: int | None = None,
     ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
-    """Return another attempt at a point that is running and does not belong to the caller (`ours`); None if there is
-    none.
+    """Return an attempt at the point `key` that another process is running; None if there is none. `ours` returns True
+    for attempts that belong to the caller.
 
-    If `before` is given, only attempts with a smaller attempt number count. It is the number that the caller has
-    reserved.
+    `before` is the attempt number that the caller has reserved. If it is given, only attempts with smaller numbers
+    count.
     """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
@@ -214,7 +214,8 @@ def find_rival_attempt(
 def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
     """Wait for the description of an attempt whose folder was created just now, and return it.
 
-    An attempt counts from the moment its folder exists. None if no description follows, or if the folder is old.
+    An attempt counts as begun from the moment its folder exists. Return None if no description follows within
+    `_CLAIM_S` seconds, or if the folder is older than `FRESH_S`.
     """
     until, found = time.monotonic() + _CLAIM_S, None
     with contextlib.suppress(FileNotFoundError):  # the folder was removed

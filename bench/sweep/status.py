@@ -19,7 +19,8 @@ from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
-"""State of a point. It is `unknown` if a job has the point and the scheduler was not asked or did not respond."""
+"""State of a point. It is `answered` if its outcome is final, `waiting` if no job has it, and `given up` if its allowed
+attempts are used up. It is `unknown` if a job has it and the scheduler was not asked or did not respond."""
 
 JobTask = tuple[str, int | None]
 """Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
@@ -60,7 +61,7 @@ def list_statuses(
 
 
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
-    """Return the ends of the jobs that failed before any attempt, in words, by point, oldest first.
+    """Return, for each point, texts about the jobs that failed before they began any attempt, oldest first.
 
     Jobs that ended before the latest call of `sweep` are ignored, since the user may have removed the cause by then.
     """
@@ -194,7 +195,7 @@ class StudyState(NamedTuple):
     seen: StudySnapshot
     queue: Mapping[JobTask, JobState]
     statuses: list[PointStatus]
-    is_reached: bool = True  # the scheduler was asked and answered
+    is_reached: bool = True  # the scheduler was asked and responded
 
     def __repr__(self) -> str:
         return f"<StudyState of {self.folder}: {self.describe()}>"

@@ -1,5 +1,5 @@
-"""Submit the points that need an answer, within the limits of cluster and budget. Submit the autopilot's job. Cancel
-jobs."""
+"""Submit the points without an answer (a final outcome), within the limits of cluster and budget. Submit the autopilot,
+a job that later submits the remaining points. Cancel jobs."""
 
 import logging
 import math
@@ -59,8 +59,8 @@ class SubmitResult(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether nothing failed: the requested autopilot was submitted, and the scheduler accepted orders to
-        the end."""
+        """Return whether nothing failed: the autopilot was submitted if it was requested, and the scheduler did not
+        stop responding after some jobs."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
@@ -77,7 +77,7 @@ class SubmitResult(NamedTuple):
 def submit_pending(
     folder: Path, *, autopilot: bool, notify: str | None = None, patience_s: float = PATIENCE_S
 ) -> SubmitResult:
-    """Write missing records and submit the points without an answer, within the limits.
+    """Write missing records and submit the points without an answer, within the limits of cluster and budget.
 
     If the scheduler does not respond, the call is repeated for at most `patience_s` seconds, with a warning before each
     attempt. `notify` is the command that the autopilot runs at its end.
@@ -234,8 +234,8 @@ class JobSubmitter:
         """Return how many jobs with points may be in the queue, and the source of that limit. (None, "") if there is no
         limit.
 
-        With `autopilot`, two of the cluster's places are kept: one for its job, and one for the next job that this job
-        submits.
+        With `autopilot`, two of the cluster's places are kept: one for the autopilot's job, and one for the next
+        autopilot that this job submits.
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
@@ -352,8 +352,8 @@ SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
 class JobBatcher:
-    """Divides points into jobs: one job per point, job arrays of equal resources, or packed allocations with equal
-    numbers of nodes and devices.
+    """Divides points into jobs according to the launcher's mode: one job per point, job arrays of points with equal
+    resources, or packed jobs that run several points with equal numbers of nodes and devices.
 
     `options` are those of the launcher. A limit of the cluster is None if there is none. UserError for a point that
     cannot finish within the limits.
@@ -406,8 +406,9 @@ class JobBatcher:
     def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
         """Return the time limit of a job in minutes.
 
-        For a packed job it is the sum of its points' limits and twice that of the control point; for others it is the
-        longest limit of a point. The time of the scheduler's warning, start and end are added.
+        For a packed job, which runs its points one after the other, it is the sum of their limits and twice the limit
+        of the control point. For other jobs it is the longest limit of a point. The time of the scheduler's warning,
+        start and end are added.
         """
         first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
         points = sum(limits) if self._options.mode == "packed" else max(limits)

@@ -1,5 +1,5 @@
-"""Golden cases by name. Each case is a function that returns the output of a command as text, without differences
-between machines.
+"""Golden cases by name. A golden case is a command whose output must not change. Each case is a function that returns
+this output as text, without differences between machines.
 
 The cases only call the command, so they do not depend on its implementation.
 """
@@ -193,7 +193,7 @@ def _slurm(folder: Path) -> Iterator[None]:
 
 
 def _sets() -> list[str]:
-    """Return the folders of recorded runs within RECORDED, which are studies with at least one record."""
+    """Return the names of all studies in RECORDED that have at least one record."""
     studies = {path.parents[2].relative_to(ROOT / RECORDED) for path in find_records([ROOT / RECORDED])}
     return sorted(map(str, studies))
 

@@ -1,4 +1,4 @@
-"""Digests of the outputs of all golden cases, stored in digests.json."""
+"""Read and write digests.json, which holds a digest of the output of each golden case."""
 
 import hashlib
 import json

@@ -14,15 +14,17 @@ from bench.sweep.advise.remedies import Rejected
 LAW = "kaplan"
 """Name of the scaling law that is used if the question names none."""
 LEAST_SHARE = 0.01
-"""Least goodput (share of the time that is progress). Below it advice is refused, since such a job would not be run."""
+"""Least goodput: the share of the time that is progress, not repeated work, restarts or checkpoints. Below it, no
+advice is given, since such a job would not be run."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
     """Return the query with the training's length (tokens or loss), its limit in node-hours, and the terms for
     failures.
 
-    If a loss is given, batches larger than its critical batch are excluded, with a line in `rejected`. UserError if a
-    number is missing, or if the question asks for a larger batch.
+    If a loss is given, batches above its critical batch are excluded, and a line is added to `rejected`. At the
+    critical batch, the training takes twice as many tokens as with small batches. UserError if a number is missing, or
+    if the question asks for a larger batch.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -51,8 +53,8 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
 
 
 def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the tokens that are needed to reach a loss. Its largest global batch is the
-    critical batch."""
+    """Return the query with the number of tokens that are needed to reach a loss. The critical batch becomes the
+    largest global batch that the query allows."""
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)
@@ -70,7 +72,7 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 
 
 def build_critical_error(need: TrainingNeed) -> UserError:
-    """Return the error for a question of which every possible batch is larger than the critical batch."""
+    """Return the error for a question that allows no batch up to the critical batch."""
     rule = (
         f"every choice has a batch beyond the critical batch, {need.critical_batch:,.0f} tokens, or one that its ranks "
         "cannot divide"

@@ -1,4 +1,5 @@
-"""Comparison of places for a training: own nodes, rented nodes and spot nodes, each with every method of training."""
+"""Comparison of places for a training: own nodes, rented nodes and spot nodes. Each place is tried with every method of
+training: full training or an adapter such as LoRA."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from bench.sweep.advise.questions import AdviceQuery, parse_query
 from bench.sweep.advise.search import Answer, find_answer
 
 WORD = "where="
-"""Beginning of the word of a question that names the places."""
+"""Prefix of the argument of `zeroscale advise` that lists the places."""
 Kind = Literal["own", "rented", "spot"]
 _EXAMPLE = "write for example where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
 _SET_BY_PLACES = ("machine", "devices_per_node", "price")
@@ -57,7 +58,7 @@ class PlaceRow(NamedTuple):
     answer: Answer
     hours: HoursInterval
     cost: HoursInterval | None
-    kept: bool | None  # whether the deadline is met; None: at the likely time only
+    kept: bool | None  # whether the deadline is met; None: only the likely time meets it
 
     @property
     def choice(self) -> Choice:
@@ -65,12 +66,14 @@ class PlaceRow(NamedTuple):
 
     @property
     def doubt(self) -> int:
-        """0: meets the deadline and fits into memory. 1: may do so. 2: misses the deadline."""
+        """How doubtful the row is. 0: it meets the deadline and fits into memory. 1: it may do so. 2: it misses the
+        deadline."""
         return 2 if self.kept is False else 1 if self.kept is None or self.choice.candidate.fits is None else 0
 
 
 class PlaceTable(NamedTuple):
-    """Places and methods of training, the best row first. Rows that meet the deadline come first, then the cheaper."""
+    """Places and methods of training, the best row first. Rows are ordered by `doubt`, then by likely cost, then by
+    likely time."""
 
     query: AdviceQuery
     question: AdviceQuestion  # with the length in tokens, if the question has one
@@ -79,7 +82,8 @@ class PlaceTable(NamedTuple):
 
     @property
     def ties(self) -> list[PlaceRow]:
-        """Rows as certain as the first whose costs cannot be told apart from its cost: the intervals overlap."""
+        """Rows with the same `doubt` as the first row whose cost intervals overlap with that of the first row. Which of
+        these rows is the cheapest is not certain."""
         first, *others = self.rows
         return [
             row
@@ -89,7 +93,8 @@ class PlaceTable(NamedTuple):
 
 
 def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path | None) -> PlaceTable:
-    """Return the table for a question with the word `where`; UserError if no place can do the training."""
+    """Return the table for the arguments of `zeroscale advise`, which must contain `where=…`. UserError if no place can
+    do the training."""
     where = [text for text in texts if text.startswith(WORD)]
     rest = [text for text in texts if not text.startswith(WORD)]
     if not where:

@@ -1,5 +1,5 @@
-"""Questions of `zeroscale advise`: plain words such as tokens=1e12, next to Hydra's overrides that define the
-search."""
+"""Parse the arguments of `zeroscale advise`. Plain words such as tokens=1e12 describe the training; Hydra overrides
+define which points are searched."""
 
 import math
 import re
@@ -155,25 +155,25 @@ class _PlainWord(NamedTuple):
 _WORDS = {
     "tokens": _PlainWord(_parse_amount, "1e12", "tokens to train on, of all kinds, padding included"),
     "samples": _PlainWord(_parse_amount, "1e9", "samples to train on, in place of tokens"),
-    "epochs": _PlainWord(_parse_amount, "3", "passes over these tokens or samples"),
+    "epochs": _PlainWord(_parse_amount, "3", "passes over the given tokens or samples"),
     "loss": _PlainWord(_parse_amount, "2.8", "loss to reach by a scaling law, in nats per token, in place of tokens"),
     "law": _PlainWord(
         lambda _, text: find_law(text) and text, "kaplan", "scaling law: kaplan, chinchilla, chinchilla_corrected"
     ),
-    "best": _PlainWord(_parse_best, "shortest", "objective, whatever the limits: shortest or cheapest"),
+    "best": _PlainWord(_parse_best, "shortest", "which choice is best, whatever the limits: shortest or cheapest"),
     "deadline": _PlainWord(_parse_hours, "30d", "longest time of the training: hours, or 12h, 30d, 6w"),
     "node_hours": _PlainWord(_parse_amount, "5000", "most node-hours of the training"),
     "price": _PlainWord(_parse_amount, "2.5", "price of a device per hour, in your currency"),
     "budget": _PlainWord(_parse_amount, "50000", "most that the training may cost, in the currency of the price"),
     "storage": _PlainWord(
-        _parse_amount, "2e9", "bytes per second of checkpoint writes; includes failures in the times"
+        _parse_amount, "2e9", "bytes per second of checkpoint writes; with it, times include failures"
     ),
     "node_mtbf": _PlainWord(_parse_seconds, "264d", "mean time between failures of one node: 12h, 264d"),
     "restart": _PlainWord(_parse_seconds, "10m", "time from a failure to the next step: 90s, 10m, 1h"),
     "software": _PlainWord(
         lambda _, text: find_software(text),
         "fused",
-        "class of training software: eager, usual or fused; narrows the times",
+        "how optimized the training software is: eager, usual or fused; narrows the times",
     ),
     "max_global_batch": _PlainWord(_parse_samples, "2048", "most samples per optimizer step, over all devices"),
     "where": _PlainWord(

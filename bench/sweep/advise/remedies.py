@@ -52,9 +52,9 @@ Remedy = Callable[[Sequence[Shortage]], str]
 def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
     """Return in words the changes that would make, or may make, a point fit that does not fit now.
 
-    The kinds of change are a smaller micro-batch, checkpointing, more nodes, an engine that divides more states, a
-    fused optimizer and offload to the host. The smallest change of each kind is returned. If no single change is
-    enough, combinations are tried.
+    The kinds of change are a smaller micro-batch, checkpointing, more nodes, an engine that divides more of the model
+    states among ranks, a fused optimizer and offload to the host. The smallest change of each kind is returned. If no
+    single change is enough, combinations are tried.
 
     `overrides` are those that define the point. A call costs up to a hundred predictions of memory.
     """
@@ -91,7 +91,8 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return changes to the engines that divide the states at least as far as the engine of `spec` does.
+    """Return changes to each engine that divides the model states among ranks at least as far as the engine of `spec`
+    does.
 
     Engines of the same backend come first. Within a backend, the engine that divides least comes first, since it
     communicates least.
@@ -136,8 +137,8 @@ def find_remedy(
     query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: Sequence[Shortage],
     changes: Sequence[Change],
 ) -> str:  # fmt: skip
-    """Return in words the first of `changes` with which one of the points in `short` fits or may fit; empty if none
-    helps.
+    """Return in words the first of `changes` that helps: with it, one of the points in `short` fits or may fit. Empty
+    if none helps. `short` holds points that need more memory than a device has, each with the bytes that it lacks.
 
     In the text, "it" is the point with the least shortage. Changes to keys that the question sets are not tried.
     """
@@ -201,8 +202,8 @@ def _format_change(change: Change) -> str:
 
 
 def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
-    """Return a line for every engine and every node count that has no candidate. If several adapters are searched, an
-    engine has a line for each of them."""
+    """Return a line for every engine and every node count without a point that fits. Numbers of ranks that cannot
+    divide the batch are listed as well. If several adapters are searched, an engine has a line for each adapter."""
     tried = [*(candidate.spec for candidate in found.candidates), *(short.spec for short in found.short)]
     several = len({spec.adapter.name for spec in tried}) > 1
 

@@ -31,7 +31,7 @@ from bench.sweep.advise.remedies import SEVERAL_NODES, Rejected, build_nothing_f
 
 
 class Answer(NamedTuple):
-    """Advice, together with the question that it answers and the candidates that were considered."""
+    """Advice, together with the question that it answers and the candidates (points that may fit into memory)."""
 
     advice: Advice
     request: Request  # for one of the engines
@@ -161,7 +161,8 @@ def _check_predictable(query: AdviceQuery, request: Request) -> None:
 def _collect_measured(
     query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
 ) -> MeasuredPoints:
-    """Return the measured runs that are comparable with a query. The default results folder need not exist."""
+    """Return the measured runs that are comparable with the request `query`. They are read from `folder`, or else from
+    the default results folder, which need not exist."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
     records: list[RunRecord] = []

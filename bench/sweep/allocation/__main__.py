@@ -24,8 +24,8 @@ from bench.sweep.allocation.uploads import JobUploads
 
 
 def main(words: list[str]) -> int:
-    """Run this process's part of a job and return its exit code. An error before the first point is printed as one
-    line."""
+    """Run the points of a job, on the first node as leader and on other nodes as agent. Return the exit code. An error
+    before the first point is printed as one line."""
     parser = argparse.ArgumentParser("bench.sweep.allocation")
     parser.add_argument("job")
     parser.add_argument("--store", help="URL of the study in an object store")
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
-    """Run this process's part of a job in an object store."""
+    """Run the points of a job, as in `main`, with the job's files in an object store."""
     study = StudyStore(ObjectStore(url), work / url.rstrip("/").rpartition("/")[2])
     folder = study.folder / jobs.FOLDER / name
     study.pull_job(folder)

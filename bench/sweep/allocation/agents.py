@@ -1,10 +1,11 @@
 """Agents of an allocation, and the leader's connections to them. An agent is the supervisor on a node other than the
 first.
 
-The leader sends the next point to run; an agent reports when it is ready for another point. They connect at a port that
-the leader writes to a file in the job's folder, which all nodes share, or to an object of that name. All tasks of a job
-array share that folder, and a requeued job finds its old files there. The file name therefore contains the name of the
-allocation, and agents of other allocations are refused.
+The leader sends the next point to run; an agent reports when it is ready for another point. Agents connect to a port of
+the leader. The leader writes its address to a file in the job's folder, which all nodes share, or without a shared
+folder to an object of that name in the object store. All tasks of a job array share that folder, and a requeued job
+finds its old files there. The file name therefore contains the name of the allocation, and agents of other allocations
+are refused.
 """
 
 import contextlib
@@ -54,8 +55,8 @@ class JobAgents:
         is_over: Callable[[], bool] = bool,
         study: StudyStore | None = None,
     ) -> None:
-        """`host` is the leader's address. `allocation` is a name unique to this start of this job. `study` is the
-        object store through which the nodes meet; without it, they share `folder`.
+        """`count` is the number of agents. `host` is the leader's address. `allocation` is a name unique to this start
+        of this job. `study` is the object store through which the nodes meet; without it, they share `folder`.
 
         TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True before that.
         """
@@ -135,8 +136,8 @@ def join_leader(
     is_over: Callable[[], bool] = bool,
     study: StudyStore | None = None,
 ) -> Connection:
-    """Connect to the leader of an allocation of the job in `folder`, whose address is in the object store of `study`
-    or, without it, in `folder` itself.
+    """Connect to the leader of an allocation as the agent with this number and host, and return the connection. The
+    leader's address is read from the job's `folder` or, with `study`, from its object store.
 
     TimeoutError if no leader can be reached within `patience_s` seconds, or if `is_over` returns True before that.
     """
@@ -170,7 +171,8 @@ class JobAgent:
         self._server = ForkServer(first.machine.device or find_device_kind(), self._job.list_specs(context.task))
 
     def run(self) -> int:
-        """Run points until the job ends. Return the exit code: 0 if the leader or a signal ended the job.
+        """Run points until the job ends. Return 0 if the leader or a signal ended the job, `EXIT_LATER` if a disk is
+        full, otherwise 1.
 
         srun exits with the highest code of its tasks, so a full disk on any node determines the job's exit code.
         """

@@ -1,4 +1,5 @@
-"""Leader of an allocation: the supervisor on the first node. It runs the points of a job, each in new processes."""
+"""Leader of an allocation: the supervisor process on the first node. It runs the points (configurations) of a job one
+after the other, each with new rank processes."""
 
 import contextlib
 import os
@@ -44,7 +45,7 @@ from bench.sweep.policy import (
 from bench.sweep.snapshot import UnfinishedAttempt
 
 _CONFIRMED = 2  # runs in a row with a defect; in a single run, traffic of other jobs may be the cause
-_SLOWED_SHARE = 0.02  # share of the measurement window
+_SLOWED_SHARE = 0.02  # share of the measurement window: a device that was throttled for longer has a defect
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
 _END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning before the time limit
 
@@ -52,7 +53,8 @@ _END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning
 class NodeHealth:
     """Excludes unfit nodes from the study.
 
-    A node is excluded if two runs in a row show a defect of it, and at once if a rank on it cannot be killed.
+    A node is excluded if two runs in a row show a defect of this node, such as a slow link. It is excluded at once if a
+    rank process on it cannot be killed.
     """
 
     def __init__(self, study_folder: Path) -> None:
@@ -83,8 +85,8 @@ class NodeHealth:
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return the defect of each unfit host of a run: a link slower than others, or a device that its hardware
-    throttles."""
+    """Return a text about the defect of each unfit host of a run, by host. A defect is a link slower than those of
+    other hosts, or a device that was slowed down by its temperature or hardware."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}
@@ -140,7 +142,8 @@ class JobLeader:
             signal.signal(number, self._interrupt)
 
     def run(self) -> int:
-        """Run the points of the job. Return the exit code, which does not depend on the outcomes of the points."""
+        """Run the points of the job. Return 0 after the last point, whatever the outcomes. Return `EXIT_LATER` if a
+        disk is full, and 1 if a signal or another error ended the allocation before."""
         spent = jobs.AllocationPeriod(
             self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )

@@ -45,8 +45,9 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check in a separate process, and yield its findings. `follow` is called with a text about the current
-    step."""
+    """Stage or check the needs `kind` in a separate process, and yield its findings: texts about what works or is
+    missing. `python` is the command of the interpreter, and `variables` is its environment. `follow` is called with a
+    text about the current step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
@@ -108,7 +109,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
-    """Return the staging needs of all points, one entry for each combination of device and compiled ops.
+    """Return what all points need (data, models and compiled ops), one entry for each combination of device and
+    compiled ops.
 
     Equal data and models are listed once. Ops are listed once for each GPU architecture.
     """
@@ -167,8 +169,8 @@ def architectures(listed: Sequence[str] | None, request: Request) -> list[str | 
 
 
 def variables(mode: StagerMode, request: Request) -> dict[str, str]:
-    """Return the environment variables for staging or checking. They are those of a job; checking sets libraries to
-    offline mode."""
+    """Return the environment variables for staging or checking. They are those of this process and of a job. For
+    checking, libraries are also set to offline mode."""
     given = _setup(request).variables
     offline = dict.fromkeys(_OFFLINE, "1")
     if mode == "check":
@@ -177,10 +179,11 @@ def variables(mode: StagerMode, request: Request) -> dict[str, str]:
 
 
 def python(request: Request) -> tuple[str, ...]:
-    """Return the command of the Python to use: the jobs' Python if this machine has its path, else the current
-    interpreter.
+    """Return the command of the Python for staging and checking. It is the jobs' Python, or the current interpreter if
+    the launcher names none.
 
-    The current interpreter is also used if the jobs' Python is in a container, or its path is given by a module.
+    The current interpreter is also used if the jobs' Python is in a container, or is not an absolute path but found by
+    an environment module. UserError if the path of the jobs' Python does not exist on this machine.
     """
     setup = _setup(request)
     command = setup.python
@@ -206,8 +209,8 @@ def prepare(
     build_for: Sequence[str] | None,
     follow: Callable[[Progress], None],
 ) -> Iterator[Check]:
-    """Stage the needs of a study's points and then check them; with `offline`, only check. Findings are yielded as they
-    are made.
+    """Stage what a study's points need (data, models and compiled ops) and then check that a run could use it; with
+    `offline`, only check. Findings are yielded as they are made.
 
     Contradicting arguments raise UserError at the call, before the first finding.
     """

@@ -1,7 +1,9 @@
-"""Fetch, build and try the needs of a sweep: `python -m bench.sweep.prepare.staging stage|check`.
+"""Fetch and build the data, checkpoints and compiled ops that a sweep needs, or try them: `python -m
+bench.sweep.prepare.staging stage|check`.
 
-Reads `StagingNeeds` as JSON from standard input and prints JSON lines. A string is the name of the current step, an
-object is a finding. `stage` may use the network and fills caches; `check` does the first steps of a run.
+Reads `StagingNeeds` as JSON from standard input and prints JSON lines. A line with a string names the current step. A
+line with an object is a finding: something that works or is missing. `stage` may use the network and fills caches;
+`check` does the first steps of a run.
 """
 
 import contextlib
@@ -34,7 +36,8 @@ StagingMessage = str | Check
 
 
 class StagingNeeds(Frozen):
-    """Needs of points on one kind of node. Each spec represents all points that need the same data or model."""
+    """Compiled ops, data and models that points need on one kind of node. Each spec in `data` or `models` stands for
+    all points that need the same data or the same model."""
 
     device: Literal["cpu", "cuda"]
     operations: tuple[str, ...] = ()
@@ -45,7 +48,7 @@ class StagingNeeds(Frozen):
 
 
 def main() -> None:
-    """Print messages to standard output. The output of libraries goes to standard error."""
+    """Stage or check, and print the messages to standard output. The output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, _end_group)

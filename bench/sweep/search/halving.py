@@ -5,7 +5,7 @@ stop. A training is promoted to the next rung as soon as it is among the best 1/
 waits for others.
 
 When no new training can begin, the best training of the highest rung continues until one training is complete. With
-several `brackets`, some trainings begin at a higher rung (Hyperband; Li et al., arXiv 1603.06560), which favours
+several `brackets`, some trainings first stop at a higher rung (Hyperband; Li et al., arXiv 1603.06560), which favours
 configurations that improve slowly at first.
 """
 
@@ -49,7 +49,8 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung that has a result, since losses compare only at equal tokens of a schedule.
+    """Return the trials of the highest rung that has a result, since losses can be compared only after equal numbers of
+    tokens.
 
     For a search without rungs, return all trials.
     """
@@ -61,8 +62,8 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 
 class HalvingProposer:
-    """Promotes a training that is among the best of its rung. If there is none, begins a training proposed by the
-    sampler."""
+    """Proposes the next rung for a training that is among the best of its rung. If there is no such training, proposes
+    a new training from the sampler."""
 
     def __init__(self, pool: CandidatePool, sampler: Proposer) -> None:
         assert pool.section.rungs
@@ -80,7 +81,8 @@ class HalvingProposer:
         return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the next rung of a training that is among the best 1/`factor` of its rung and was not promoted yet.
+        """Return a proposal for the next rung of a training that is among the best 1/`factor` of its rung and was not
+        promoted yet.
 
         Higher rungs come first, and better trainings within a rung. None if there is no such training.
         """
@@ -91,7 +93,8 @@ class HalvingProposer:
         return None
 
     def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return the next rung of the best training of the highest rung; None while trials have no answer.
+        """Return a proposal for the next rung of the best training of the highest rung; None while trials have no final
+        outcome.
 
         In a small space, a rung may have too few trainings for any promotion. Without this step no training would be
         completed.
@@ -114,7 +117,8 @@ class HalvingProposer:
     def _promote_first(
         self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
     ) -> Proposal | None:
-        """Return the next rung of the best training that was not promoted yet, among the first `count` of `ended`."""
+        """Return a proposal for the next rung of the best training that was not promoted yet, among the first `count`
+        of `ended`; None if all of them were promoted."""
         above = {one.key for one in reached if one.rung == rung + 1}
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
@@ -125,8 +129,7 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a new training proposed by the sampler. It begins at the first rung of the bracket from
-        `choose_bracket`."""
+        """Return a new training proposed by the sampler. It first stops at the rung that `choose_bracket` returns."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
@@ -158,11 +161,12 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return the rung at which the next training begins: the rung with the fewest trainings in `begun` for its share.
+    """Return the rung at which the next training first stops. It is the rung that has the fewest trainings in
+    proportion to its share. `begun` is the number of trainings so far by their first rung.
 
-    Trainings of bracket b begin at rung b. All brackets cost about the same if bracket b has a number of trainings in
-    proportion to factor^(last − b) / (last − b + 1), where `last` is the index of the last rung (Hyperband, algorithm
-    1).
+    Trainings of bracket b first stop at rung b. All brackets cost about the same if bracket b has a number of trainings
+    in proportion to factor^(last − b) / (last − b + 1), where `last` is the index of the last rung (Hyperband,
+    algorithm 1).
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))

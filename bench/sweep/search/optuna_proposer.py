@@ -3,9 +3,10 @@
 There is no state besides the trials. A sampler's own state is kept in each trial's file. Random numbers depend on the
 seed of the search and the number of the trial, so that an interrupted search makes the same proposals.
 
-A trial that failed, or lies outside the constraints, violates a constraint in Optuna. For samplers that do not support
-constraints it gets a worse value than all other trials. The samplers do not support noise of single trials, so the
-value of a busy or short run is moved towards the mean.
+A trial that failed or violates the search's constraints is given to Optuna as one that violates a constraint. If the
+sampler does not support constraints, the trial gets a worse value than all other trials instead. No sampler supports
+noise of single trials. The value of a noisy trial, such as a short run or a run on a busy machine, is therefore moved
+towards the mean of all trials.
 """
 
 import importlib
@@ -45,7 +46,8 @@ class OptunaProposer:
         self._enqueued = self._list_enqueued()
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return an untried point among those with the best predictions. If there is none, return one from the sampler.
+        """Return an untried point from the list of the best predictions. If all of them were tried, return a point from
+        the sampler.
 
         None if the budget is used up, if the last trials improved too little, or if every point was tried.
         """
@@ -203,7 +205,7 @@ class OptunaProposer:
         return dimension.values[suggested] if dimension.values is not None else suggested
 
     def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return each value of a trial as Optuna represents it, with its distribution."""
+        """Return, by dimension, each value of a trial as Optuna represents it, with the dimension's distribution."""
         found = {}
         for key, value in values.items():
             dimension = self._pool.space.dimensions[key]

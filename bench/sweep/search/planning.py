@@ -78,7 +78,7 @@ class SearchPoints:
 
 
 class PlannedSearch(NamedTuple):
-    """Definition of a search, its pool of candidates, and its proposer."""
+    """Definition of a search, the pool of points that it may try, and the proposer that chooses among these points."""
 
     sweep: SweepDefinition
     pool: CandidatePool
@@ -98,7 +98,8 @@ class PlannedSearch(NamedTuple):
 def plan_search(
     study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
 ) -> PlannedSearch:
-    """Return the planned search; UserError if none of its points can run or its settings are wrong."""
+    """Return the planned search. UserError if none of its points can run or its settings are wrong. `etiquette` holds
+    options that limit the load on a scheduler's queue, by name, as in `plan_sweep`."""
     found, _ = find_study(study, overrides, config_dir, "search")
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
     points = SearchPoints(found, texts, config_dir)
@@ -175,7 +176,7 @@ def build_proposer(pool: CandidatePool) -> Proposer:
 
 
 def build_sampler(pool: CandidatePool) -> Proposer:
-    """Return the sampler of a pool, without rungs and without step limits."""
+    """Return the proposer that samples points from a pool. `build_proposer` adds rungs and step limits to it."""
     match pool.section.sampler:
         case "grid" | "random":
             return ListProposer(pool, at_random=pool.section.sampler == "random")
@@ -234,7 +235,8 @@ def _check_fields(key: str, dimension: Dimension) -> None:
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write new trials until `parallel` of them have no answer, or until the search has ended. Return their number."""
+    """Write new trials until as many of them wait for an answer as the search's setting `parallel` allows, or until the
+    search has ended. Return the number of new trials."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)

@@ -17,13 +17,12 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Least standard deviation of the log costs of a space's points, used if the noise explains all differences between
-them."""
+"""Assumed standard deviation of the log costs of a space's points if noise explains all differences between them."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
-    """Return the cost of an objective's value: its logarithm, negated if large values are better. None if it is
-    unknown."""
+    """Return the cost of an objective's value, so that a lower cost is always better: the logarithm of the value,
+    negated if large values are better. None if the value is unknown or not positive."""
     if value is None or value <= 0:
         return None
     return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
@@ -84,7 +83,8 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
 
 
 PATIENCE = 20
-"""Trials in a row that improve the best by less than `gain` before a search by one of Optuna's samplers ends.
+"""A search by one of Optuna's samplers ends after this many trials in a row that together improve the best result by
+less than the search's setting `gain`.
 
 In searches with `gp`, replayed on published step times, the overall best was found after 12 trials with rough
 predictions and after 16 without (medians). How many of these searches this rule would have ended earlier was not
@@ -99,7 +99,7 @@ def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
 
 
 def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
-    """Return whether the last `PATIENCE` trials improved the best by less than `gain`.
+    """Return whether the last `PATIENCE` trials improved the best result by less than the search's setting `gain`.
 
     Always False for the samplers `grid` and `random`, and for a search with rungs, whose losses compare only at equal
     tokens.
@@ -156,8 +156,9 @@ class EarlyEnd:
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
     """Return the seconds per step above which a point cannot become the best.
 
-    The limit is the least time that a measured trial surely needs for the same work, by the end of its interval, plus
-    `MARGIN`. None if there is no such trial, or if the objective does not follow from the step time.
+    For each measured trial, the worse end of its interval is converted into the step time with which this point would
+    be equally good. The limit is the least of these times plus the share `MARGIN`. None if no trial has a result, or if
+    the objective does not follow from the step time.
     """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)

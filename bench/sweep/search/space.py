@@ -81,7 +81,8 @@ class SearchSpace:
         return list(drawn.values())
 
     def compute_share(self, values: Mapping[str, Any]) -> float:
-        """Return the relative probability that `draw` returns these values of a listed space."""
+        """Return the relative probability that `draw` returns these values. It is defined only for a space whose values
+        can be listed."""
         return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
 
 
@@ -166,7 +167,7 @@ class CandidatePool:
         return _shuffle(places, self.section.seed, shares)
 
     def explain_left_out(self) -> list[str]:
-        """Return the errors of all values looked up so far that cannot run."""
+        """Return the error of each combination of values that was looked up so far and cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
 
     def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:

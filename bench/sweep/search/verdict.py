@@ -21,7 +21,7 @@ class SearchVerdict(NamedTuple):
     outcomes: Counter[str]
     ended_early: int  # number of trials whose measurement ended early, because their steps were too long to win
     pending: int  # trials without an answer
-    environments: int  # most different environments among trials with the same number of devices per node
+    environments: int  # largest number of different environments among trials with equal devices per node
     node_hours: float
     candidates: int | None  # points of the space that may fit the device; None if the space is too large to list
     never_feasible: int  # points of the space that surely exceed the device's memory
@@ -45,8 +45,8 @@ class SearchVerdict(NamedTuple):
 
     @property
     def none_ended(self) -> bool:
-        """Return True for a search with rungs in which no training is complete. Its best trial led only in
-        mid-schedule."""
+        """Return True for a search with rungs in which no training is complete. Its best trial was the best only at a
+        point in the middle of its learning-rate schedule."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
@@ -106,7 +106,8 @@ def _count_environments(results: Sequence[TrialResult]) -> int:
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
-    """Return the interval of a trial's objective, from its own run. Without an interval, return the value twice."""
+    """Return the low and high ends of the interval of a trial's objective, from its own run. Without an interval,
+    return the value as both ends."""
     assert result.quantities
     value = result.quantities.get(section.objective)
     assert value is not None

@@ -58,7 +58,7 @@ def search(of: SearchSection, loss: Loss) -> list[TrialResult]:
 
 
 def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator[TrialResult]:
-    """Yield the results of the trials with which a search continues after the given results."""
+    """Yield the results of the trials that a search makes after the trials in `results`, until it ends."""
     candidates = pool(of)
     proposer, known = build_proposer(candidates), [*results]
     while proposal := proposer.propose(known):
@@ -88,8 +88,8 @@ def test_rungs_are_the_training_divided_by_powers_of_the_factor() -> None:
 
 
 def test_of_27_trainings_about_nine_and_three_are_promoted() -> None:
-    """Promotion is asynchronous. A training may be promoted because it is among the best third at that time, though it
-    is not in the end."""
+    """Promotion is asynchronous. A training may be promoted while it is among the best third of the trainings so far,
+    even if better trainings follow."""
     results = search(a_section(), flat)
     counted = Counter(end(result.trial) for result in results)
     assert counted[1_000] == 27
@@ -195,8 +195,8 @@ def test_verdict_reports_a_budget_spent_before_any_training_ended(tmp_path: Path
 
 
 def test_number_of_trainings_per_bracket_matches_hyperband() -> None:
-    """Number of trainings that begin in each bracket by table 1 of arXiv 1603.06560, for 81 units and a factor of 3:
-    81, 34, 15, 8 and 5."""
+    """Table 1 of arXiv 1603.06560 gives the number of trainings that begin in each bracket, for 81 units and a factor
+    of 3: 81, 34, 15, 8 and 5."""
     rungs, begun = RungSection(least=1, brackets=5), Counter[int]()
     for _ in range(143):
         begun[choose_bracket(begun, rungs, last=4)] += 1

@@ -1,4 +1,4 @@
-"""Proposals of a search on grids whose results are known for every point."""
+"""Proposals of searches over grids of points. Formulas give the result of each point, so nothing is measured."""
 
 import importlib
 import math
@@ -33,7 +33,8 @@ OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
 def step_s(values: Mapping[str, Any]) -> float:
     """Return a step time that grows with the micro-batch and, slowly, with the nodes.
 
-    Among the points for which `run` is not "oom", zero1 with micro-batch 8 on 8 nodes has the highest rate.
+    Among the points for which `run` does not return "oom", zero1 with micro-batch 8 on 8 nodes has the most samples per
+    second.
     """
     return SPEED[values["engine"]] * (0.2 + 0.1 * values["batch.micro"]) * (1 + 0.02 * values["nodes"])
 
@@ -139,8 +140,8 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
-    """A step of 0.5 s, measured on a busy machine, may in truth take 0.9 s. A step of 0.6 s on a quiet machine ends
-    trials whose steps take more than 0.67 s."""
+    """A step of 0.5 s, measured on a busy machine, may take up to 0.9 s on a quiet machine. A step of 0.6 s, measured
+    on a quiet machine, ends later trials whose steps take more than 0.67 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -181,10 +182,10 @@ def test_optuna_gets_the_shrunk_costs(sampler: str) -> None:
 
 
 def test_noisy_best_trial_of_a_busy_machine_does_not_settle_a_search() -> None:
-    """The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s.
+    """A search is settled if its latest trials improve the best result too little.
 
-    If the first trial is not noisy, no later trial improves on it. If it was measured on a busy machine, the last one
-    does.
+    The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s. If the first trial is not noisy,
+    no later trial improves on it. If it was measured on a busy machine, the last trial does.
     """
     asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
                                                               "batch.micro": [1]})  # fmt: skip

@@ -54,8 +54,8 @@ def attempt(
     folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", *,
     busy: bool = False, **launcher: Any,
 ) -> Path:  # fmt: skip
-    """Write the files of an attempt and return its folder. If `kind` is None, the attempt has no record. A `busy` run
-    was measured next to background load."""
+    """Write the files of an attempt whose outcome is `kind`, and return its folder. If `kind` is None, the attempt has
+    no record. With `busy`, its record shows background load."""
     circumstance = Circumstance(
         study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
     )

@@ -89,7 +89,8 @@ def test_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: py
 def test_mt5_xxl_is_feasible_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step needs 38.8 to 41.2 GB per device. The prediction must not ask for room for two copies of the weights."""
+    """A step needs 38.8 to 41.2 GB per device, and a device has little more. If the prediction included room for a
+    second copy of the weights, the points would not fit."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
     told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told

@@ -46,7 +46,8 @@ def test_pruned_points_and_answered_points_are_counted_separately(tmp_path: Path
 
 
 def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to_add_quiet_ones(tmp_path: Path) -> None:
-    """Of four runs, two are measured, one of them on a busy machine. One is out of memory, and one is left."""
+    """Two of four points were measured, one of them on a busy machine. One point ran out of memory, and one point is
+    left to run."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     attempt(tmp_path, spec(batch__micro=2), "ok")
     for _ in range(2):

@@ -1,6 +1,7 @@
 """Time limits that are derived from predictions.
 
-They are generous and can be lengthened by measured neighbours. No point ends early for good because of such a limit.
+They are generous, and measured runs of similar points can lengthen them. A point that reaches such a limit runs again
+with the longest limit.
 """
 
 import statistics
@@ -24,9 +25,9 @@ FOUR = spec(batch__micro=4)
 STEP = StepForecast(low_s=0.05, s=0.1, high_s=0.15)
 """Predicted seconds of a step at micro-batch 4.
 
-The limit is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min. The steps are 10 of warm-up, 135 of the window, 3
-inspected ones, and one block of 5 on a GPU. A window of 60 s has 134 steps of 0.45 s, rounded up to blocks. With steps
-of 0.675 s, it has 90 steps.
+The time limit `LIMIT_MIN` is 10 + ((10 + 135 + 3 + 5) × 3 × 0.15 + 30) / 60 min. There are 10 warm-up steps, 135 steps
+of the window, 3 inspected steps, and one block of 5 steps on a GPU. A window of 60 s has 134 steps of 0.45 s, rounded
+up to blocks. With steps of 0.675 s, it has 90 steps.
 """
 LIMIT_MIN = 10 + (153 * 3 * 0.15 + 30) / 60
 
@@ -38,7 +39,7 @@ def predicted_sweep() -> SweepDefinition:
 
 
 class Slower(MeasuredCorrections):
-    """Corrections by measured runs that took `factor` times the predicted time."""
+    """Replaces `MeasuredCorrections`. All measured runs took `factor` times the predicted time."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -85,8 +86,8 @@ def recorded() -> list[RunRecord]:
 
 
 def test_limits_from_half_the_measured_step_time_suffice_for_all_recorded_runs() -> None:
-    """The prediction is half of each run's median step time. The runs include those with fifteen other processes on
-    their cores. The time of the start is allowed for by `setup_min`."""
+    """The predicted step time is half of each run's measured median. Some of the runs shared their cores with fifteen
+    other processes. `setup_min` allows for the time of the start."""
     for record in recorded():
         assert record.observations and record.observations.steps
         steps, protocol = record.observations.steps, record.spec.measure

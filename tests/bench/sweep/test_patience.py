@@ -38,7 +38,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def play(folder: Path, program: str, shell: str) -> None:
     """Replace a program of Slurm by the shell script `shell`. In the script, the variable `number` is the number of
-    calls so far."""
+    calls of this program, the current call included."""
     calls = folder / f"{program}.calls"
     calls.write_text("")
     count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"

@@ -94,7 +94,8 @@ def describe(decision: Decision) -> str:
 def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
     """Carry out all decisions of a pass through a plan and return them as texts.
 
-    The attempts at each point have the outcomes in `ends`, in order, and further attempts end `ok`.
+    `tried` are the attempts so far. `ends` are the outcomes of the attempts that the pass starts, in order for each
+    point; attempts after these end `ok`.
     """
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
@@ -112,8 +113,8 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
 
 
 class Row(NamedTuple):
-    """A plan and the attempts so far, and the expected decisions: `passes` of a pass through the plan, `at_once` of a
-    submission."""
+    """A plan, the attempts so far (`tried`), and the expected decisions: `passes` for a pass through the plan, and
+    `at_once` for a submission of all its points."""
 
     plan: str
     tried: str

@@ -14,7 +14,8 @@ MICROS = (1, 2, 4, 8)
 
 
 class Rules:
-    """The rules that decide whether points of one sweep are pruned or need confirmation."""
+    """Rules that decide whether points of one sweep are skipped without a run, or run again to confirm that they are
+    out of memory."""
 
     def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))

@@ -46,7 +46,8 @@ def request(base: RunSpec, sampler: str) -> SweepDefinition:
 
 
 def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
-    """Return a worker as a new process would build it, with all of its state read from the folder."""
+    """Return a worker (a process that runs the trials of a search) in the state in which a new process would begin. All
+    of its state is read from the folder."""
     asked = definition.find_search(definition.read(folder))
     assert asked and asked.search and asked.search.study.search
 

@@ -120,7 +120,7 @@ def test_local_attempt_without_a_supervisor_gets_a_record_after_a_while(
 ) -> None:
     """The command was killed after it created the attempt's folder and before the supervisor wrote a heartbeat.
 
-    Once the attempt counts as dead, it gets a record, and the file that reserved disk space for the record is removed.
+    Once the attempt counts as dead, it gets a record. The file that kept disk space free for the record is removed.
     """
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)

@@ -65,8 +65,8 @@ _COLUMNS = [column.split(":") for column in SQUEUE_FORMAT.split(",")]
 def put_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
 ) -> Path:
-    """Replace `squeue` by a script that reports a requeued job. Return the file to which `scancel` writes its
-    arguments."""
+    """Replace `squeue` by a script that reports a requeued job, and `scancel` by a script that writes its arguments to
+    a file. Return the path of this file."""
     values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
@@ -216,7 +216,7 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
-    """Checks the output only. The time is measured by a benchmark."""
+    """Only the output is checked. The time that this takes is measured by a benchmark."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
     definition.write(tmp_path, sweep(points))

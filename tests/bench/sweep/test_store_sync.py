@@ -1,4 +1,5 @@
-"""Submitters of a study whose jobs use an object store: the state of the study, and records of lost attempts."""
+"""Several submitters share a study whose jobs use an object store. Each reads the state of the study, and writes
+records for attempts that ended without one."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -40,7 +41,8 @@ class Launcher(NamedTuple):
 
 @pytest.fixture
 def submitters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders of two submitters of one study. Its job has claimed an attempt, and was then killed."""
+    """Return the folders of two processes that submit points of one study. A job of the study has begun an attempt and
+    was then killed."""
     url, made = f"file://{tmp_path}/bucket/s", sweep([point(FOUR)])
     monkeypatch.setattr(launchers, "load_queueing", lambda name: Launcher(url, {("s-1", None): PREEMPTED}))
     folders = [tmp_path / "one", tmp_path / "other"]

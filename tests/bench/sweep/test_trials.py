@@ -22,7 +22,8 @@ ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_by
 
 
 class _InOrder:
-    """Proposes every point once. All points far exceed the device's memory, so each gets its answer without a run."""
+    """Proposes every point once. All points far exceed the device's memory, so each gets the outcome `infeasible`
+    without a run."""
 
     def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points = points
