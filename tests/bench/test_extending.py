@@ -407,7 +407,7 @@ def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> Non
         (("parallel.pipeline=1",), "parallel.pipeline=1: there are two stages; set parallel.pipeline=2"),
         (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages has no tensor parallelism"),
         (("engine=ddp",), "parallel.pipeline=2: engine ddp has no pipeline"),
-        (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: a chunked loss is not made by the decoder alone"),
+        (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: the engine does not support a chunked loss"),
     ],
 )
 def test_unsupported_engine_request_is_refused_in_one_line(
