@@ -39,12 +39,15 @@ SOURCE_COLUMNS = ("source", "class", "predicted_as", "steps", "mean_error", "mea
 HEAD = """\
 # Predictions compared with measurements
 
-Signed errors are (predicted ÷ true − 1), in percent unless a table has points. No point is omitted. A point that misses
-its bound is an `exception`; a point that the recorded facts do not decide is `not testable`; the tables have the
-reasons. Bounds were set before anything was compared. No constant was fitted to the points that it is tested on, except
-where the text says so. Where a comparison showed an allocation that the memory formulas had missed, it was added to
-them, from the code that makes it. `make predictions` writes this page and the tables again, from `results/published`,
-`results/measured` and `inputs/`; a test checks that they are up to date.
+The first table has one row per comparison; the list below it explains each comparison. A point is one predicted value
+that is compared with one true value. Its error is predicted ÷ true − 1, in percent. Efficiencies are compared by their
+difference, in percentage points. No point is omitted. A point whose error exceeds the bound is an exception. A point is
+not testable if the recorded facts do not determine the true value. The linked tables have every point with the reason.
+
+Bounds were set before anything was compared. No constant was fitted to the points on which it is tested, except where
+the text says so. If a comparison showed an allocation that the memory formulas had missed, it was added to the
+formulas, as it is in the code that makes the allocation. `make predictions` writes this page and the tables again, from
+`results/published`, `results/measured` and `inputs/`; a test checks that they are up to date.
 """
 SUMMARY = (
     "Comparison, with its points", "Points", "Exceptions", "Not testable", "Mean of |error|", "Errors", "Bound",
