@@ -39,12 +39,12 @@ SOURCE_COLUMNS = ("source", "class", "predicted_as", "steps", "mean_error", "mea
 HEAD = """\
 # Predictions compared with measurements
 
-Signed errors are (predicted ÷ true − 1), in percent unless a table has points. No point is omitted. A point that misses
-its bound is an `exception`; a point that the recorded facts do not decide is `not testable`; the tables have the
-reasons. Bounds were set before anything was compared. No constant was fitted to the points that it is tested on, except
-where the text says so. Where a comparison showed an allocation that the memory formulas had missed, it was added to
-them, from the code that makes it. `make predictions` writes this page and the tables again, from `results/published`,
-`results/measured` and `inputs/`; a test checks that they are up to date.
+The table has one row per comparison; the list below explains each. A point is one predicted value compared with one
+true value. Its error is predicted ÷ true − 1, in percent; efficiencies are compared by their difference, in points. No
+point is omitted. A point whose error exceeds the bound is an exception. A point is not testable if the recorded facts
+do not determine the true value. Bounds were set before anything was compared. No constant was fitted to the points on
+which it is tested, except where the text says so. If a comparison showed an allocation that the memory formulas had
+missed, it was added to them. `make predictions` writes this page and the tables again.
 """
 SUMMARY = (
     "Comparison, with its points", "Points", "Exceptions", "Not testable", "Mean of |error|", "Errors", "Bound",

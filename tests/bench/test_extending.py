@@ -156,10 +156,10 @@ def test_doctor_lists_the_added_plugins(findings: dict[str, str]) -> None:
     ("words", "expected"),
     [
         (("sequence.tokens=512",), "sequence.tokens=512: the model has 256 positions; "),
-        (("model.attention=eager",), "model.attention=eager: family decoder knows nothing but the usual one"),
+        (("model.attention=eager",), "model.attention=eager: family decoder supports only the default"),
         (("model.shape.heads=5",), "model.shape.heads=5: does not divide width=128"),
         (("model=tiny",), "objective=continuation: a model of family t5 learns from encoder and decoder tokens"),
-        (("model.shape.vocab=2",), "a vocabulary of 2: ids 0 and 1 are no numbers"),
+        (("model.shape.vocab=2",), "a vocabulary of 2: ids 0 and 1 are padding and end, not numbers"),
         (("data.steps=2",), "data.steps: no such key; did you mean data.step?"),
     ],
 )
@@ -407,7 +407,7 @@ def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> Non
         (("parallel.pipeline=1",), "parallel.pipeline=1: there are two stages; set parallel.pipeline=2"),
         (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages has no tensor parallelism"),
         (("engine=ddp",), "parallel.pipeline=2: engine ddp has no pipeline"),
-        (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: a chunked loss is not made by the decoder alone"),
+        (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: the engine does not support a chunked loss"),
     ],
 )
 def test_unsupported_engine_request_is_refused_in_one_line(
