@@ -48,7 +48,7 @@ __all__ = [
 
 Folder = str | Path
 TextListener = Callable[[str], None]
-"""Function that receives the text of each event."""
+"""Function that receives a line of text about each event, such as the end of a point."""
 Follow = Callable[[Progress], None]
 """Function that receives the progress of the current run."""
 Describe = Callable[["RunRecord"], str]
@@ -79,7 +79,7 @@ def plan(
 
     `study` is the name of a file in conf/study, a path of such a file, or a Study. Without a study, the points are all
     combinations of the overrides' values. `repeats` replaces the study's number of repeats (1 without a study). `prune`
-    skips a point if a smaller micro-batch already ran out of memory, or if it is predicted to exceed memory.
+    skips a point if a smaller micro-batch already ran out of memory, or if it is predicted to exceed memory by far.
 
     The other arguments are for launchers with a queue. `autopilot` resubmits unfinished points. `max_queued` limits the
     jobs in the queue at a time, `nice` lowers their priority, and none of them starts before `begin`.
@@ -101,7 +101,7 @@ def run(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SweepResult":
-    """Measure, on this machine, the points of a plan without a final result, and return the outcomes of all points.
+    """Measure all points of a plan that have no final result yet on this machine. Return the outcomes of all points.
 
     `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` converts
     the record of a run to the line that this text contains.
@@ -156,8 +156,8 @@ def resume(
 ) -> "SubmitResult | SweepResult":
     """Resume a study: submit its points without a final result to the queue, or measure them on this machine.
 
-    Return the submitted jobs or, for a study without a queue, the outcomes of all points. An attempt that ended without
-    a record first gets a record. The study limits how often a point is attempted.
+    Return the submitted jobs or, for a study without a queue, the outcomes of all points. First, a record is written
+    for each attempt (one try at a run) that ended without one. The study limits the number of attempts.
 
     For a study with a queue, `autopilot` resubmits until every point has a final result, and calls `notify` when it
     ends (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not respond. `tell`,
@@ -276,7 +276,7 @@ class Status(NamedTuple):
     @property
     def under_way(self) -> bool:
         """Return True if a job or a local run may still change the state of a point. While the scheduler is
-        unavailable, this is assumed for every study with a point that has no final result."""
+        unavailable, return True for every study with a point that has no final result."""
         if self.scheduler_away:
             return not self.answered
         may_move = any(state.live and not state.stuck and not state.follows for state in self.view.queue.values())
@@ -357,8 +357,8 @@ def predict(
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a
-    rehearsal measured on the same kind of machine. `software` is the class of training software (eager, usual or
-    fused), which an override may also set. The default, usual, has the widest prediction interval.
+    rehearsal measured on the same kind of machine. `software` (eager, usual or fused) is how well the training
+    software's kernels are optimised; an override may also set it. The default, usual, has the widest interval.
     """
     from bench.sweep import prediction
 
@@ -400,7 +400,7 @@ def rehearsal(
 
 
 def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _ignore_text) -> "MeasuredRun":
-    """Run a result of `point` or `rehearsal` as a new repeat, and return the run's folder and its record."""
+    """Run `made`, a result of `point` or `rehearsal`, as a new repeat, and return the run's folder and its record."""
     from bench.core import store
     from bench.sweep import local_attempt
 
@@ -450,8 +450,8 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return a row for each place and method of a training: hours and cost with intervals, and whether a deadline is
-    met.
+    """Return a row for each place where a training can run and each training method: hours and cost with intervals, and
+    whether a deadline is met.
 
     `question` is that of `advise` with the keyword `where`, a list of places such as own:h100:8:2.5,
     rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.

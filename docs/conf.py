@@ -1,7 +1,8 @@
-"""How Sphinx makes a site of the pages: `make docs`. Pages are Markdown, and every link in them is checked.
+"""Configuration of Sphinx, which builds a site from the pages (`make docs`). Pages are Markdown, and every link in them
+is checked.
 
-Pages that stand beside what they describe, outside of docs/, are copied to docs/_pages for the site; notebooks are run,
-and stand there as pages with their outputs.
+Pages outside docs/, which stand next to the folders that they describe, are copied to docs/_pages. Notebooks are run,
+and written to docs/_pages as pages with their outputs.
 """
 
 import os
@@ -14,7 +15,7 @@ from sphinx.application import Sphinx
 project = "zeroscale"
 extensions = ["myst_parser"]
 exclude_patterns = ["_site", "generate"]
-html_theme = "furo"  # brings its own styles and scripts, and fetches nothing
+html_theme = "furo"  # contains its styles and scripts, so pages load nothing
 html_title = "zeroscale"
 html_copy_source = False
 html_show_copyright = False
@@ -38,12 +39,12 @@ _COPIES = {
 
 
 def setup(app: Sphinx) -> None:
-    """Copy the pages, run the notebooks, and let links lead to the copies."""
+    """Copy the pages outside docs/, run the notebooks, and change links to these pages into links to the copies."""
     for source, name in _COPIES.items():
         copy = _DOCS / "_pages" / name
         copy.parent.mkdir(exist_ok=True)
         text = _linked((_ROOT / source).read_text(encoding="utf-8"), (_ROOT / source).parent, copy.parent)
-        if not copy.exists() or copy.read_text(encoding="utf-8") != text:  # one that is as it was is not read again
+        if not copy.exists() or copy.read_text(encoding="utf-8") != text:  # Sphinx skips unchanged files
             copy.write_text(text, encoding="utf-8")
     notebooks.write_pages(_DOCS / "_pages")
     app.connect("source-read", _read)
@@ -58,7 +59,8 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _linked(text: str, written: Path, read: Path) -> str:
-    """Return a page of the folder `written` with its links as they are from the folder `read`."""
+    """Return the text of a page from the folder `written`, with its relative links changed to work from the folder
+    `read`."""
 
     def link(match: re.Match[str]) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""
@@ -66,7 +68,7 @@ def _linked(text: str, written: Path, read: Path) -> str:
         if path.is_relative_to(_ROOT) and (copy := _COPIES.get(str(path.relative_to(_ROOT)))):
             path = _DOCS / "_pages" / copy
         elif not path.is_relative_to(_DOCS):
-            # a file is a download; a folder, or a page that is not copied, has no place in the site
+            # A file becomes a download. The site has no folders and no uncopied pages, so only the link's label stays.
             there = path.is_file() and path.suffix != ".md"
             return f"[{label}](path:{os.path.relpath(path, read)})" if there else label
         return f"[{label}]({os.path.relpath(path, read)}{anchor})"

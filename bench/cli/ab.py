@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="REF_B", help="the same; it is compared with REF_A")
     options.add_overrides(parser, "point to measure, as for run")
     rounds, most = options.positive("--rounds"), options.positive("--most-rounds")
-    parser.add_argument("--rounds", type=rounds, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=rounds, default=5, metavar="N", help="number of rounds; default: %(default)s")
     help_text = "double the rounds up to N while the gate is inconclusive"
     parser.add_argument("--most-rounds", type=most, metavar="N", help=help_text)
     parser.add_argument(

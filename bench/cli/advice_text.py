@@ -55,9 +55,10 @@ Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
 _FAR = 2
 """A global batch above this multiple of the published batch is reported as unusual."""
 _NEAR = 0.25
-"""Share of the prediction interval's width. An estimate closer than this to the fast end is nearly the best case."""
+"""Share of the prediction interval's width. An estimate closer than this to the interval's fast end is nearly the best
+case."""
 _WORTH_IT = 0.1
-"""Largest extra cost, as a share, at which the fastest point of the Pareto front is proposed as the next point."""
+"""Largest extra cost, as a share, for which the fastest point of the Pareto front (time against cost) is proposed."""
 SURER = "To be surer:"
 """Text before the command that measures the advised configuration."""
 _NAME_WIDTH = 12
@@ -134,7 +135,7 @@ def describe_next_on_front(answer: Answer) -> str:
     """Return a sentence on the next point of the Pareto front after the advised configuration.
 
     The next point is faster if the advice minimises cost, and cheaper if the advice minimises time. Return an empty
-    string if no point that is at least as certain gains more than the share CLOSE.
+    string if every other point is less certain or gains at most the share CLOSE.
     """
     winner, question = answer.advice.winner, answer.query.question
     time, cost = question.compute_costs(winner)
@@ -252,10 +253,11 @@ def _name_adapter(advice: Advice, spec: RunSpec) -> str:
 def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
     """Yield the lines of a table of choices on a terminal, in which an arrow marks the advised configuration.
 
-    The layout and the comparison with the advised configuration follow a row, or are below it if a line is too short.
+    The layout and the comparison with the advised configuration stand at the end of a row, or below it if the row would
+    be longer than a line.
     """
     head, *rows = _build_table(advice, choices)
-    # Without these, and for a whole training without the interval of the rate, a row fits on a line.
+    # A row fits on a line only without these columns and, for a whole training, without the rate's interval.
     dropped, rate = head.index("checkpoint"), head.index("tokens/s/device")
     cells, details = [head], [""]
     for choice, row in zip(choices, rows, strict=True):

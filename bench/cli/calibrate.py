@@ -56,12 +56,14 @@ _RANKS = 2  # on one node without GPUs: contention and collectives need two
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "machine=NAME, to start from; launcher=NAME")
     parser.add_argument("--name", metavar="NAME", help="the machine's new name; default: <machine>_calibrated")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: my/machine/NAME.yaml")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write; default: my/machine/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    help_text = "per node; default: one per GPU; on CPUs 2 on one node, 1 on several"
+    help_text = "ranks per node; default: one per GPU; on CPUs, 2 on a single node and 1 on each of several nodes"
     parser.add_argument("--ranks", type=options.positive("--ranks"), metavar="N", help=help_text)
-    parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="to measure for; default: %(default)g")
-    parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--seconds", type=float, default=90.0, metavar="S", help="seconds to measure for; default: %(default)g"
+    )
+    parser.add_argument("--only", metavar="PARTS", help=f"measure only some of {','.join(PARTS)}")
     options.add_json(parser, "print the machine as JSON")
     options.add_config_dir(parser)
 

@@ -32,10 +32,10 @@ _POLL_S = 0.5
 def arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "config_id or its beginning; /0.1 after it selects one attempt"
     parser.add_argument("point", metavar="POINT", help=help_text)
-    help_text = f"folder of a study, or of several; default: {RESULTS}"
+    help_text = f"folder of one study or of several studies; default: {RESULTS}"
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help=help_text)
     parser.add_argument("--rank", type=_parse_rank, metavar="N", help="only lines of this rank")
-    help_text = "last lines of each log; default: %(default)s"
+    help_text = "number of last lines to print of each log; default: %(default)s"
     parser.add_argument("--lines", type=options.positive("--lines"), default=_LINES, metavar="N", help=help_text)
     parser.add_argument("--follow", action="store_true", help="print new lines of the last attempt until it ends")
 

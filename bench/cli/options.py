@@ -64,7 +64,9 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="DIR", help="folder of all studies; default: %(default)s"
+    )
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:
@@ -91,7 +93,7 @@ def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") ->
 
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
-    help_text = "resume whenever its jobs have ended, until every point has its answer"
+    help_text = "resume whenever the jobs have ended, until every point has a final outcome"
     parser.add_argument("--autopilot", action="store_true", help=help_text)
     help_text = "command that the autopilot calls at its end, with the path of its summary as the last argument"
     parser.add_argument("--notify", metavar="COMMAND", help=help_text)
@@ -120,7 +122,7 @@ def format_compact_point(composed: "Request") -> str:
 
 
 def format_next(what: str, words: Sequence[str]) -> str:
-    """Return a suggested next command below `what` it shows."""
+    """Return a suggested next command as text, below a line that says `what` the command shows."""
     return f"next, {what}:\n{terminal.wrap_command(words)}"
 
 
@@ -267,7 +269,8 @@ class BusyWarning:
         self._monitor, self._is_due = CommandMonitor(), True
 
     def print(self, launcher: Mapping[str, Any]) -> None:
-        """Print the warning if it is due. It is not if a run waits for a quiet machine, or for another local run."""
+        """Print the warning if the machine is busy, at the first call only. Print nothing if the run will wait for a
+        quiet machine or for another local run."""
         from bench.sweep import local_attempt
 
         is_due, self._is_due = self._is_due, False

@@ -68,10 +68,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config_dir(parser)
     pages.add_page(parser)
     parser.add_argument(
-        "--straggler", type=_FACTOR, default=1.0, metavar="F", help="factor of the slowest rank's computing time"
+        "--straggler",
+        type=_FACTOR,
+        default=1.0,
+        metavar="F",
+        help="computing time of the slowest rank divided by that of a normal rank",
     )
     parser.add_argument(
-        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds in which a step waits for its batches"
+        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds per step spent waiting for input batches"
     )
     parser.add_argument(
         "--rehearsed",

@@ -55,17 +55,19 @@ _SHOWN = 20  # points that a dry run lists without --list: one screen
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    help_text = f"with --dry-run: list all points, also where they are more than {_SHOWN}, and infeasible ones"
+    help_text = f"with --dry-run: list all points, even if there are more than {_SHOWN}, and infeasible points"
     parser.add_argument("--list", action="store_true", help=help_text)
-    help_text = "runs of every point, in random order; default: those of the study, 1 without a study"
+    help_text = "number of runs of every point, in random order; default: that of the study, or 1 without a study"
     parser.add_argument("--repeats", type=options.positive("--repeats"), metavar="N", help=help_text)
-    help_text = "run also points that cannot fit, by a smaller micro-batch or a prediction"
+    help_text = "also run points that cannot fit in memory, judged by a smaller micro-batch or by a prediction"
     parser.add_argument("--no-prune", action="store_true", help=help_text)
     options.add_autopilot(parser)
-    help_text = "at most N of the sweep's jobs in the queue"
+    help_text = "keep at most N of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
-    parser.add_argument("--begin", metavar="WHEN", help="start no job before, in the scheduler's format: 20:00")
+    parser.add_argument(
+        "--begin", metavar="WHEN", help="start no job before this time, in the scheduler's format: 20:00"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,8 +141,8 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     """Return the text of a dry run: a summary of the sweep, its points in order, and the job scripts that would be
     submitted.
 
-    Without `every`, infeasible points are not listed but counted. The same holds for all points if there are more than
-    `_SHOWN`.
+    Without `every`, infeasible points are counted but not listed, and if there are more than `_SHOWN` points, no point
+    is listed.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
     answers = _find_answers(sweep, folder) if folder.exists() else ExistingAnswers()
@@ -223,15 +225,15 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
 
 
 class ExistingAnswers(NamedTuple):
-    """Answers that a study's folder already has for the runs of a sweep."""
+    """Runs of a sweep whose final result the study's folder already has."""
 
     keys: Collection[RunKey] = ()
-    busy: str = ""  # number of answers from a busy machine, with a remedy; empty if there are none
+    busy: str = ""  # number of results from a busy machine, with a remedy; empty if there are none
 
 
 def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
-    """Return the runs of a sweep that would not start, because the study's folder has their answer. The scheduler is
-    not asked."""
+    """Return the runs of a sweep that would not start, because the study's folder has their final result. The scheduler
+    is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
         statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
@@ -286,7 +288,7 @@ class PredictionText:
     """Texts of the predictions for all points of one sweep."""
 
     def __init__(self, sweep: SweepDefinition, answered: Collection[RunKey] = ()) -> None:
-        """Predict every point. Sums exclude the `answered` runs."""
+        """Predict every point. Sums exclude the `answered` runs, which already have a final result."""
         self._sweep, self._answered = sweep, frozenset(answered)
         self._points = [self._predict(point) for point in sweep.points]
 
@@ -364,7 +366,7 @@ class PredictionText:
 
     @functools.cached_property
     def _runs(self) -> list[PointPrediction]:
-        """Return the predictions of all runs that would start. Infeasible points are left out, as are answered runs."""
+        """Return the predictions of all runs that would start: those that are neither infeasible nor answered."""
         keyed = zip(self._sweep.wanted(), self._sweep.order, strict=True)
         left = [self._points[index] for one, (_, index) in keyed if one.key not in self._answered]
         return [one for one in left if not one.infeasible]

@@ -146,9 +146,9 @@ def compose_points(
     """Decode and check every point of a study that no exclude rule removes, in the order of the study's axes.
     `overrides` take precedence over the study's values.
 
-    `device(request)` returns the kind of device of a point, which is passed to `check`. A plan that starts nothing
-    passes `check_rank`, which ignores the launcher's rules. Points with the same spec and machine are merged into the
-    first of them. For example, an axis may set an option that one of the engines does not have.
+    `device(request)` returns the kind of device of a point, which is passed to `check`. A caller that starts no job
+    passes `check_rank` as `check`, which ignores the launcher's rules. Points with the same spec and machine are merged
+    into the first of them. For example, an axis may set an option that one of the engines does not have.
     """
     rules, first = (
         [exclude_rules.parse_rule(text, list_field_names()) for text in texts] for texts in (study.exclude, study.first)

@@ -81,8 +81,8 @@ def fill_in_devices(plain: Mapping[str, Any], launcher_file: str | None = None) 
 
 
 def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a composed config tree with its model's default objective. The tree is unchanged if the model has no
-    default. Callers use it if the user chose no objective."""
+    """Return a composed config tree with the default objective of its model, for a user who chose no objective. The
+    tree is unchanged if the model has no default objective."""
     try:
         decoded = _decode_part("model", plain["model"])
         family = load_file(models, decoded.family)
@@ -159,7 +159,7 @@ def check(composed: Request, device: str | None) -> None:
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Apply all rules of `check` except the launcher's. They decide whether a single rank of the point can run."""
+    """Apply all rules of `check` except the launcher's. These rules suffice for a single rank of the point to run."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -315,8 +315,8 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return the section of a model with the shape from `config_file`, a Hugging Face config file, or from the
-    checkpoint's config.json. A model that has a shape keeps it; raise UserError if it is not that of the checkpoint."""
+    """Return the section of a model with its shape, read from the Hugging Face config file `config_file` or from the
+    checkpoint's config.json. A shape in the section is kept; raise UserError if it differs from the checkpoint's."""
     path, checkpoint = flat.pop("config_file", None), flat.get("checkpoint")
     if path is None and not checkpoint:
         remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"

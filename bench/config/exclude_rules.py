@@ -194,8 +194,9 @@ def _get_field(value: Any, path: tuple[str, ...]) -> Any:
 def collect_fields(composed: Request) -> dict[str, Any]:
     """Return the values of a decoded point, nested according to their dotted names.
 
-    Options of engine and data source are in the same section as the fields that all engines or sources share, including
-    defaults. If a model has no published number of parameters, it is computed.
+    Options of the engine, defaults included, stand next to the fields that all engines share, such as `engine.stage`
+    next to `engine.name`. The same holds for options of the data source. If a model has no published number of
+    parameters, it is computed.
     """
     spec = composed.spec
     family, engine = load_file(models, spec.model.family), load_file(engines, spec.engine.backend)

@@ -8,10 +8,11 @@ from bench.core.errors import UserError, suggest_nearest
 from bench.core.spec import FULL, AdapterSpec
 
 NF4_BLOCK, NF4_SCALES = 64, 256
-"""Elements that share a scale of nf4, and scales that share a scale of their own with double quantisation (defaults of
-bitsandbytes)."""
+"""Number of elements that share one scale of nf4, and number of scales that share one second scale under double
+quantisation (defaults of bitsandbytes)."""
 NF4_CODE, SCALES_CODE = 16, 256
-"""fp32 values of the code tables that a quantised matrix keeps: of nf4, and of its quantised scales."""
+"""Numbers of fp32 values in the code tables that each quantised matrix has: in that of nf4, and in that of quantised
+scales."""
 KEPT_WHOLE = frozenset({"wo"})
 """Names of matrices that are never quantised. transformers keeps a T5's `wo` whole, since its activations overflow."""
 
@@ -38,7 +39,7 @@ class Adapter(NamedTuple):
         quantised.
 
         int8 has an fp32 scale per row. nf4 has 4 bits per element, and an fp32 scale per block. With double
-        quantisation, a scale has one byte, and blocks of scales have an fp32 scale.
+        quantisation, a scale has one byte, and each block of scales has an fp32 scale.
         """
         if not self.packs(name):
             return 0

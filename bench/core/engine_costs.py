@@ -109,15 +109,15 @@ class BackwardWork(NamedTuple):
     working: Array  # bytes of working memory, besides the activations saved by this and earlier segments
     standing: Array  # part of `working` that stays live between two operations
     parameters: Array  # elements of the parameters with complete gradients after this segment
-    largest: Array  # elements of the largest parameter among them
+    largest: Array  # elements of the largest of these parameters
     transposed: Array  # elements of a gradient that is not accumulated in place, as torch's linear computes it
 
 
 class EngineMemory(Protocol):
     """Memory in bytes that an engine needs in addition to activations, on the rank with the highest peak.
 
-    The terms are weights, master weights, optimizer moments, gradients, buckets, gathered layers, working memory, and
-    terms of the engine's own.
+    `Terms` name its uses: weights, master weights, optimizer moments, gradients, buckets, gathered layers, working
+    memory, and further uses that the engine defines.
     """
 
     def resident(self) -> Terms:
@@ -162,7 +162,7 @@ class Transfer(NamedTuple):
     passes: int  # number of micro-steps with these collectives
     overlaps: bool  # True: they run during the computation of the pass; False: the pass waits for them
     ranks: int  # number of participating ranks
-    alone_bytes: int = 0  # of the first gather or last reduction, which overlaps no computation; 0: the mean
+    alone_bytes: int = 0  # bytes of the first gather or last reduction, which overlaps nothing; 0: the mean
     nodes: int | None = None  # number of nodes of the ranks; None: neighbouring ranks, on as few nodes as possible
     at_once: int = 1  # simultaneous transfers, this one included, that share the link of a node
 
@@ -179,8 +179,8 @@ Counts = tuple[int, ...]
 
 
 class StageMoment(NamedTuple):
-    """Memory state of a pipeline rank during a forward or backward pass of a stage, or during the reduction of its
-    gradients.
+    """Data in the memory of a pipeline rank during a forward or backward pass of a stage, or during the reduction of
+    its gradients.
 
     States are the activations passed from one stage to the next. States and their gradients are counted in
     micro-batches.
@@ -198,7 +198,8 @@ class StageMoment(NamedTuple):
 
 
 class StageBytes(NamedTuple):
-    """Temporary bytes of a pipeline stage with parameters partitioned among data-parallel ranks; otherwise 0."""
+    """Temporary bytes of a pipeline stage whose parameters are partitioned among data-parallel ranks; 0 for other
+    stages."""
 
     whole: int = 0  # gathered weights
     unreduced: int = 0  # gradients, from the first backward to their reduction

@@ -32,7 +32,8 @@ SUMMED_STEPS = 3
 
 
 SCRATCH = "ZEROSCALE_SCRATCH"
-"""Environment variable of ranks with the name of their run's folder within each folder of `EngineFacts.scratch`."""
+"""Environment variable that ranks get: the name of the run's own folder, which exists within each folder of
+`EngineFacts.scratch`."""
 
 
 MOMENTS: dict[OptimizerName, float] = {"adamw": 2 * FULL, "adamw_8bit": 2 + 2 * FULL / 256, "adafactor": 0}
@@ -48,8 +49,8 @@ class Division(NamedTuple):
     optimizer: int = 1
 
     def state_bytes(self, elements: int, precision: Precision, optimizer: OptimizerName = "adamw") -> int:
-        """Return the bytes of weights, gradients and optimizer state on one rank, by Table 1 of ZeRO (arXiv
-        1910.02054).
+        """Return the bytes of weights, gradients and optimizer state on one rank, according to Table 1 of the ZeRO
+        paper (arXiv 1910.02054).
 
         In 16-bit precision a parameter has 2 bytes of weights, 2 of gradients, and with AdamW 12 of optimizer state.
         Each kind is divided by the number of ranks among which it is partitioned.
@@ -82,14 +83,15 @@ class FrozenWeights(NamedTuple):
 _NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
 _NOT_FROZEN = FrozenWeights()
 FROZEN_FORMS = frozenset({"none", "nf4", "int8"})
-"""Forms for engines whose ranks hold whole weights."""
+"""Forms of frozen weights for engines whose ranks hold whole weights."""
 WITHOUT_INT8 = FrozenWeights(FROZEN_FORMS - {"int8"}, "bitsandbytes keeps a whole copy of int8 weights on every rank")
-"""Frozen weights of engines that partition weights."""
+"""Forms of frozen weights for engines that partition weights: all forms except int8."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts of an engine for one spec. The functions among them raise UserError for a spec that they do not support."""
+    """Facts of an engine for one spec. Fields that are functions raise UserError for a spec that they do not
+    support."""
 
     label: str  # name for reports with the engine's variant, such as ZeRO stage 2
     distinguishing: frozenset[str] = frozenset()  # options that define the variant, such as the stage for ZeRO

@@ -50,7 +50,8 @@ def format_in_one_line(value: Any) -> str:
 
 def describe_type(schema: Mapping[str, Any], known: Mapping[str, Any], section: str = "") -> str:
     """Return the type that a JSON schema describes, as text. `known` has the definitions that the schema may refer to.
-    `section` is the word for a mapping with fixed keys; by default its class is named."""
+    `section` is the word for a mapping with fixed keys; if it is empty, the text has the name of the mapping's
+    class."""
     texts = (_describe_alternative(one, known, section) for one in _list_alternatives(schema, known))
     return " or ".join(dict.fromkeys(texts))
 
@@ -143,8 +144,8 @@ def _find_article(text: str) -> str:
 
 
 def _find_field(kind: type[BaseModel], location: Sequence[Any]) -> _Field:
-    """Return the field at pydantic's location of an error. The location also names members of unions, which are no
-    keys."""
+    """Return the field at pydantic's location of an error. A location also contains names of union members, which are
+    not keys and are skipped."""
     schema = _get_schema(kind)
     known, parts, declared = schema.get("$defs", {}), list[str](), list[str]()
     for part in location:
@@ -176,7 +177,7 @@ def _find_entry(schema: Mapping[str, Any], part: Any) -> Mapping[str, Any] | Non
 
 
 def _suggest(name: str, value: Any, field: _Field) -> str:
-    """Return a value to set in place of a value of the wrong type, as text. Empty if none is near."""
+    """Return a value to set in place of a value of the wrong type, as text. Empty if no valid value is similar."""
     if examples := field.schema.get("examples"):
         return f"set {name}={examples[0]}, for example"
     if choices := [str(choice) for one in field.alternatives for choice in _list_choices(one)]:

@@ -48,14 +48,15 @@ def describe_result(record: RunRecord) -> str:
 
 
 def describe_quiet_remedy(repeats: int) -> str:
-    """Return how to add runs on a quiet machine to points that have `repeats` repeats. The new runs suffice for a
-    comparison."""
+    """Return advice to measure points again on a quiet machine. The points have `repeats` repeats. The added runs alone
+    suffice for a comparison."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     return f"to add quiet ones, sweep again with --repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:
-    """Return a one-line description of the memory that ran out: the request, and the use in GiB."""
+    """Return a one-line description of the memory that ran out: the size of the failed request and the use of the
+    memory, in GiB."""
     gib = {name: f"{count / 2**30:.3g}" for name, count in shortage if name.endswith("_bytes") and count is not None}
     wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
     filled = {

@@ -182,7 +182,8 @@ def _build_with_hosts(system: str, job_id: str, number: int, hosts: list[str]) -
 
 
 def _check_position(job: JobContext, value: str, remedy: str = "") -> JobContext:
-    """Return the job. Raise UserError if the job has no nodes, or not as many processes as this process's number."""
+    """Return the job. Raise UserError if the job has no nodes, or if this process's number is not below the number of
+    processes."""
     if job.nodes < 1 or not 0 <= job.number < job.processes:
         position = f"process {job.number} of {job.processes} on {format_count(job.nodes, 'node')}"
         raise UserError(value, f"this would be {position}, counted from 0", remedy)
@@ -190,7 +191,8 @@ def _check_position(job: JobContext, value: str, remedy: str = "") -> JobContext
 
 
 def _read_count(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a whole number from a variable. Raise UserError if it is none, or if it is missing without a default."""
+    """Return the whole number in a variable, or `default` if the variable is missing. Raise UserError for any other
+    value, or for a missing variable without a default."""
     text = environment.get(name)
     if text is None and default is not None:
         return default

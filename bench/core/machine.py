@@ -56,12 +56,12 @@ Table = BeforeValidator(_parse_rows)
 class Calibration(Frozen):
     """Measurements of a machine by `zeroscale calibrate`. Measurements that were not made are empty or None."""
 
-    made: dict[str, str | None] = Field({}, description="date, device, versions")
+    made: dict[str, str | None] = Field({}, description="date, device and software versions of the calibration")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
     attention_tflops: dict[Precision, float] = Field(
-        {}, description="rate of T5's attention with its position bias in forward"
+        {}, description="rate of T5's attention with position bias in the forward pass"
     )
-    kernel_s: float | None = Field(None, gt=0, description="host's seconds to start one operation")
+    kernel_s: float | None = Field(None, gt=0, description="seconds that the host needs to start one operation")
     slowdown: tuple[float, ...] = Field(
         (), description="compute time with 1, 2, … ranks on one processor, relative to one rank"
     )
@@ -77,14 +77,16 @@ class RentedOffer(Frozen):
     devices: Positive = Field(description="number of devices of the node")
     price_per_hour: float = Field(gt=0, description="price of the whole node for an hour")
     spot_price_per_hour: float | None = Field(
-        None, gt=0, description="the same for a node that the provider may take back at any time; None: unknown"
+        None,
+        gt=0,
+        description="price of the whole node for an hour, if the provider may take it back at any time; None: unknown",
     )
     currency: str = Field("USD", min_length=1, max_length=8, description="currency of the prices")
     source: str = Field(min_length=1, description="page or file that states the prices, with its version")
     date: datetime.date = Field(description="day on which the source was read")
 
     def find_price(self, *, spot: bool) -> float:
-        """Return the price of the node for an hour. UserError if its spot price is unknown."""
+        """Return the price of the node for an hour. Raise UserError if `spot` is True and the spot price is unknown."""
         if not spot:
             return self.price_per_hour
         if self.spot_price_per_hour is None:
@@ -237,7 +239,7 @@ def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
 
 def list_offers(config_dir: Path | None = None) -> Iterator[tuple[str, RentedOffer]]:
     """Yield every offer of the machine files with the name of its file. A user's file replaces a shipped file of the
-    same name. UserError for a wrong offer."""
+    same name. Raise UserError for an invalid offer."""
     files: dict[str, Path] = {}
     for folder in (find_conf_folder(), *([config_dir] if config_dir else [])):
         files |= {file.stem: file for file in (folder / "machine").glob("*.yaml")}

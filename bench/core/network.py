@@ -26,10 +26,10 @@ class Attention:
     head_width: int  # elements of a query, key or value; heads × head_width may differ from the network's width
     over: str | None = None  # name of the stack whose output gives keys and values; None: its own tokens
     causal: bool = False  # a token attends to itself and earlier tokens only
-    position_bias: int = 0  # rows of a learned table, added to scores by distance; one per stack; 0: none
+    position_bias: int = 0  # rows of the stack's learned table of biases, added to scores by distance; 0: no table
     zero_bias: bool = False  # adds a tensor of zeros in place of the position bias, as transformers' T5 does
-    bias_per_layer: bool = False  # True: every layer has its own table or zeros; False: the first layer's are shared
-    fused: bool = False  # one matrix for queries, keys and values; over another stack, one for keys and values
+    bias_per_layer: bool = False  # True: every layer has its own table or zeros; False: all use the first layer's
+    fused: bool = False  # one matrix gives queries, keys and values; in cross-attention, keys and values
     biases: bool = False  # True: the projections have bias parameters
     key_heads: int | None = None  # heads of keys and values, each shared by a group of query heads; None: `heads`
     rotary: bool = False  # rotates queries and keys by their position
@@ -142,14 +142,14 @@ class Stacks:
 
 
 class EqualTensors(NamedTuple):
-    """Number of parameters that have the same number of elements."""
+    """Trained parameters that have the same number of elements."""
 
     elements: int
     number: int
 
 
 class FrozenTensors(NamedTuple):
-    """Number of frozen parameters that have the same number of elements."""
+    """Frozen parameters that have the same number of elements."""
 
     elements: int
     number: int
@@ -161,7 +161,7 @@ class WeightModule(NamedTuple):
 
     segment: int  # index of its segment in forward order
     weight: int | None = None  # index of its parameter, equal for a shared parameter; None: no parameter
-    size: int = 0  # index of the weight's size in the trained tensors, followed by the frozen ones
+    size: int = 0  # index of the weight's size in list_tensors, followed by list_frozen
     block: int | None = None  # index of its block, which checkpointing recomputes as a whole; None: outside blocks
     indexed: bool = False  # True: its inputs are indices, as in an embedding
     completes: bool = True  # True: the weight's gradient is complete after its backward
@@ -326,8 +326,8 @@ def pad_elements(elements: int, ranks: int) -> int:
 
 
 class Part(NamedTuple):
-    """A pipeline part of a model: consecutive units. Unit 0 is the embedding, the next units are the blocks in forward
-    order, and the last unit is the head. A stack's final norm belongs to its last block."""
+    """A part of a model for pipeline parallelism: consecutive units. Unit 0 is the embedding, the next units are the
+    blocks in forward order, and the last unit is the head. A stack's final norm belongs to its last block."""
 
     begin: int
     end: int  # exclusive
@@ -442,8 +442,8 @@ class TokenKind(NamedTuple):
     mask: str | None = None  # keyword argument with 1 for tokens and 0 for padding; given if rows may be short
     # By keyword argument: the share of each row, from its beginning, that the padding value replaces.
     hidden: Mapping[str, float] = {}
-    # Content that a piece of text gives: all of it, the text around hidden spans, or the hidden spans. None: these
-    # tokens are not made from the same piece of text.
+    # Part of a piece of text that these tokens come from: all of it, the text around hidden spans, or the hidden spans.
+    # None: these tokens are not made from the same piece of text.
     text: Literal["whole", "kept", "hidden"] | None = "whole"
     # Keyword argument with a token's position in its document. If given, no token attends to another document.
     positions: str | None = None

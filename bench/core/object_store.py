@@ -187,7 +187,7 @@ def _open_backend(url: str) -> _Backend:
 
 
 class _FolderBackend:
-    """Objects as files of a folder. Links and renames replace the conditions of an object store."""
+    """Objects as files of a folder. Links and renames do what conditional writes do in an object store."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

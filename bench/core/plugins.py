@@ -112,8 +112,8 @@ def _import_module(kind: Kind[Any], name: str) -> ModuleType:
 
 @functools.cache
 def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
-    """Return the names of the plug-ins in the package of a kind without importing them. These are its files, and its
-    folders that contain the marker module."""
+    """Return the names of the plug-ins in the package of a kind without importing them. These are the package's files,
+    and those of its folders that contain the module `kind.marker`."""
     places = list(importlib.import_module(kind.package).__path__)
 
     def is_plugin(module: pkgutil.ModuleInfo) -> bool:
@@ -252,8 +252,8 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
-        """Return the parameters that several of the model's pipeline `parts` share, by name, with the indices of these
-        parts."""
+        """Return the parameters that several of the model's pipeline `parts` share: for each name, the indices of the
+        parts that share it."""
 
 
 class ObjectivePlugin(Protocol):

@@ -83,8 +83,8 @@ def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tup
 
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
-    """Return the fields of a plain spec on which a property of a run depends: its identity, losses or step time. Keys
-    are pydantic aliases."""
+    """Return the fields of a plain spec that matter for `question`: the run's identity, losses or step time. Keys are
+    pydantic aliases."""
     chosen = dict(plain)
     for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
         group, _, name = field.partition(".")

@@ -31,7 +31,7 @@ OBJECTIVES: dict[str, Literal["most", "least"]] = {
 }
 """Quantities that a search can optimise, and whether more or less is better. All of them are positive."""
 LEAST_RUNS = 3
-"""Runs of each configuration that a comparison needs."""
+"""Minimum number of runs of each configuration for a comparison."""
 _TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
 # Standard deviations of the log of a step time whose measurement was disturbed.
@@ -56,7 +56,7 @@ class RunQuantities(NamedTuple):
     loss: float | None
     ended_early: bool = False  # a search stopped it: its steps were certainly longer than the best trial's
     validation_loss: float | None = None
-    step_noise: float = 0.0  # extra standard deviation of the log of the step time, by disturbances
+    step_noise: float = 0.0  # extra standard deviation of the log of the step time, due to disturbances
 
     def noise(self, name: str) -> float:
         """Return the extra standard deviation of the log of a quantity, compared with that of an undisturbed run."""
@@ -70,8 +70,9 @@ class RunQuantities(NamedTuple):
         return self._of_time(name, self.step_s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the interval of a quantity that follows from the step time; None if it is unknown, or for any other
-        quantity. If the measurement was disturbed, the interval is widened by the extra noise."""
+        """Return the interval of a quantity that follows from the step time. None if the interval is unknown, or if the
+        quantity does not follow from the step time. If the measurement was disturbed, the interval is widened by the
+        extra noise."""
         low_s, high_s = self.low_s, self.high_s
         if self.step_noise:
             factor = math.exp(_DEVIATIONS * self.step_noise)
@@ -87,8 +88,8 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return the work per step from which a rate follows by division by the step time, such as samples for
-    `samples_per_s`. None for a quantity that does not follow from the step time."""
+    """Return the work of a step for a rate, such as the number of samples for `samples_per_s`. The rate is this work
+    divided by the step time. None for a quantity that does not follow from the step time."""
     if name in _TIMELESS:
         return None
     if name == "samples_per_node_hour":
@@ -208,8 +209,8 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
     """Return the ranks that spend far more time outside collectives per step than other ranks with the same work.
 
     Far more means over 20 % and over 20 ms above the median of the other ranks. For an even number of other ranks, the
-    larger of the two middle values is used. Ranks have the same work if they hold the same of `parts` consecutive
-    pipeline parts.
+    larger of the two middle values is used. `parts` is the number of pipeline parts. Ranks with the same part have the
+    same work, and have successive numbers.
     """
     alike = len(outside_s) // parts or 1
     found = []

@@ -41,13 +41,13 @@ class MemoryShortage(Frozen):
     rank: int
     where: Literal["device", "host"]
     requested_bytes: int | None = Field(None, description="size of the failed allocation, from its exception")
-    lacking_bytes: int | None = Field(None, description="bytes by which that allocation exceeded the free memory")
+    lacking_bytes: int | None = Field(None, description="bytes by which the failed allocation exceeded the free memory")
     free_bytes: int | None = Field(
         None, description="free bytes of the device, of the host or within this process's limit"
     )
-    total_bytes: int | None = Field(None, description="capacity of that device, host or limit")
+    total_bytes: int | None = Field(None, description="capacity of the device or host, or this process's limit")
     live_bytes: int | None = Field(None, description="bytes of this rank's live tensors")
-    peak_bytes: int | None = Field(None, description="peak bytes of this rank's live tensors in this phase")
+    peak_bytes: int | None = Field(None, description="peak bytes of its live tensors in the phase of the failure")
     reserved_bytes: int | None = Field(
         None, description="bytes reserved by the caching allocator; None for host memory"
     )
@@ -63,7 +63,9 @@ class Outcome(Extensible):
     kind: OutcomeKind
     reason: str = Field("", description="reason in one line; empty if the outcome is ok")
     evidence: dict[str, Any] = {}
-    shortage: MemoryShortage | None = Field(None, description="use of the memory that ran out, if the rank reported it")
+    shortage: MemoryShortage | None = Field(
+        None, description="how much of the exhausted memory was in use, if the rank reported it"
+    )
 
     @property
     def final(self) -> bool:
@@ -80,17 +82,17 @@ class Limits(Frozen):
     """Time limits after which a supervisor ends a run."""
 
     time_limit_min: float | None = Field(None, gt=0, description="maximum length of the whole attempt; None: no limit")
-    hang_s: float = Field(300.0, gt=0, description="maximum time without a step, after the first step")
-    startup_s: float = Field(
-        1800.0, gt=0, description="maximum time of the first step, and of each phase before or after"
+    hang_s: float = Field(300.0, gt=0, description="maximum time without a completed step, after the first step")
+    startup_s: float = Field(1800.0, gt=0, description="maximum time of the first step, and of each phase before it")
+    silence_s: float = Field(30.0, gt=1, description="a node that sends no message for this time counts as lost")
+    agent_silence_s: float = Field(
+        60.0, gt=1, description="other nodes end after this time without a message from the first node"
     )
-    silence_s: float = Field(30.0, gt=1, description="a node without messages for so long counts as lost …")
-    agent_silence_s: float = Field(60.0, gt=1, description="… and so does the first node, for the other nodes")
     quiet_within_s: float | None = Field(
         None,
         ge=0,
-        description="wait so long for the background load to end, then give up; None: measure with the load, "
-        "flagged `busy`",
+        description="maximum wait for background load to end, after which the attempt gives up; None: do not wait, "
+        "and flag a run with load as `busy`",
     )
 
     @model_validator(mode="after")
@@ -105,9 +107,11 @@ class Network(Frozen):
     """Network names and interfaces that the nodes of a run use for communication. By default, these are the host names
     and the interfaces to which they resolve."""
 
-    rendezvous_host: str = Field("{host}", description='of the first node; e.g. "{host}-ib0"')
-    interface: str | None = Field(None, description="for gloo's and NCCL's sockets")
-    expects: Literal["infiniband", "sockets"] | None = Field(None, description="required between nodes, else `invalid`")
+    rendezvous_host: str = Field("{host}", description='address of the first node; e.g. "{host}-ib0"')
+    interface: str | None = Field(None, description="network interface for gloo's and NCCL's sockets")
+    expects: Literal["infiniband", "sockets"] | None = Field(
+        None, description="transport that the run must use between nodes; otherwise its outcome is `invalid`"
+    )
 
     def address(self, host: str) -> str:
         """Return the host name or address at which other nodes reach `host`."""
@@ -121,27 +125,27 @@ class Circumstance(Extensible):
     LATER_FIELDS = frozenset({"step_limit_s", "goes_on_from", "shapes_only"})
 
     study: str
-    question: str = Field("", description="of the study, in its own words")
+    question: str = Field("", description="question that the study answers, as written in its file")
     repeat: int = Field(ge=0)
     attempt: int = Field(ge=0)
     machine: Machine
-    launcher: dict[str, Any] = Field({}, description="name and options")
+    launcher: dict[str, Any] = Field({}, description="name and options of the launcher")
     limits: Limits = Limits()
     network: Network = Network()
     step_limit_s: float | None = Field(None, gt=0, description="the window ends once its steps are surely longer")
     goes_on_from: str | None = Field(None, description="config_id of the run from whose checkpoint a training resumes")
-    rehearsed_rank: int | None = Field(None, ge=0, description="the only real rank of a rehearsal; None: all are real")
-    shapes_only: bool = Field(False, description="rehearsed without the operations that only compute values")
-    overrides: tuple[str, ...] = Field((), description="as given on the command line")
-    started_at: str = Field("", description="ISO 8601, UTC")
+    rehearsed_rank: int | None = Field(None, ge=0, description="rank that a rehearsal runs alone; None: no rehearsal")
+    shapes_only: bool = Field(False, description="True: the rehearsal skips operations that only compute values")
+    overrides: tuple[str, ...] = Field((), description="overrides as given on the command line")
+    started_at: str = Field("", description="start of the attempt: ISO 8601, UTC")
 
 
 class EnvironmentClass(Frozen):
     """Properties of an environment that must be equal for results to be pooled. `environment_id` is their hash."""
 
-    device: str = Field(description="the device's own name")
+    device: str = Field(description="name that the device reports")
     devices_per_node: int
-    container: str | None = Field(None, description="image digest")
+    container: str | None = Field(None, description="digest of the container image; None: no container")
     versions: dict[str, str | None] = Field({}, description="torch, cuda, nccl, driver, deepspeed, transformers")
     cores: int | None = Field(None, description="number of cores that the first rank may use")
     threads: int | None = Field(None, description="number of threads per rank")
@@ -153,9 +157,9 @@ class ScheduledJob(Frozen):
     """The scheduler's job in which an attempt ran, in a form that does not depend on the scheduler."""
 
     job_id: str
-    cluster: str = Field("", description="name, where several clusters number their jobs independently")
-    restart: int = Field(0, description="number of times it was requeued")
-    nodelist: str = Field("", description="its hosts, as `gpu1,gpu2` or `gpu[1-2]`; empty where unknown")
+    cluster: str = Field("", description="name of the cluster, if several clusters number their jobs independently")
+    restart: int = Field(0, description="number of times the job was requeued")
+    nodelist: str = Field("", description="hosts of the job, such as `gpu1,gpu2` or `gpu[1-2]`; empty if unknown")
 
     @property
     def allocation(self) -> str | None:
@@ -172,27 +176,27 @@ class Environment(Extensible):
     environment_id: str
     classification: EnvironmentClass
     versions: dict[str, str | None] = Field({}, description="every package in use, Python and the operating system")
-    git: dict[str, Any] | None = Field(None, description="commit, dirty")
-    hosts: tuple[str, ...] = Field((), description="by node")
+    git: dict[str, Any] | None = Field(None, description="commit, and whether files differ from it (dirty)")
+    hosts: tuple[str, ...] = Field((), description="host name of each node")
     cpus: dict[str, Any] = Field({}, description="model, cores, affinity per rank, threads per rank")
-    devices: tuple[dict[str, Any], ...] = Field((), description="per device: clocks, power cap, …; at the start …")
-    devices_after: tuple[dict[str, Any], ...] = Field((), description="… and at the end of the window")
+    devices: tuple[dict[str, Any], ...] = Field((), description="clocks, power cap, … of each device at the start")
+    devices_after: tuple[dict[str, Any], ...] = Field((), description="the same at the end of the window")
     job: ScheduledJob | None = Field(None, description="None: outside any job, or in an older record (see `slurm`)")
     slurm: dict[str, str] = Field({}, description="variables of the job's scheduler, Slurm or another")
-    variables: dict[str, str] = Field({}, description="from an allow-list; never a secret")
+    variables: dict[str, str] = Field({}, description="environment variables on an allow-list, which has no secrets")
 
 
 class RankMemory(Frozen):
     """Memory of one rank in bytes.
 
     Fields named `allocated` count the bytes of live tensors. The count comes from the device's allocator or, on a CPU,
-    from a wrapper of torch's allocator. `drift` checks this count. It is the relative difference from the tensor
+    from a wrapper of torch's allocator. `drift` checks this count: its relative difference from the bytes of all tensor
     storages that Python can reach between steps.
     """
 
     rank: int
     init_peak_bytes: int | None = Field(None, description="peak live tensors while model and engine were built")
-    warmup_peak_bytes: int | None = Field(None, description="peak live tensors from then on until the window")
+    warmup_peak_bytes: int | None = Field(None, description="peak live tensors between initialisation and the window")
     resident_bytes: int | None = Field(None, description="live tensors between two steps")
     peak_allocated_bytes: int | None = Field(None, description="peak live tensors in the window")
     peak_reserved_bytes: int | None = Field(
@@ -201,12 +205,12 @@ class RankMemory(Frozen):
     device_used_bytes: int | None = Field(
         None, description="bytes of the device in use by all processes, as the driver reports"
     )
-    init_reserved_bytes: int | None = Field(None, description="peak reserved bytes while model and engine were built …")
-    warmup_reserved_bytes: int | None = Field(None, description="… and from then on until the window")
+    init_reserved_bytes: int | None = Field(None, description="peak reserved bytes while model and engine were built")
+    warmup_reserved_bytes: int | None = Field(None, description="peak reserved bytes from then until the window")
     device_peak_bytes: int | None = Field(None, description="peak bytes of the device in use by all processes")
     init_rss_bytes: int | None = Field(None, description="peak resident set of the process until after initialisation")
     peak_rss_bytes: int | None = None
-    loaders_rss_bytes: int | None = Field(None, description="peak of the rank's loader processes' resident sets, added")
+    loaders_rss_bytes: int | None = Field(None, description="sum of the loader processes' peak resident sets")
     drift: float | None = None
 
 
@@ -291,9 +295,13 @@ class NodeLoad(Frozen):
     others_share: float | None = Field(None, description="share of processor time used by processes outside this run")
     stolen_share: float | None = Field(None, description="share of processor time taken by the hypervisor")
     throttled_s: float | None = Field(None, description="time in which a control group's quota held the run back")
-    cpu_pressure_share: float | None = Field(None, description="share of the window when a task waited for a core …")
-    memory_pressure_share: float | None = Field(None, description="… for memory …")
-    io_pressure_share: float | None = Field(None, description="… for input and output")
+    cpu_pressure_share: float | None = Field(None, description="share of the window in which a task waited for a core")
+    memory_pressure_share: float | None = Field(
+        None, description="share of the window in which a task waited for memory"
+    )
+    io_pressure_share: float | None = Field(
+        None, description="share of the window in which a task waited for input or output"
+    )
 
 
 class DeviceUse(Frozen):
@@ -320,7 +328,7 @@ class Evaluation(Extensible):
     target_tokens: int
     seconds: float = Field(description="seconds of the evaluation itself")
     trained_s: float | None = Field(None, description="seconds of all steps before it, including earlier attempts")
-    quality: dict[str, float] | None = Field(None, description="by the names in learning.quality; None: not measured")
+    quality: dict[str, float] | None = Field(None, description="by measure in learning.quality; None: not measured")
 
 
 class Checkpoint(Frozen):
@@ -339,8 +347,10 @@ class ProfiledSteps(Frozen):
     steps: int
     files: tuple[str, ...] = Field((), description="names of the profiles in the run's folder")
     slowdown: float | None = Field(None, description="time of a profiled step divided by that of a timed step")
-    exposed_s: dict[str, float] | None = Field(None, description="time of a step in communication alone, by its kind …")
-    overlapped_s: dict[str, float] | None = Field(None, description="… and in parallel with computation")
+    exposed_s: dict[str, float] | None = Field(None, description="seconds of communication alone per step, by kind")
+    overlapped_s: dict[str, float] | None = Field(
+        None, description="seconds of communication during computation, by kind"
+    )
 
 
 class Steps(Frozen):
@@ -352,14 +362,15 @@ class Steps(Frozen):
     """
 
     cut: int
-    steady: bool | None = Field(None, description="before version 3: a test of its steps ended the warm-up")
+    steady: bool | None = Field(None, description="before version 3: True if the warm-up ended with steady step times")
     stopped: Literal["window", "time", "steps", "slower", "width", "invalid"] = Field(
-        description="window: its seconds and steps are complete; time: it reached max_s first; steps: end of a "
-        "training. Before version 3 also steps: its budget was spent; width: the interval was narrow enough"
+        description="why the window ended. window: it had its minimum seconds and steps; time: max_s; steps: the "
+        "training ended; slower: steps above step_limit_s; invalid: a loss or norm was not finite. Before "
+        "version 3, steps: max_steps; width: the median's interval was narrow enough"
     )
     step_s: tuple[float, ...]
-    fastest_rank_s: tuple[float, ...] | None = Field(None, description="shortest time of a step over the ranks …")
-    slowest_rank_s: tuple[float, ...] | None = Field(None, description="… and longest time")
+    fastest_rank_s: tuple[float, ...] | None = Field(None, description="shortest time of a step over the ranks")
+    slowest_rank_s: tuple[float, ...] | None = Field(None, description="longest time of a step over the ranks")
     data_wait_s: tuple[float, ...]
     loss: tuple[float | None, ...] = Field(
         description="loss by step: the mean over the ranks that compute it; None if it was not finite"
@@ -367,12 +378,12 @@ class Steps(Frozen):
     gradient_norm: tuple[float | None, ...] = Field(
         (), description="global norm by step before clipping; empty if the engine has none"
     )
-    summed_norms: int = Field(0, description="number of norms, from the first, whose squares were summed in fp64")
+    summed_norms: int = Field(0, description="number of first steps for whose norm the squares were summed in fp64")
     micro_gradient_norm: tuple[float | None, ...] | None = Field(
         None, description="root mean square norm of the micro-batches' gradients, by step"
     )
     skipped: tuple[int, ...] = Field((), description="steps whose update was skipped (loss-scale overflow)")
-    window_s: float = Field(description="sum over the window's blocks of steps, without the gaps between them")
+    window_s: float = Field(description="seconds of the window's blocks of steps, without the gaps between blocks")
 
 
 class TimedPass(NamedTuple):
@@ -413,11 +424,11 @@ class Observations(Frozen):
         None, description="passes of an untimed step, by pipeline position"
     )
     link: Link | None = None
-    load: tuple[NodeLoad, ...] | None = Field(None, description="by node")
+    load: tuple[NodeLoad, ...] | None = Field(None, description="background load by node")
     device_use: tuple[DeviceUse, ...] | None = Field(None, description="use of the device by rank")
-    known_busy: str | None = Field(None, description="a person's note of a busy machine without recorded load")
-    energy_j: tuple[float | None, ...] = Field((), description="per device …")
-    energy_s: tuple[float | None, ...] | None = Field(None, description="… over this number of seconds")
+    known_busy: str | None = Field(None, description="a user's note that the machine was busy, without recorded load")
+    energy_j: tuple[float | None, ...] = Field((), description="energy in joules, by device")
+    energy_s: tuple[float | None, ...] | None = Field(None, description="seconds of this measurement, by device")
     evaluations: tuple[Evaluation, ...] | None = None
     checkpoints: tuple[Checkpoint, ...] | None = None
     trace: ProfiledSteps | None = None

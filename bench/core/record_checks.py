@@ -36,9 +36,9 @@ def migrate(plain: Plain, series: Path) -> Plain:
 def _migrate_from_1(plain: Plain, series: Path) -> Plain:
     """Correct the step times and remove the field `before_collectives_s`.
 
-    In version 1, a step time was the maximum of the ranks' own times. `before_collectives_s` was the time before the
-    first collective of a step, from before `outside_collectives_s` was recorded. Both fields show a slow rank equally
-    well. ZeRO stage 3 is the exception, because it gathers weights before any computation.
+    In version 1, a step time was the maximum of the ranks' own times. `before_collectives_s` was the time of a step
+    before its first collective. The field `outside_collectives_s` has replaced it, and gets its value, since both show
+    a slow rank equally well. ZeRO stage 3 is the exception, because it gathers weights before any computation.
     """
     observed = plain.get("observations")
     if observed is None:

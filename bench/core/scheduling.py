@@ -12,8 +12,8 @@ from bench.core.record import Limits, Network, OutcomeKind
 from bench.core.spec import Device, Positive
 
 Mode = Literal["point", "array", "packed"]
-"""How points become jobs. `point` has one job per point, and `array` one task of a job array per point. `packed` runs
-many points in sequence in one allocation."""
+"""How points become jobs. `point`: one job per point. `array`: one task of a job array per point. `packed`: many points
+in sequence in one allocation."""
 Span = Literal["node", "device"]
 """Scope of a supervisor process: all ranks of a node, or one rank."""
 Phase = Literal["pending", "running", "ended"]
@@ -37,7 +37,9 @@ class SchedulingOptions(Limits):
     job_max_min: Positive = Field(240, description="maximum length of a packed job")
     throttle: Positive | None = Field(None, description="maximum number of running jobs, or array tasks, of a sweep")
     max_queued: Positive | None = Field(None, description="maximum number of a sweep's jobs in the queue")
-    warning_s: int = Field(60, ge=0, description="SIGTERM reaches all processes this long before a job ends; 0: never")
+    warning_s: int = Field(
+        60, ge=0, description="seconds before a job's end at which SIGTERM reaches all its processes; 0: never"
+    )
 
     @model_validator(mode="after")
     def _there_is_time_after_the_warning(self) -> Self:

@@ -1,7 +1,7 @@
 """RunSpec: the complete configuration of a measured run as one frozen value, with rules between its fields.
 
-Launcher, partition, time limit, results folder and machine are not part of it; they are circumstances. Two runs of one
-RunSpec are therefore repeats of each other, even on different machines.
+Launcher, partition, time limit, results folder and machine are not part of it: they are circumstances of a run. Two
+runs of one RunSpec are therefore repeats of each other, even on different machines.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from bench.core.field_errors import build_error
 from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
-"""Version of the default values in this module. `config_id` omits defaults, so a default never changes within a
+"""Version of the default values in this module. `config_id` is a hash without defaults, so no default changes within a
 version. In version 1, the measurement protocol was `AdaptiveMeasure` and the loss was a mean over micro-batches. A spec
-with this protocol is still read with the defaults of version 1, so that its config_id does not change."""
+with this protocol still gets the defaults of version 1, and so keeps its config_id."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -39,8 +39,8 @@ class Frozen(BaseModel):
 
 
 class Extensible(Frozen):
-    """A model to which fields were added after records existed. An added field is written only if it differs from its
-    default, so that older and newer records of the same value are equal."""
+    """A pydantic model whose `LATER_FIELDS` were added after the first records had been written. Such a field is
+    written only if it differs from its default, so that older and newer records of the same value are equal."""
 
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
@@ -52,14 +52,14 @@ class Extensible(Frozen):
 
 
 class ModelSpec(Extensible):
-    """The model, defined by its sizes. `shape` holds the fields of the family's `Shape`."""
+    """The model, defined by its sizes. `shape` has the fields of the class `Shape` of the model's family."""
 
     LATER_FIELDS = frozenset({"checkpoint"})
 
     name: Name
     family: Name = "t5"
     shape: dict[str, Any]
-    parameters: Positive | None = Field(None, description="published count, checked before a run; None: unpublished")
+    parameters: Positive | None = Field(None, description="published number, checked before a run; None: unpublished")
     attention: Literal["sdpa", "eager", "flex"] = "sdpa"
     dropout: float = Field(0.0, ge=0, lt=1)
     loss_chunk_tokens: Positive | None = Field(
@@ -69,7 +69,7 @@ class ModelSpec(Extensible):
     )
     compile: Literal["none", "blocks"] = Field("none", description="torch.compile on each block of layers separately")
     checkpoint: str | None = Field(None, description="weights: a folder, or NAME[@REVISION] of the Hub; None: random")
-    source: str = Field("", description="origin of shape and count; not part of the identity")
+    source: str = Field("", description="origin of shape and parameter count; does not affect config_id")
 
 
 class EngineSpec(Frozen):
@@ -95,7 +95,7 @@ class Batch(Frozen):
     """Batch sizes. `micro` is samples per rank and forward pass, `accumulation` is forward passes per optimizer step,
     and `global` is samples per optimizer step.
 
-    It is enough to give `accumulation` or `global`; without both, `accumulation` is 1. A RunSpec always contains both.
+    Give `accumulation` or `global`; the other one follows. Without either, `accumulation` is 1. A RunSpec has both.
     """
 
     micro: Positive
@@ -113,10 +113,10 @@ class Parallel(Frozen):
     """Parallel layout: how ranks share one copy of the model. By default, every rank has a whole copy or, under ZeRO,
     its partition of one."""
 
-    tensor: Positive = Field(1, description="ranks that share each matrix")
-    pipeline: Positive = Field(1, description="ranks that the layers are divided among")
-    stages_per_rank: Positive = Field(1, description="stages on each of them; above 1: looped, stage % pipeline")
-    sequence: bool = Field(False, description="partition activations by tokens between sliced layers (2205.05198)")
+    tensor: Positive = Field(1, description="number of ranks among which each matrix is divided")
+    pipeline: Positive = Field(1, description="number of ranks among which the layers are divided")
+    stages_per_rank: Positive = Field(1, description="stages per rank; above 1: stage s is on rank s % pipeline")
+    sequence: bool = Field(False, description="divide activations by tokens between sliced layers (2205.05198)")
 
     @property
     def ranks(self) -> int:
@@ -137,8 +137,8 @@ class OptimizerSpec(Frozen):
 
     name: OptimizerName = Field(
         "adamw",
-        description="adamw_8bit: AdamW with moments in 8 bits (bitsandbytes, arXiv 2110.02861); adafactor: sums of the "
-        "second moment by row and column, no first moment (transformers, arXiv 1804.04235), with `lr` as step size",
+        description="adamw_8bit: AdamW with moments in 8 bits (bitsandbytes, arXiv 2110.02861); adafactor: no first "
+        "moment, second moment as sums by row and column, `lr` as step size (transformers, 1804.04235)",
     )
     implementation: Literal["torch", "fused", "native"] = Field(
         "torch",
@@ -164,13 +164,13 @@ class OptimizerSpec(Frozen):
 class MeasureSpec(Frozen):
     """The measurement protocol: a warm-up and then a window. Their lengths are fixed before the run."""
 
-    warmup_steps: Positive = Field(10, description="never measured")
-    gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU: its clock settles with heat")
+    warmup_steps: Positive = Field(10, description="minimum number of warm-up steps, which are not measured")
+    gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU, whose clock settles with heat")
     block_steps: Positive = Field(5, description="rank 0 decides after each block whether to continue")
-    window_s: float = Field(60.0, ge=0, description="minimum length of the window …")
-    min_steps: Positive = Field(30, description="… and its minimum number of steps")
+    window_s: float = Field(60.0, ge=0, description="minimum length of the measurement window")
+    min_steps: Positive = Field(30, description="minimum number of steps in the measurement window")
     max_s: float = Field(300.0, gt=0, description="maximum length of the window, which is then flagged `short`")
-    inspect: bool = Field(True, description="untimed steps after the window: memory by event, bytes per collective")
+    inspect: bool = Field(True, description="run untimed steps at the end for memory by event, bytes per collective")
 
 
 class AdaptiveMeasure(MeasureSpec):
@@ -186,7 +186,7 @@ class AdaptiveMeasure(MeasureSpec):
     warmup_max_steps: Positive = 60
     min_s: float = Field(20.0, ge=0)
     max_steps: Positive = 500
-    width: float = Field(0.02, gt=0, description="of the median's 95 % interval, relative to the median")
+    width: float = Field(0.02, gt=0, description="width of the median's 95 % interval, relative to the median")
 
     @model_validator(mode="after")
     def _derive_seconds(self) -> Self:
@@ -200,7 +200,7 @@ ADAPTIVE_KEYS = AdaptiveMeasure.model_fields.keys() - MeasureSpec.model_fields.k
 
 
 def read_protocol(plain: Mapping[str, Any]) -> MeasureSpec:
-    """Return the measurement protocol from plain values: an AdaptiveMeasure if any of its own keys is present,
+    """Return the measurement protocol from plain values: an AdaptiveMeasure if any of ADAPTIVE_KEYS is present,
     otherwise a MeasureSpec."""
     return (MeasureSpec if plain.keys().isdisjoint(ADAPTIVE_KEYS) else AdaptiveMeasure).model_validate(plain)
 
@@ -216,17 +216,17 @@ def _read_older_protocol(given: Any, read: pydantic.ValidatorFunctionWrapHandler
 
 
 class AdapterSpec(Frozen):
-    """The trained part of the model: by default all of it, otherwise low-rank adapters (LoRA, arXiv 2106.09685) on
-    frozen weights, or the parameters outside a frozen part."""
+    """The trained part of the model. By default, this is the whole model. It can also be low-rank adapters (LoRA, arXiv
+    2106.09685) on frozen weights, or all parameters outside a frozen part."""
 
     name: Name = "none"
-    rank: Positive | None = Field(None, description="of each adapter's two matrices; None: no adapters")
+    rank: Positive | None = Field(None, description="rank of each adapter's two matrices; None: no adapters")
     alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of an adapter's input")
     targets: tuple[Name, ...] = Field((), description="names of adapted matrices; empty: all matrices of all blocks")
-    quantization: Literal["none", "nf4", "int8"] = Field("none", description="of the frozen matrices (bitsandbytes)")
+    quantization: Literal["none", "nf4", "int8"] = Field("none", description="format of frozen matrices (bitsandbytes)")
     double_quantization: bool = Field(False, description="nf4's scales are quantised too (arXiv 2305.14314)")
-    frozen: str = Field("", description="regular expression: parameters whose names it finds are not trained")
+    frozen: str = Field("", description="regular expression; parameters whose names match are not trained")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -249,23 +249,23 @@ class AdapterSpec(Frozen):
 class LearningSpec(Extensible):
     """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead.
 
-    Tokens of all kinds count, padding included. Every number of tokens is rounded up to whole optimizer steps.
+    Numbers of tokens include all kinds of tokens and padding. Each is rounded up to whole optimizer steps.
     """
 
     LATER_FIELDS = frozenset({"save_model", "quality", "answer_tokens"})
 
-    tokens: Positive | None = Field(None, description="to train on")
+    tokens: Positive | None = Field(None, description="number of tokens to train on")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
-    warmup_tokens: int = Field(0, ge=0, description="over which the learning rate rises linearly to optimizer.lr")
-    final_lr: float = Field(0.0, ge=0, le=1, description="where linear and cosine end, as a share of optimizer.lr")
+    warmup_tokens: int = Field(0, ge=0, description="tokens over which the learning rate rises linearly")
+    final_lr: float = Field(0.0, ge=0, le=1, description="last rate of linear and cosine, as a share of optimizer.lr")
     evaluate_every: Positive | None = Field(None, description="tokens between evaluations; None: only at start and end")
-    evaluation_samples: Positive = Field(64, description="of the held-out text, the same each time")
+    evaluation_samples: Positive = Field(64, description="samples per evaluation, the same samples each time")
     held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
-    held_out_seed: int = Field(0, ge=0, description="selects these documents; not `seed`, so that seeds compare")
+    held_out_seed: int = Field(0, ge=0, description="selects held-out documents, whatever `seed` is")
     quality: tuple[str, ...] = Field((), description="measures of answers: exact_match, token_f1, module:function")
     answer_tokens: Positive | None = Field(None, description="maximum tokens of an answer; None: the longest reference")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
-    stop_after: Positive | None = Field(None, description="tokens after which a run stops, with a checkpoint to resume")
+    stop_after: Positive | None = Field(None, description="tokens after which the run stops with a checkpoint")
     save_model: bool = Field(False, description="at the end, write the model for transformers, or adapters for peft")
 
     @model_validator(mode="after")
@@ -312,7 +312,7 @@ class RunSpec(Extensible):
     adapter: AdapterSpec = AdapterSpec()
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
-        "tokens", description="loss of a step: the mean over its target tokens, or over its micro-batches' own means"
+        "tokens", description="tokens: mean loss of a step's target tokens; micro_batches: mean of micro-batches' means"
     )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
@@ -363,8 +363,8 @@ class RunSpec(Extensible):
     @model_validator(mode="before")
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
-        """Add the default lengths of the default objective and, for the older protocol, the default of `loss_mean` at
-        that time."""
+        """Add the default lengths of the default objective and, for the protocol AdaptiveMeasure, the value that
+        `loss_mean` had by default when this protocol was in use."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")

@@ -33,10 +33,10 @@ maximum covers the median with less than 95 %."""
 SHORT = 15
 """Number of steps below which an autocorrelation cannot be estimated from the steps' signs (above or below the median).
 
-With so few signs, both cosines may be orthogonal to them, which gave intervals of zero width. For fewer than SHORT
-steps, the interval of the median is therefore at least one rank wider than that of independent values. It is at most
-the range from minimum to maximum. Coverage is then sufficient up to an autocorrelation of 0.5 between neighbouring
-steps. With six to eight steps even the full range covers too little, so there is no interval.
+With so few signs, both cosines of the estimate may be orthogonal to the signs, which gave intervals of zero width. For
+fewer than SHORT steps, the interval of the median is therefore at least one rank wider than that of independent values.
+It is at most the range from minimum to maximum. Coverage is then sufficient up to an autocorrelation of 0.5 between
+neighbouring steps. With six to eight steps even the full range covers too little, so there is no interval.
 """
 _LEAST_STEPS = 9
 
@@ -69,8 +69,8 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 
 def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of the median of a run's step times, given in order; None if their effective size is too
-    small."""
+    """Return the interval of the median of a run's step times, given in order. None if their effective size (the number
+    of independent values with the same information) is too small."""
     steps = np.asarray(step_s, float)
     if steps.size < LEAST:
         return None
@@ -81,9 +81,9 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis. A series needs at least three values.
 
-    The bounds are interpolated order statistics. Their distance from the middle rank is the margin of error of the
-    number of values below the true median, computed from the signs. For a series shorter than `SHORT`, this margin has
-    a minimum. A series with an effective size below six has no interval.
+    The bounds are interpolated order statistics, equally far below and above the middle rank. This distance is the
+    margin of error of the number of values below the true median, computed from `signs`. For a series shorter than
+    `SHORT`, this margin has a minimum. A series with an effective size below six has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
@@ -102,8 +102,8 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
 
     Step times are skewed, mostly by rare slow steps, and so is their mean. Hall's transformation (Journal of the Royal
     Statistical Society B 54, 1992) removes skewness. For a hundred steps with a few slow steps, Student's interval
-    covers too little and Hall's covers too much. A `correction` of 0.5, half of
-    Hall's, is best. No interval is correct if slow steps are so rare that some windows have three and others none.
+    covers too little and Hall's covers too much. A `correction` of 0.5, half of Hall's, is best. No interval is correct
+    if slow steps are so rare that some windows have three and others none.
     """
     mean, spread = series.mean(axis=-1), _compute_spread(series)
     skew = correction * _compute_skewness(series) / np.sqrt(spread.size)

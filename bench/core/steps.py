@@ -64,8 +64,8 @@ class StepTimes:
     """Step times in seconds over all ranks, computed block by block from each rank's own times.
 
     A step lasts from the slowest rank's completion of the previous step to the slowest rank's completion of this step.
-    The maximum of the ranks' own times would be too long. It counts a delay twice if the rank makes up for it in the
-    next step. The sum over steps would then exceed the window, and more so with more ranks.
+    The maximum of the ranks' own times would be too long: a delay of one rank counts twice if the other ranks wait for
+    that rank only in the next step. The sum over steps would then exceed the window, and more so with more ranks.
     """
 
     def __init__(self) -> None:

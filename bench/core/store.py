@@ -1,5 +1,5 @@
-"""Results folders. Each attempt has its own folder `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, which no later
-attempt changes.
+"""Results folders. A point is measured in one or more repeats, and an attempt is one try at a repeat. Each attempt has
+its own folder `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, which no later attempt changes.
 
 Files are written to a temporary file and then renamed, so that readers see only whole files. An attempt claims its
 folder by an exclusive `mkdir`, so that two processes cannot have the same attempt.
@@ -66,7 +66,7 @@ class Unreadable(UserError):
 
 
 class RunAttempt(NamedTuple):
-    """An attempt: its folder and, if it has a readable record, its outcome with facts about it."""
+    """An attempt: its folder and, if it has a readable record, its outcome and further facts from the record."""
 
     folder: Path
     repeat: int
@@ -131,7 +131,7 @@ def write_reserved(path: Path, content: bytes) -> bool:
     """Write `content` to `path` in one step, into the disk space that was reserved for it, if any.
 
     An existing file is not changed: if two processes write the record of one attempt, the first record counts. Return
-    True if this call wrote the file.
+    True if this call wrote the file, and False if the file existed.
     """
     reserved, own = _build_reserved_path(path), path.with_name(f".{path.name}.{secrets.token_hex(4)}.reserved")
     with contextlib.suppress(FileNotFoundError):
@@ -160,7 +160,7 @@ def write_reserved(path: Path, content: bytes) -> bool:
 
 
 def _link_name(own: Path, path: Path) -> bool:
-    """Rename `own` to `path` unless `path` exists. Return True if `own` is now at `path`."""
+    """Rename `own` to `path` unless `path` exists. Return True if `own` is now at `path`, otherwise False."""
     try:
         os.link(own, path)
     except FileExistsError:
@@ -179,7 +179,7 @@ def _link_name(own: Path, path: Path) -> bool:
 
 
 def release_reserved(folder: Path) -> None:
-    """Delete the files in `folder` that reserve disk space (`reserve`) and into which no record was written."""
+    """Delete the files in `folder` with which `reserve` reserved disk space and into which nothing was written."""
     for leftover in folder.glob(".*.reserved"):
         leftover.unlink(missing_ok=True)
 
@@ -195,8 +195,8 @@ def to_json(value: BaseModel) -> bytes:
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
-    """Return all attempts at one point, sorted by repeat and attempt. An attempt with an unreadable record has no
-    outcome."""
+    """Return all attempts in the folder of one point, sorted by repeat and attempt. An attempt without a readable
+    record has no outcome."""
     # scandir is faster than iterdir, and studies have thousands of folders.
     with contextlib.suppress(FileNotFoundError):
         found = ((Path(entry.path), _ATTEMPT.fullmatch(entry.name)) for entry in os.scandir(config_folder))
@@ -206,8 +206,8 @@ def list_attempts(config_folder: Path) -> list[RunAttempt]:
 
 
 def _read_header(attempt: RunAttempt) -> RunAttempt:
-    """Return an attempt with the outcome in its record. The rest of the record is not decoded, so that thousands of
-    records take a second."""
+    """Return an attempt with the outcome from its record. The rest of the record is not decoded: this makes it possible
+    to read thousands of records in a second."""
     try:
         return attempt._replace(**_parse_header(_read_beginning(attempt.folder / RECORD)))
     except FileNotFoundError:
@@ -243,10 +243,10 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
-    """Return the beginning of a record, at least up to the observations, which come last and are the largest part.
+    """Return the decoded beginning of a record, which lacks only the end of the observations. The observations come
+    last and are the largest part.
 
-    If the file ends as a record does, the rest is not decoded. Otherwise the whole file is decoded, which raises
-    ValueError for a truncated file.
+    If the file does not end as a record does, the whole file is decoded, which raises ValueError for a truncated file.
     """
     with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
@@ -264,8 +264,8 @@ def _read_beginning(path: Path) -> dict[str, Any]:
 
 
 def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
-    """Create the folder of the next attempt at `repeat` or, if `repeat` is None, of the first attempt at a new repeat.
-    No other process gets the same folder."""
+    """Create the folder of the next attempt at the repeat with the number `repeat`. If `repeat` is None, create the
+    folder of the first attempt at a new repeat. No other process gets the same folder."""
     config_folder.mkdir(parents=True, exist_ok=True)
     found = (_ATTEMPT.fullmatch(path.name) for path in config_folder.iterdir())
     used = [(int(match[1]), int(match[2])) for match in found if match]
@@ -282,10 +282,10 @@ def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
 def open_attempt(
     config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False, claim: bytes = b""
 ) -> RunAttempt:
-    """Claim the next attempt, reserve disk space for its record, and write its spec and circumstance.
+    """Create the folder of the next attempt, reserve disk space for its record, and write its spec and circumstance.
 
-    The repeat is that of `circumstance` or, with `new_repeat`, a new repeat. The circumstance is written with the
-    claimed repeat and attempt. `claim` is the content of the first heartbeat file, which identifies the claiming
+    The attempt is at the repeat in `circumstance` or, with `new_repeat`, at a new repeat. The written circumstance has
+    the numbers of the new repeat and attempt. `claim` is the content of the first heartbeat file, which identifies this
     process. The attempt's supervisor writes later heartbeats.
     """
     if isinstance(spec.measure, AdaptiveMeasure):
@@ -309,8 +309,8 @@ def open_attempt(
 
 
 def drop_claim(folder: Path) -> None:
-    """Remove the folder of an attempt whose process was killed after the claim and before it wrote the circumstance. A
-    folder with any other file is kept."""
+    """Remove the folder of an attempt whose process was killed between creating the folder and writing the
+    circumstance. A folder with any other file is kept."""
     with contextlib.suppress(OSError):
         if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
@@ -319,8 +319,8 @@ def drop_claim(folder: Path) -> None:
 def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
     """Return the record of an attempt. If no rank wrote a record, first write one with the supervisor's `outcome`.
 
-    For a point that never ran, `evidence` may be `predicted`. `paused_s` is the seconds for which the run was paused
-    during its steps; it is added to a record that a rank wrote.
+    For a point that never ran, `evidence` may be `predicted`. `paused_s` is the number of seconds for which the run was
+    paused during its steps; it is added to the record.
     """
     path = folder / RECORD
     if not path.exists():
@@ -342,8 +342,8 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
-    """Complete the record at `path` with two facts that only the supervisor knows, and return the record. The facts are
-    why a run ended before its untimed steps did, and for how many seconds it was paused."""
+    """Add two facts to the record at `path` that only the supervisor knows, and return the record. They are the reason
+    in `outcome`, if the run ended before its untimed steps were complete, and `paused_s`."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:
@@ -419,7 +419,8 @@ def _validate(content: bytes) -> RunRecord:
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:
-    """Read another JSON file of a run directory, such as the spec. Raise Unreadable for invalid content."""
+    """Read a JSON file of a run directory other than the record, such as the spec. Raise Unreadable for invalid
+    content."""
     try:
         return kind.model_validate_json(_read_content(path))
     except ValidationError as error:

@@ -31,10 +31,12 @@ class Dimension(Frozen):
     to: float | None = None
     step: float | None = Field(None, gt=0)
     log: bool = Field(
-        False, description="True: the logarithm is sampled uniformly, and a grid has the doublings of `from`"
+        False,
+        description="True: the logarithm is sampled uniformly, and a grid search tries the doublings of `from` first",
     )
     when: dict[str, tuple[Any, ...]] = Field(
-        {}, description="the field is set only if earlier fields have one of these values"
+        {},
+        description="conditions: the field is set only if each named earlier field has one of the values listed for it",
     )
 
     @model_validator(mode="before")
@@ -92,8 +94,8 @@ class Dimension(Frozen):
         return int(value) if self.whole else value
 
     def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None if there are more than MOST_LISTED. A range with `log` is listed with the doublings
-        of its first value first. A grid search that ends early has then covered the whole range."""
+        """Return all values; None if there are more than MOST_LISTED. An integer range with `log` is listed with the
+        doublings of its first value first, so that a grid search that ends early has covered the whole range."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
@@ -146,7 +148,9 @@ class RungSection(Frozen):
     """
 
     least: Positive = Field(description="tokens of the lowest rung")
-    factor: int = Field(3, ge=2, description="one in this many trainings continues, on this many times the tokens")
+    factor: int = Field(
+        3, ge=2, description="at each rung, one in this many trainings continues, to this many times the tokens"
+    )
     brackets: Positive = Field(
         1, description="number of rungs at which trainings begin; 1: all begin at the lowest rung"
     )
@@ -166,7 +170,9 @@ class SearchSection(Frozen):
         None, gt=0, description="maximum node-hours of all trials together; None: no limit"
     )
     gain: float = Field(
-        0.01, ge=0, description="minimum relative improvement by 20 trials, without which the search ends"
+        0.01,
+        ge=0,
+        description="the search ends when 20 trials in a row improve the best result by less than this share",
     )
     parallel: Positive = Field(4, description="maximum number of trials that are in the queue at a time")
     seed: int = Field(0, ge=0)
@@ -242,7 +248,9 @@ class Budget(Frozen):
     """Limits after which a study ends."""
 
     node_hours: float | None = Field(None, gt=0, description="maximum node-hours of all runs together; None: no limit")
-    attempts: Positive = Field(3, description="maximum attempts of one repeat after failures that may be transient")
+    attempts: Positive = Field(
+        3, description="maximum attempts at one repeat; only failures that may be transient are tried again"
+    )
 
 
 class Study(Frozen):
@@ -260,9 +268,13 @@ class Study(Frozen):
         (), description="rules for points that are not measured, such as engine == 'ddp' and nodes > 2"
     )
     first: tuple[str, ...] = Field(
-        (), description="rules of the same kind; points that match an earlier rule are measured earlier"
+        (), description="rules like those of `exclude`; points that match an earlier rule are measured earlier"
     )
-    control: dict[str, Any] = Field({}, description="overrides of `base` that give the control point; empty: none")
+    control: dict[str, Any] = Field(
+        {},
+        description="overrides of `base` that define the control point, which is measured at the start and at the end "
+        "to reveal drift; empty: none",
+    )
     repeats: Positive = 1
     seed: int = Field(0, ge=0, description="seed of the random order of runs")
     budget: Budget = Budget()
@@ -304,8 +316,8 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
 
 
 def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
-    """Return the control point of a study as overrides; None if the study has none. A sequence of points measures it at
-    the start and at the end, to reveal drift of the machine.
+    """Return the control point of a study as overrides; None if the study has none. The control point is measured at
+    the start and at the end of a sequence of points, to reveal drift of the machine.
 
     Overrides with a single value replace keys of the base, but not keys of the control point.
     """
@@ -316,11 +328,11 @@ def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] |
 
 
 def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
-    """Return (repeat, index of the point) pairs in running order: one repeat after another, each in its own seeded
-    random order.
+    """Return pairs (repeat, index of the point) in the order in which they run. Every repeat contains all points, in a
+    random order of its own that follows from the study's seed.
 
-    The random order keeps drift of the machine from looking like an effect of an axis. Within a repeat, points with a
-    lower number in `turns` run earlier, so that a sweep that is cut short still has them.
+    The random order keeps drift of the machine from looking like an effect of an axis. `turns` has a number for each
+    point: within a repeat, points with a lower number run earlier, so that a sweep that is cut short still has them.
     """
     generator, points = random.Random(study.seed), len(turns)
     # `sorted` is stable, so points with equal turns stay in random order.

@@ -40,7 +40,8 @@ def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Raise UserError for a run whose checkpoints another run or node needs. They stay on the disks of its nodes."""
+    """Raise UserError for a run whose checkpoints another run or node needs, because checkpoints stay on the disks of
+    the run's own nodes."""
     learning, remedy = spec.learning, "use a launcher whose nodes share a folder"
     if learning.stop_after is not None:
         rule = "the checkpoint is not written to the object store, so that no run can resume from it"
@@ -64,7 +65,8 @@ class StudyStore:
     def open_attempt(
         self, config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
     ) -> RunAttempt:
-        """Claim the next attempt, as `store.open_attempt` does, among all jobs that use the store."""
+        """Claim the next attempt as `store.open_attempt` does. No other job that uses the object store gets the same
+        attempt."""
         while True:
             attempt = store.open_attempt(config_folder, spec, circumstance, new_repeat=new_repeat)
             if self._claim(attempt.folder):
@@ -83,22 +85,22 @@ class StudyStore:
         self._push_record(folder)
 
     def pull_attempts(self, config_id: str, names: Collection[str] = HEADERS) -> None:
-        """Read the files with these names of all attempts at one configuration, if they are new or changed."""
+        """Copy new and changed files with these names from the store, for all attempts at one configuration."""
         self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in names)
 
     def pull_attempt(self, folder: Path) -> None:
-        """Read the description of one claimed attempt."""
+        """Copy the spec and circumstance of one claimed attempt from the store."""
         name = self._name(folder)
         self._pull(self.objects.list(name), lambda found: found == f"{name}/{CLAIM}")
 
     def push(self, *paths: Path) -> None:
-        """Write files of the study's folder to the store. A file that disappears meanwhile is left out."""
+        """Write files of the study's folder to the store. Skip a file that disappears meanwhile."""
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self.objects.put(path, self._name(path))
 
     def pull_job(self, folder: Path) -> None:
-        """Read those files of a job that do not exist on this machine."""
+        """Copy those files of a job from the store that do not exist on this machine."""
         found = self.objects.list(self._name(folder))
         self._pull(found, lambda name: not (self.folder / name).exists())
 
@@ -112,7 +114,7 @@ class StudyStore:
             self.objects.remove(name)
 
     def pull_file(self, path: Path) -> None:
-        """Read one file if the store has it."""
+        """Copy one file from the store, if the store has it."""
         with contextlib.suppress(FileNotFoundError):
             name = self._name(path)
             info = self.objects.stat(name)  # before the content, which may be newer but never older
@@ -130,8 +132,8 @@ class StudyStore:
     def sync(self) -> None:
         """Exchange all files with the store.
 
-        New and changed files of attempts and jobs are read. Records, job files and sweeps that only this machine has
-        are written. Trained weights stay in the store.
+        New and changed files of attempts and jobs are copied to this machine. Records, job files and sweeps that only
+        this machine has are copied to the store. Trained weights stay in the store.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         found = self.objects.list()
@@ -149,7 +151,8 @@ class StudyStore:
         return path.relative_to(self.folder).as_posix()
 
     def _claim(self, folder: Path) -> bool:
-        """Claim the attempt in a described local folder. Return False if another process has claimed its number."""
+        """Claim the attempt in a local folder that has its spec and circumstance. Return True on success, and False if
+        another process has claimed an attempt of this number."""
         described = {name: (folder / name).read_text() for name in (SPEC, CIRCUMSTANCE)}
         content = json.dumps({"token": secrets.token_hex(8), **described}, indent=1).encode()
         if not self.objects.create(self._name(folder / CLAIM), content):
@@ -174,7 +177,8 @@ class StudyStore:
         return moved
 
     def _push_record(self, folder: Path) -> None:
-        """Create an attempt's record in the store. If the store has another record, it replaces the record here."""
+        """Create an attempt's record in the store. If the store already has a record, that record replaces the record
+        on this machine."""
         path = folder / RECORD
         if not path.exists():
             return
@@ -184,7 +188,8 @@ class StudyStore:
             self.pull_file(path)
 
     def _push_study_files(self, found: Mapping[str, ObjectInfo]) -> None:
-        """Write the files of jobs, sweeps and trials that the store does not have, or that are newer here."""
+        """Write the files of jobs, sweeps and trials that the store does not have, or that are newer on this
+        machine."""
         for part in _STUDY_FOLDERS:
             for path in _list_files(self.folder / part):
                 info, name = found.get(self._name(path)), self._name(path)
@@ -207,7 +212,7 @@ class StudyStore:
                         yield folder
 
     def _pull(self, found: Mapping[str, ObjectInfo], is_wanted: Callable[[str], bool]) -> None:
-        """Read the wanted objects that are new or changed: first claims, and records last."""
+        """Copy the wanted objects that are new or changed to this machine, claims first and records last."""
         wanted = [name for name, info in found.items() if is_wanted(name) and self._is_new(name, info)]
         last = {CLAIM: 0, RECORD: 2}
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -227,8 +232,7 @@ class StudyStore:
     def _is_new(self, name: str, info: ObjectInfo) -> bool:
         """Return True if an object differs from its file on this machine, or if there is no file.
 
-        A file of a job may be newer on this machine, until it is written to the store. An attempt's object always
-        counts.
+        A job's object is new only if it is newer than its file. An attempt's object is new if size or time differ.
         """
         path = self.folder / name
         if path.name == CLAIM:  # a claim never changes; its content is written to two other files
@@ -249,7 +253,8 @@ class StudyStore:
         return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()
 
     def _save(self, name: str, content: bytes, info: ObjectInfo) -> None:
-        """Write an object's content to its file. A claim's description is written to the files that it stands for."""
+        """Write an object's content to its file on this machine. The spec and circumstance within a claim become two
+        files."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         described: dict[str, str] = {}

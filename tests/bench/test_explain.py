@@ -42,7 +42,7 @@ def test_every_option_in_the_help_of_a_verb_is_explained(
     ("name", "expected"),
     [
         ("deadline", "deadline (word of advise)\n  longest time of the training"),
-        ("max-queued", "--max-queued (option)\n  at most N of the sweep's jobs in the queue\n  of: sweep"),
+        ("max-queued", "--max-queued (option)\n  keep at most N of the sweep's jobs in the queue\n  of: sweep"),
         ("max_queued", "--max-queued (option)"),
         ("gate", "--gate (option)"),
         ("repeats", "--repeats (option)"),

@@ -99,7 +99,7 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
 
 
 def _add_presets(key: ConfigKey, presets: Mapping[str, Mapping[str, Any]]) -> ConfigKey:
-    """Return an engine's key with its values in the engine files of conf/ added to its meaning in brackets. Values
+    """Return an engine's key. Its meaning ends in brackets with the key's values in the engine files of conf/. Values
     equal to the default are omitted."""
     said: dict[str, list[str]] = {}
     for file, plain in presets.items():
@@ -125,7 +125,7 @@ def list_keys(
 ) -> list[ConfigKey]:
     """Return the keys of a class. Keys of nested classes follow with dotted names, unless `flat`.
 
-    Meanings in `said`, by dotted key, take precedence over field descriptions.
+    Fields named in `skip` are omitted. Meanings in `said`, by dotted key, take precedence over field descriptions.
     """
     schema = kind.model_json_schema(by_alias=True)
     found = []

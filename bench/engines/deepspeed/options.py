@@ -30,7 +30,7 @@ class OffloadParam(Frozen):
     device: Tier = "none"
     nvme_path: str | None = None
     buffer_count: NonNegativeInt = 5
-    buffer_size: NonNegativeInt = Field(100_000_000, description="elements")
+    buffer_size: NonNegativeInt = Field(100_000_000, description="number of elements per buffer")
     max_in_cpu: NonNegativeInt = Field(1_000_000_000, description="elements kept in host memory with device=nvme")
     pin_memory: bool = True
 
@@ -214,8 +214,9 @@ class DataTypes(Frozen):
 
     grad_accum_dtype: Precision | None = Field(
         None,
-        description="of the sum over micro-steps; None: the run's precision. With fp32 in a bf16 run at stage 1 "
-        "DeepSpeed uses its BF16_Optimizer, which ignores reduce_bucket_size and overlap_comm",
+        description="type in which gradients are summed over micro-steps; None: the run's precision. With fp32 in a "
+        "bf16 run at stage 1, DeepSpeed uses its BF16_Optimizer, which ignores reduce_bucket_size and "
+        "overlap_comm",
     )
 
 

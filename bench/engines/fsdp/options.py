@@ -14,21 +14,23 @@ class Options(Frozen):
     """Options of torch.distributed.fsdp.fully_shard. Options that decide speed or memory have no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
-        description="of a block's weights: true, they are gathered again for backward; false, they stay whole until "
-        "then; a number, this many neighbours divide them and gather them for backward among themselves"
+        description="what happens to a block's gathered weights after forward. true: they are freed, and gathered "
+        "again for backward; false: they stay whole until backward; a number: groups of this many "
+        "neighbouring ranks divide them, and gather them for backward within the group"
     )
     shard_ranks: Literal["node"] | Positive | None = Field(
         None,
-        description="ranks that share one copy of weights, gradients and optimizer state; an all-reduce keeps copies "
-        "equal. None: all ranks; node: those of a node (hybrid shards), where it has several",
+        description="number of ranks that share one copy of weights, gradients and optimizer state. An all-reduce of "
+        "gradients keeps several copies equal. None: all ranks share one copy; node: the ranks of each "
+        "node share one (hybrid shards), if nodes have several ranks",
     )
     reduce_dtype: Literal["bf16", "fp32"] | None = Field(
         description="type in which gradients are reduced; None: the run's precision"
     )
     reduce_every_micro_step: bool = Field(
         True,
-        description="gradients are divided after every micro-step; false: after the last one, and until then each "
-        "rank keeps all of them whole",
+        description="True: gradients are reduced and divided among ranks after every micro-step; False: after the "
+        "last micro-step, until which each rank keeps all gradients whole",
     )
     offload: bool = Field(
         False, description="True: weights, gradients and optimizer state are in host memory, and AdamW runs on the CPU"

@@ -16,18 +16,19 @@ class Options(Frozen):
     the sharding of weights, gradients and optimizer state among data-parallel copies."""
 
     schedule: ScheduleName = Field(
-        description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as possible; interleaved: "
-        "the same with several stages on a rank; breadth_first: each stage takes all micro-batches before "
-        "the rank's next one begins"
+        description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as possible; interleaved: like "
+        "1f1b, with several stages on a rank; breadth_first: each stage of a rank processes all "
+        "micro-batches before the rank's next stage begins"
     )
     cut: Literal["flops", "blocks"] = Field(
         "flops", description="flops: stages have nearly equal FLOPs; blocks: nearly equal numbers of blocks"
     )
     sharding: Literal["zero1", "zero3"] = Field(
         "zero1",
-        description="states that copies of a stage divide: zero1: AdamW's; zero3: weights and gradients too, except "
-        "those that several stages share; weights are gathered when their stage computes, those of the next "
-        "`gather_ahead` stages meanwhile",
+        description="what the data-parallel ranks of a stage divide among themselves. zero1: AdamW's state; zero3: "
+        "also weights and gradients, except parameters that several stages share. With zero3, a stage's "
+        "weights are gathered to compute it, and during this, those of the next `gather_ahead` stages are "
+        "gathered",
     )
     gather_ahead: Annotated[int, Field(ge=0)] = 1
 
