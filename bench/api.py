@@ -332,14 +332,9 @@ def prepare(
     from bench.sweep import prepare as preparation
 
     return preparation.prepare(
-        study,
-        overrides,
-        _convert_path(config_dir),
-        Path(results),
-        offline=offline,
-        build_for=architectures,
-        follow=follow,
-    )
+        study, overrides, _convert_path(config_dir), Path(results),
+        offline=offline, build_for=architectures, follow=follow,
+    )  # fmt: skip
 
 
 def predict(
@@ -363,14 +358,9 @@ def predict(
     from bench.sweep import prediction
 
     return prediction.predict_points(
-        study,
-        overrides,
-        _convert_path(config_dir),
-        straggler=straggler,
-        data_wait_s=data_wait_s,
-        rehearsed_s=rehearsed_s,
-        software=software,
-    )
+        study, overrides, _convert_path(config_dir),
+        straggler=straggler, data_wait_s=data_wait_s, rehearsed_s=rehearsed_s, software=software,
+    )  # fmt: skip
 
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
@@ -426,8 +416,9 @@ def rehearse(
     The job may need more devices than this machine has. With `shapes_only`, the run computes nothing, and counts the
     memory of its tensors without allocating it.
     """
-    made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
-    return measure(made, results, follow=follow)
+    return measure(
+        rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir), results, follow=follow
+    )
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
@@ -442,9 +433,8 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
     from bench.sweep.advise import questions, search
     from bench.sweep.inputs import format_overrides
 
-    return search.find_answer(
-        questions.parse_query(format_overrides(question)), _convert_path(config_dir), _convert_path(results)
-    )
+    query = questions.parse_query(format_overrides(question))
+    return search.find_answer(query, _convert_path(config_dir), _convert_path(results))
 
 
 def compare_places(
