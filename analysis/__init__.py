@@ -9,7 +9,7 @@ study.plot.step_time()
 
 `study.answer()` returns the results in sentences. `study.table`, `study.summary`, `study.best` and `study.scaling` are
 DataFrames; their `attrs` hold the units and meanings of their columns. `study.full` is the study with all columns, and
-`study.trusted` is the study without disturbed runs.
+`study.trusted` is the study without runs that something disturbed, such as background load.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def __dir__() -> list[str]:
 
 
 def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
-    """Return the run table of all records at or below `paths`: a DataFrame with one row per run.
+    """Return the run table of all records (files `record.json`) at or below `paths`: a DataFrame with one row per run.
 
     Its `attrs` hold the units and meanings of the columns. Files that are no records are skipped, with a warning.
     Raises UserError for a path that does not exist.

@@ -1,7 +1,7 @@
 """Results of a set of runs in one to five sentences, printed after a sweep, in a report, or in a notebook.
 
-Ratios are the seconds per sample of a configuration divided by those of the fastest. The ± is half the width of the 95
-% interval.
+A ratio is the seconds per sample of a configuration, divided by those of the fastest configuration. The number after ±
+is half the width of the ratio's 95 % interval.
 """
 
 import math
@@ -18,9 +18,11 @@ from analysis.summary import Row
 from bench.core.formatting import describe_quiet_remedy, format_count
 
 _NAMED = 3
-"""Maximum number of configurations with the same verdict that a sentence names. It counts the remaining ones."""
+"""Maximum number of configurations with the same verdict that a sentence names. Of the remaining configurations, the
+sentence gives only the number."""
 _QUESTIONS = 3
-"""Maximum number of questions that get a sentence each. With more, one sentence counts the fastest engines instead."""
+"""Maximum number of questions that get a sentence each. If there are more, one sentence instead counts how often each
+engine is the fastest. A question is a group of configurations that do the same work on equal hardware."""
 
 
 def describe_answer(results: Results) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ def describe_answer(results: Results) -> tuple[str, ...]:
 
 
 def describe_untrusted(results: Results) -> str:
-    """Return a sentence on a set of runs of which none is trusted, with the flags that exclude them and a remedy."""
+    """Return the sentence for results without a trusted run: which flags exclude the runs, and what to do about it."""
     counts = Counter(flag for flags in results.table["flags"].fillna("") for flag in flags.split())
     reasons = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common() if flag in UNTRUSTED)
     runs = f"None of {format_count(len(results.table), 'run')} is trusted ({reasons})"
@@ -58,7 +60,8 @@ def _describe_disturbed(results: Results) -> str:
 
 
 def _describe_question(one: Best, answered: Sequence[Best]) -> str:
-    """Return a sentence that compares the fastest configuration of a question with its rivals."""
+    """Return a sentence that compares the fastest configuration of a question with the other configurations of the
+    question."""
     fastest = one.fastest
     assert fastest is not None
     # Names contain the micro-batch only if it varies.
@@ -84,7 +87,7 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     if equal:
         parts.append(f"{names.join([fastest, *(rival.row for rival in equal)])} are equal within 3 %")
     if tied:
-        parts.append(f"{names.join([fastest, *(rival.row for rival in tied)])} cannot be told apart yet")
+        parts.append(f"{names.join([fastest, *(rival.row for rival in tied)])} cannot be distinguished yet")
     if undecided:
         near, far = undecided[0], undecided[-1]
         ratios = f"{near.comparison.ratio:.2f}" + (f" to {far.comparison.ratio:.2f}" if far is not near else "")

@@ -149,8 +149,8 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
 
 
 def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return bars of memory in GB. A single point has a bar for each phase and one for the whole device; several points
-    have only the latter."""
+    """Return bars of memory in GB. If there is a single point, it has a bar for each phase of a step and a bar for the
+    whole device. If there are several points, each has only the bar for the whole device."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         room = one.point.composed.machine.memory_bytes
@@ -172,8 +172,8 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
 
 
 def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return bars of the step time in seconds. A single point also has a bar of communication that overlaps with
-    computation."""
+    """Return a bar of the step time in seconds for each point. If there is a single point, a second bar shows the
+    communication that overlaps with computation."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
@@ -252,8 +252,8 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield tables of exact values. A single point has tables of bytes and seconds by part; several points share a
-    table with a row each."""
+    """Yield tables of exact values. For a single point, these are the bytes and the seconds of each part. For several
+    points, it is one table with a row per point."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -290,7 +290,7 @@ def list_values(one: "Prediction") -> list[str]:
 def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
     """Return every configuration that the advice considers, the cheapest first, and the units of time and cost.
 
-    Time and cost are of the whole training if its length is given, and otherwise of a million tokens.
+    Time and cost are those of the whole training if its length is given, and otherwise those of a million tokens.
     """
     question, price, winner = answer.query.question, answer.query.price, answer.advice.winner
     hours = question.hours(winner, winner.estimate.step_s) if question.has_length else None
@@ -312,7 +312,8 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 
 
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the points that the cost figure shows: the BEST of each engine and node count, and all of `kept`."""
+    """Return the points that the cost figure shows: the first BEST points of each engine and node count, and all points
+    of `kept`."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -352,8 +353,8 @@ def draw_costs(
     note = (
         f"The {BEST} best choices of each engine and node count. Hollow: less sure to fit or to keep the limits than "
         "the answer. The line is the Pareto front: no other choice is better in both time and cost. Its choices are "
-        "numbered. The answer is ringed, with a line from its best case to its worst. Of choices equal within 5 % it "
-        "has the fewest nodes."
+        "numbered. The answer is ringed, with a line from its best case to its worst. Of choices that are equal "
+        "within 5 %, the answer has the fewest nodes."
     )
     space = Space(3.0)
     panel = Panel(title=[], draw=draw, space=space, wide=True, narrow=space)

@@ -65,14 +65,14 @@ LATER = {
     "objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1, "adapter": "none",
     "trainable_parameters": None,
 }  # fmt: skip
-"""Optional columns, each with its default for records written before the field existed. A table has the column only
-if any run has another value."""
+"""Optional columns, each with its default for records that were written before the field existed. A table has the
+column only if at least one run has a value other than the default."""
 
 LEARNED = (
     "tokens_trained", "trained_s", "validation_loss", "exact_match_before", "exact_match", "token_f1_before",
     "token_f1",
 )  # fmt: skip
-"""Optional columns for trainings. A table has them only if any run was trained to its end."""
+"""Optional columns for trainings. A table has them only if at least one run is a training that reached its end."""
 LEARNED_TIMES = ("trained_s",)
 """Columns of LEARNED whose values depend on background load."""
 
@@ -81,7 +81,8 @@ SHOWN = (
     "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match", "token_f1", "sample_s", "step_s",
     "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""The most important columns. Each is shown if any run has a value; SHOWN_WHERE_DIFFERENT only if values differ."""
+"""The most important columns. A column is shown if any run has a value. A column of SHOWN_WHERE_DIFFERENT is shown only
+if its values differ."""
 
 SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
 
@@ -179,26 +180,35 @@ _LENGTH = "tokens per sample, padding included"
 
 _FACTS = (
     Column("config_id", "hash of the spec: what was measured", lambda r: r.config_id),
-    Column("environment_id", "hash of device and versions", lambda r: r.environment and r.environment.environment_id),
+    Column(
+        "environment_id",
+        "hash of the device and of software versions",
+        lambda r: r.environment and r.environment.environment_id,
+    ),
     Column("device", "device name", lambda r: r.environment and r.environment.classification.device),
     Column("machine", "requested node type, a file of conf/machine", lambda r: r.circumstance.machine.name),
     Column("allocation", "Slurm job of the run; runs of one job are not independent", _get_allocation),
-    Column("repeat", "repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
-    Column("attempt", "attempt at this repeat, from 0", lambda r: r.circumstance.attempt, "integer"),
+    Column("repeat", "number of the repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
+    Column(
+        "attempt",
+        "number of the attempt at this repeat, from 0: a run that failed may be tried again",
+        lambda r: r.circumstance.attempt,
+        "integer",
+    ),
     Column("study", "study that the run belongs to", lambda r: r.circumstance.study),
     Column("model", "model, a file of conf/model", lambda r: r.spec.model.name),
     Column(
         "parameters",
-        "counted on the built model; if none was built, as published",
+        "number of parameters, counted on the built model; if none was built, as published",
         lambda r: r.observations.parameters if r.observations else r.spec.model.parameters,
         "integer",
     ),
     Column("engine", "engine, a file of conf/engine", lambda r: r.spec.engine.name),
     Column("options", "engine options that differ from its file", lambda r: _format_options(r.spec.engine)),
-    Column("precision", "of weights and activations in forward and backward", lambda r: r.spec.precision),
+    Column("precision", "number format of weights and activations in forward and backward", lambda r: r.spec.precision),
     Column(
         "activation_checkpointing",
-        "activations are recomputed in backward",
+        "true if activations are recomputed in backward",
         lambda r: r.spec.activation_checkpointing,
         "truth",
     ),
@@ -228,17 +238,21 @@ _FACTS = (
     Column("slowest_link_node", "host with a slow link, if one stands out", _find_slowest_link_node),
     Column("reason", "cause of the outcome; empty when ok", lambda r: r.outcome.reason),
     # these two are filled by `analysis.reading.rows`; `analysis.results` adds the flag `unverified`
-    Column("flags", "doubts about the row, separated by spaces", lambda r: ""),
-    Column("notes", "width and reliability of the interval of its step time", lambda r: ""),
+    Column("flags", "reasons to doubt the run, as names of flags separated by spaces", lambda r: ""),
+    Column("notes", "remarks on the interval of the step time, as names of notes separated by spaces", lambda r: ""),
 )
 
 _LATER = (
     Column("objective", "training objective, a file of conf/objective", lambda r: r.spec.objective),
-    Column("lengths", "tokens per sample by kind, if neither encoder nor decoder", _format_lengths),
+    Column("lengths", "tokens per sample by kind, if there are kinds other than encoder and decoder", _format_lengths),
     Column("tensor", "ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
-    Column("pipeline", "ranks that the layers are divided among", lambda r: r.spec.parallel.pipeline, "integer"),
+    Column("pipeline", "ranks among which the layers are divided", lambda r: r.spec.parallel.pipeline, "integer"),
     Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
-    Column("adapter", "adapters or frozen parts", lambda r: describe_adapter(r.spec) or "none"),
+    Column(
+        "adapter",
+        "adapters, such as LoRA, or frozen parameters; none if all parameters are trained",
+        lambda r: describe_adapter(r.spec) or "none",
+    ),
     Column(
         "trainable_parameters",
         "number of trained parameters; empty if all are trained",
@@ -283,39 +297,49 @@ _SIDES = {"base_": "at the base", "one_": "of the one", "other_": "of the other"
 
 DERIVED: Mapping[str, ColumnMeaning] = {
     "variant": ColumnMeaning("other fields in which configurations of an engine differ in this set"),
-    "n": ColumnMeaning("allocations in which repeats ended ok: the numbers come from these runs"),
-    "runs": ColumnMeaning("rows of the run table, all attempts"),
-    "untimed": ColumnMeaning("attempts without recorded times, whose costs are unknown"),
-    "finished": ColumnMeaning("repeats that ended ok; a repeat is one seed in one repetition"),
-    "reached": ColumnMeaning("repeats whose held-out loss reached the given loss at an evaluation"),
-    "device_hours": ColumnMeaning("of all attempts, from the start of their processes to their last step", "h"),
+    "n": ColumnMeaning("number of allocations with repeats that ended ok; the row's numbers come from these repeats"),
+    "runs": ColumnMeaning("number of runs, all attempts included"),
+    "untimed": ColumnMeaning("number of attempts without recorded times, whose costs are unknown"),
+    "finished": ColumnMeaning("number of repeats that ended ok; a repeat is one seed in one repetition"),
+    "reached": ColumnMeaning("number of repeats whose held-out loss reached the given loss at an evaluation"),
+    "device_hours": ColumnMeaning(
+        "device-hours of all attempts, from the start of their processes to their last step", "h"
+    ),
     "start_share": ColumnMeaning("share of device_hours before the first step", "of 1"),
     "failed_share": ColumnMeaning("share of device_hours of attempts that did not end ok", "of 1"),
     "cost": ColumnMeaning("cost of all attempts with known times", "currency"),
-    "cost_per_run": ColumnMeaning("median over the finished repeats, each with its failed attempts", "currency"),
+    "cost_per_run": ColumnMeaning("median cost of a finished repeat, its failed attempts included", "currency"),
     "cost_to_loss": ColumnMeaning(
-        "median over the repeats until the loss was reached, with failed attempts", "currency"
+        "median cost of a repeat until the loss was reached, its failed attempts included", "currency"
     ),
-    "interval_kind": ColumnMeaning("what the interval of step_s predicts"),
-    "interval_level": ColumnMeaning("probability that the interval of step_s holds the median"),
-    "interval_n": ColumnMeaning("steps of the one run, or repeats, behind the interval of step_s"),
+    "interval_kind": ColumnMeaning(
+        "kind of the interval of step_s: within the run, between repeats, or range of repeats"
+    ),
+    "interval_level": ColumnMeaning("probability that the interval of step_s contains the true median"),
+    "interval_n": ColumnMeaning("number of steps or repeats from which the interval of step_s is computed"),
     "standing": ColumnMeaning("fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell"),
-    "ratio": ColumnMeaning("seconds per sample over those of the fastest, or of the other"),
-    "ratio_kind": ColumnMeaning("what the intervals of the row's ratios predict"),
-    "ratio_level": ColumnMeaning("probability that the intervals of the ratios hold the value"),
-    "ratio_n": ColumnMeaning("steps or repeats of both sides behind the intervals of the ratios"),
+    "ratio": ColumnMeaning("seconds per sample, divided by those of the fastest, or by those of the other"),
+    "ratio_kind": ColumnMeaning("kind of the intervals of the row's ratios: within the run, or between repeats"),
+    "ratio_level": ColumnMeaning("probability that an interval of a ratio contains the true ratio"),
+    "ratio_n": ColumnMeaning(
+        "number of steps or repeats, both sides added, from which the intervals of the ratios are computed"
+    ),
     "pareto": ColumnMeaning("throughput against memory: front, tied, dominated, or too few repeats to tell"),
-    "memory_ratio": ColumnMeaning("seconds per sample over the fastest configuration that needs no more memory"),
+    "memory_ratio": ColumnMeaning(
+        "seconds per sample, divided by those of the fastest configuration that needs no more memory"
+    ),
     "memory_verdict": ColumnMeaning("verdict on memory_ratio"),
-    "law": ColumnMeaning("what is fixed over node counts: strong, the global batch; weak, the work per device"),
-    "batch": ColumnMeaning("micro-batch: an equal one, or the best of each node count"),
-    "curve": ColumnMeaning("name of the curve: engine and what is fixed"),
+    "law": ColumnMeaning("what is equal at all node counts: the global batch (strong) or the work per device (weak)"),
+    "batch": ColumnMeaning("micro-batch: the same at all node counts, or the best at each node count"),
+    "curve": ColumnMeaning("name of the curve: engine, micro-batch and work per step"),
     "micros": ColumnMeaning("requested micro-batches at that node count", "samples"),
-    "tied_micros": ColumnMeaning("micro-batches that repeats do not find slower than that of the row", "samples"),
+    "tied_micros": ColumnMeaning("micro-batches that are not detectably slower than that of the row", "samples"),
     "base_nodes": ColumnMeaning("the smallest measured node count of the curve"),
-    "speedup": ColumnMeaning("samples per second over the base's; of a weak curve the scaled speed-up"),
-    "efficiency": ColumnMeaning("speed-up over nodes / base_nodes: 1 is ideal"),
-    "serial_fraction": ColumnMeaning("serial fraction by Karp and Flatt; of strong curves only"),
+    "speedup": ColumnMeaning(
+        "samples per second, divided by those at base_nodes; for a weak curve, the scaled speed-up"
+    ),
+    "efficiency": ColumnMeaning("speed-up, divided by nodes / base_nodes: 1 is ideal"),
+    "serial_fraction": ColumnMeaning("serial fraction by Karp and Flatt; for strong curves only"),
 }
 """Meanings and units of the columns of derived tables that the run table does not have."""
 

@@ -205,7 +205,8 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete earlier exports of a run, also incomplete ones, and return True. If the run is unchanged, return False."""
+    """Delete earlier exports of a run, also incomplete ones, and return True. If an earlier export equals the run (same
+    `digest`), keep it and return False."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:

@@ -81,10 +81,10 @@ def _has_foreign_hosts(record: RunRecord) -> bool:
 
 FLAGS = {
     "drill": Flag(
-        "had a fault planted on purpose; it is never a measurement", _observed(lambda seen: seen.drill is not None)
+        "had a fault injected on purpose, so it is never a measurement", _observed(lambda seen: seen.drill is not None)
     ),
     "foreign_hosts": Flag(
-        "ran on a host outside its job: nodes of two jobs met, and it is never a measurement", _has_foreign_hosts
+        "ran on a host outside its job: ranks of two jobs were mixed, so it is never a measurement", _has_foreign_hosts
     ),
     "busy": Flag(
         f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
@@ -113,11 +113,11 @@ FLAGS = {
         _is_unsteady,
     ),
     "skipped_steps": Flag(
-        "skipped updates in its window, which makes steps cheaper",
+        "skipped optimizer updates in its window, which makes steps cheaper",
         _observed(lambda seen: seen.steps is not None and any(at >= seen.steps.cut for at in seen.steps.skipped)),
     ),
     "memory_drift": Flag(
-        "counted memory that is more than 1 % off the tensors that can be reached",
+        "counted memory that differs by more than 1 % from the bytes of all reachable tensors",
         _observed(lambda seen: any(abs(rank.drift or 0) > _MEMORY_DRIFT for rank in seen.memory)),
     ),
     "uninspected": Flag(
@@ -125,7 +125,7 @@ FLAGS = {
         _observed(lambda seen: seen.uninspected is not None),
     ),
     "counted_flops": Flag(
-        "has its FLOPs counted by torch, because its family has no formula: TFLOP/s and MFU rest on that count",
+        "has its FLOPs counted by torch, because its model family has no formula: TFLOP/s and MFU rest on that count",
         _observed(lambda seen: seen.counted_flops is not None),
     ),
     "straggler": Flag(
@@ -148,12 +148,12 @@ NOTES = {
         _timed(_is_wide),
     ),
     "few": Flag(
-        f"has steps worth fewer than {FEW} independent steps: the 95 % interval of its mean covers less",
+        f"has steps worth fewer than {FEW} independent steps: the 95 % interval of its mean may be too narrow",
         _timed(lambda timed: describe_window(timed.step_s).few),
     ),
     "stall": Flag(
-        f"has a stall: its longest {100 * STALL_SHARE:g} % of steps exceed as many medians by more than "
-        f"{100 * _STALL_WINDOW_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
+        f"has a stall: its longest {100 * STALL_SHARE:g} % of steps took longer than as many median steps, by more "
+        f"than {100 * _STALL_WINDOW_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
         _timed(lambda timed: describe_window(timed.step_s).stall_s > _STALL_WINDOW_SHARE * timed.seconds),
     ),
 }
@@ -175,38 +175,38 @@ OUTCOMES: dict[OutcomeKind, str] = {
     "ok": "measured",
     "oom": "the device's memory did not suffice",
     "host_oom": "the host's memory did not suffice",
-    "hang": "no step, or no end of a phase, for too long; the record keeps every rank's stacks",
+    "hang": "no step or phase ended for too long; the record has the stack traces of every rank",
     "timeout": "the time limit of the attempt, or of its job, ended it",
     "comm_error": "a collective failed: a peer was lost",
     "node_failure": "the scheduler reported that a node failed",
     "preempted": "the scheduler took the nodes for another job",
     "cancelled": "ended by Ctrl-C, `zeroscale cancel` or the scheduler's own command",
-    "invalid": "a loss or gradient that is not a number, or that strays from the reference's",
-    "error": "a rank raised or died, for none of the reasons above",
-    "pruned": "never run: a smaller micro-batch, the same otherwise, ran out of memory in two runs",
-    "infeasible": "never run: its memory is predicted to exceed the device's by far",
+    "invalid": "a loss or gradient that is not a number, or that differs from that of the reference run",
+    "error": "a rank raised an exception or died, for none of the reasons above",
+    "pruned": "never run: with a smaller micro-batch, the same configuration ran out of memory in two runs",
+    "infeasible": "never run: its predicted memory exceeds that of the device by far",
 }
 """Meaning of each outcome of a run."""
 
 _LONGER = "measure longer: measure=full, or a larger measure.window_s and measure.max_s"
 
 REMEDIES = {
-    "drill": "nothing: a drill tests the harness",
+    "drill": "none needed: a drill tests the harness",
     "foreign_hosts": "run it again, in a job of its own",
     "busy": "run it again on an idle machine; launcher.quiet_within_s=60 waits for one",
     "paused": "run it again",
     "short": _LONGER,
-    "ended_early": "for its own time, measure it alone: zeroscale run with its overrides",
+    "ended_early": "to know its full time, measure it alone: zeroscale run with its overrides",
     "unsteady": "raise measure.warmup_steps or measure.window_s",
     "skipped_steps": "raise measure.warmup_steps, so that the loss scale settles before, or set precision=bf16",
     "memory_drift": "do not compare its memory with that of other runs",
-    "uninspected": "run it again; its step times stand",
+    "uninspected": "run it again if you need them; its step times remain valid",
     "counted_flops": "compare its TFLOP/s and MFU only with those of runs that have this flag",
     "straggler": "look at the rank, host or link that these columns name, and run again without it",
     "unverified": "run engine=ddp with the same overrides",
     "dirty": "commit the changes and run again",
     "wide": "raise measure.window_s, or run more repeats",
     "few": "raise measure.min_steps or measure.window_s",
-    "stall": "look for other work on the machine at that step; if it repeats, the step is the run's own",
+    "stall": "look for other work on the machine at that step; if the stall repeats, the run itself causes it",
 }
 """Remedy for each flag and note."""

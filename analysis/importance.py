@@ -1,4 +1,4 @@
-"""Importance of each field of a search: a functional analysis of variance of the search's objective.
+"""Importance of each field of a search for the search's objective, by a functional analysis of variance.
 
 The logarithm of the objective is modelled by a Gaussian process that is fitted to the trials. Its covariance is the sum
 of a constant part, a part for each field, and a part for the combination of all fields. The distance of two numbers of
@@ -116,7 +116,7 @@ def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> N
 
 
 def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the level of each value of a field, as a number from 0. Equal values have the same level.
+    """Return the level (category) of each value of a field, as a number from 0. Equal values have the same level.
 
     If there are more than _MOST_LEVELS different numbers, they are grouped into bins by rank.
     """

@@ -36,7 +36,8 @@ class MeasuredStudy:
     """
 
     def __init__(self, results: "Results", *, short: bool = True, chosen_from: "Results | None" = None) -> None:
-        """`chosen_from` are the runs from which trusted runs were chosen; None if no choice was made."""
+        """With `short`, `summary` and `best` have only their main columns. `chosen_from` are the runs from which
+        trusted runs were chosen; None if no choice was made."""
         self.results = results
         self._short = short
         self._chosen_from = chosen_from

@@ -1,4 +1,5 @@
-"""Values of a record that several metrics and flags need: its timed window, slowest rank, rate of FLOPs and others.
+"""Values of a record that several metrics and flags need, such as its timed window, its slowest rank and its rate of
+FLOPs.
 
 Each function returns None if the record does not contain what the value is computed from.
 """
@@ -179,7 +180,8 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
 
 
 def find_slowest_rank(record: RunRecord) -> int | None:
-    """Return the slowest rank if it is a straggler, i.e. much slower than the rest (`bench.core.quantities`)."""
+    """Return the slowest rank if it is a straggler, i.e. much slower than the rest (by the rule in
+    `bench.core.quantities`); None if no rank is."""
     return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
 
 
@@ -189,7 +191,8 @@ def _find_slowest(own: tuple[float, ...], stages: int) -> int | None:
 
 
 def find_slowest_link(record: RunRecord) -> int | None:
-    """Return the node with the slowest link if that link is much slower than the rest (`bench.core.quantities`)."""
+    """Return the node with the slowest link if that link is much slower than the rest (by the rule in
+    `bench.core.quantities`); None if no link is."""
     link = record.observations.link if record.observations else None
     rates = link.nodes_bytes_per_s if link else ()
     return min(find_slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)

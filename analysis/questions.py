@@ -1,12 +1,11 @@
 """Questions: groups of summary rows whose configurations are compared, and names for how these configurations differ.
 
-question        A group of rows with equal values in the columns `QUESTION`: the same work on equal hardware. Its rows
-                differ in engine, layout, batch and activation checkpointing, and are ranked by time.
-engines         Two specs are compared as engines if every option that both engines have is equal.
-variants        Fields in which configurations differ but which have no column of their own.
-early failures  Attempts that failed before their environment was recorded. If a row of the same configuration and
-                machine has a known environment, they were retried and are dropped. Otherwise they join the rows of the
-                same question, and may be compared with rows of any environment.
+question A group of rows with equal values in the columns `QUESTION`: the same work on equal hardware. Its rows differ
+in engine, layout, batch and activation checkpointing, and are ranked by time. engines Two specs are compared as engines
+if every option that both engines have is equal. variants Fields in which configurations differ but which have no column
+of their own. early failures Attempts that failed before their environment was recorded. If a row of the same
+configuration and machine has a known environment, they were retried and are dropped. Otherwise they join the rows of
+the same question, and may be compared with rows of any environment.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -247,7 +246,8 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
-    """Return rows of a summary with a column `protocol` that distinguishes rows of equal name; otherwise it is empty.
+    """Return rows of a summary with a column `protocol`. It distinguishes rows of equal name, and is empty for all
+    others.
 
     The column names one field of the measurement protocol if that is enough, otherwise all that differ. It is used in
     tables; figures join such rows to one series.

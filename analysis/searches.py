@@ -53,7 +53,7 @@ class MeasuredSearch(NamedTuple):
 
 
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
-    """Return the searches of the study folders that contain the records, in the order of the records."""
+    """Return the searches of the study folders that contain these record files, in the order of the files."""
     folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
     found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)

@@ -138,8 +138,8 @@ def is_disturbed(row: Row) -> bool:
 
 
 def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
-    """Return the number of excluded repeats and the reason, such as "7 of 10 repeats oom". The reason is a flag or the
-    outcome."""
+    """Return a text with the number of excluded repeats for each reason, such as "7 of 10 repeats oom". A reason is a
+    flag or an outcome."""
     counts: Counter[str] = Counter()
     for row in answers:
         if all(row is not one for one in good):

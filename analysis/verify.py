@@ -44,7 +44,7 @@ TOLERANCE = {
 """Largest allowed difference of a loss, relative to the loss of the reference run, by precision."""
 
 TOLERANCE_8BIT = 1e-3
-"""The same in fp32 with 8-bit AdamW.
+"""Largest allowed relative difference of a loss in fp32 with 8-bit AdamW.
 
 Engines that partition the optimizer's state quantise other blocks of 256 moments than DDP, and small tensors too. The
 difference grows with the learning rate: 2e-4 was observed at 1e-2, and 5e-6 at 1e-4. Stage 0 updates whole tensors,

@@ -51,8 +51,8 @@ class ClaimSide(NamedTuple):
 
 
 class ClaimComparison(NamedTuple):
-    """Comparison of two configurations that differ in one respect only. `differ` names that respect for each of them;
-    `shared_text` describes what they have in common."""
+    """Comparison of two configurations that differ in one respect only. `differ` holds what each of them is in that
+    respect, such as its engine. `shared_text` describes what they have in common."""
 
     before: Row
     after: Row

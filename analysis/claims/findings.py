@@ -1,7 +1,7 @@
 """Comparisons of measured configurations that support or contradict published claims. No side effects.
 
-Two measured configurations are compared if they differ in one respect only and share machine and environment class. A
-finding holds all comparisons for a claim on one machine with one model.
+Two measured configurations are compared if they differ in one respect only. Their machine and their environment class
+(device and software versions) must be equal. A finding holds all comparisons for a claim on one machine with one model.
 """
 
 import functools
@@ -28,8 +28,8 @@ _NUMBERS = (
 
 
 def find_findings(results: Results) -> list[ClaimFinding]:
-    """Return the findings for every claim, machine and model. The findings of one publication for a machine and a
-    model are omitted if none of their comparisons involves several nodes."""
+    """Return the findings for every claim, machine and model. If none of the comparisons for a publication on a machine
+    with a model involves several nodes, all these findings are omitted."""
 
     @functools.cache  # reading a record is slow
     def find_start(place: int) -> Start:
@@ -130,10 +130,10 @@ def _compare(
     results: Results,
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
-    """Return the comparison of two configurations. If times are compared and only one of them ran out of memory, its
-    fastest variant with another micro-batch replaces it.
+    """Return the comparison of two configurations. If times are compared and only one configuration ran out of memory,
+    that configuration is replaced by its fastest variant with another micro-batch.
 
-    So the comparison credits the other configuration with the memory that lets it run the larger micro-batch.
+    The other configuration keeps its micro-batch. So the comparison rewards it for needing less memory.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
@@ -196,8 +196,8 @@ def has_run_out(row: Row) -> bool:
 
 
 def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
-    """Return the fastest configuration that does the same work with another micro-batch; `side` itself if there is
-    none."""
+    """Return the fastest configuration with a measured time that does the same work as `side`, at any micro-batch;
+    `side` itself if there is none."""
 
     def dump_work(spec: RunSpec) -> tuple[str, int]:
         return canonical(spec.model_copy(update={"batch": Batch(micro=1)})), spec.global_batch

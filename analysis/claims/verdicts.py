@@ -78,7 +78,7 @@ def judge(results: Results) -> list[Entry]:
     for row in read_published("claims").rows:
         head = (row["id"], row["claim"], row["source"])
         if row["kind"] == "setting":
-            why = "says what was studied, nothing that could be measured"
+            why = "describes what was studied, and states nothing that could be measured"
             entries.append(Entry(*head, "", describe_coverage(row["id"], results), "not testable here", why))
         else:
             entries += _build_entries(head, testable.get(row["id"]), found)
@@ -95,8 +95,8 @@ def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Seque
 
 
 def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
-    """Return the verdict on a claim on one machine, and the reason. Only findings that meet the rule for testing the
-    claim count."""
+    """Return the verdict on a claim on one machine, and the reason. Findings that do not meet the rule for testing the
+    claim do not affect the verdict; the reason lists them."""
     short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:

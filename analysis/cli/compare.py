@@ -50,8 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     across = "allow a difference in these fields; several: a,b"
     parser.add_argument("--across", action="append", default=[], metavar="FIELD[=A:B]", help=across)
     parser.add_argument("--exact", action="store_true", help="a change of counts or fixed sizes also breaks the gate")
-    parser.add_argument("--paired", action="store_true", help="runs n of A and B ran one after the other, as in `ab`")
-    parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="names of both; default: their paths")
+    parser.add_argument(
+        "--paired", action="store_true", help="run n of A and run n of B were neighbours in time, as in `ab`"
+    )
+    parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="display names of A and B; default: their paths")
     gate_arguments(parser)
 
 
@@ -119,7 +121,8 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
-    """Return the fields that may differ between A and B (`--across`). UserError for an unknown field."""
+    """Return the quantities that may change without breaking the gate (`--allow`). Raises UserError for an unknown
+    quantity."""
     from analysis.compare.judging import FIXED, is_quantity
 
     names = frozenset(name.strip() for name in args.allow.split(",")) if args.allow else frozenset()

@@ -28,7 +28,7 @@ from bench.core.errors import UserError
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument("--by", choices=("commit", "version", "date"), default="commit", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a page and its tables there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write an HTML page and CSV tables into this folder")
 
 
 def run(args: argparse.Namespace) -> int:

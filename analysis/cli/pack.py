@@ -124,8 +124,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
 
 
 def _copy(value: Any, rename: _Rename) -> Any:
-    """Copy numbers, booleans, and strings that zeroscale defines. A list with any other string is omitted as a
-    whole."""
+    """Return a copy with numbers, booleans, and strings that zeroscale defines. Any other string is omitted, and a list
+    that contains one is omitted as a whole."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}
@@ -217,7 +217,7 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
             target[field] = None if source[field] is None else rule(source[field], rename)
             if target[field] is _OUT:
                 del target[field]
-    # Without one of its fields, a model, engine or data set is no longer the one that its name stands for.
+    # If a field of a model, engine or data set was not copied, its name would be wrong, so it gets a pseudonym.
     for part in ("model", "engine", "data"):
         given, kept = plain["spec"][part], packed["spec"][part]
         if any(

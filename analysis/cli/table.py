@@ -35,8 +35,8 @@ _OMITTED_FIRST = (
     "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
     "tokens_trained", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
 )  # fmt: skip
-"""Columns that a narrow table omits, in this order. Columns with the same value in all rows are omitted before the
-others."""
+"""Columns that a narrow table omits, in this order. Columns with the same value in all rows are omitted before columns
+whose values differ."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", wid
     """Return the columns to omit so that the remaining columns fit `width` characters."""
     widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
     needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
-    # A column with the same value in all rows does not help to tell rows apart.
+    # A column with the same value in all rows does not help to distinguish rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
     for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):

@@ -42,7 +42,7 @@ class SetComparison(NamedTuple):
         """The verdict of the regression gate; None without a gate.
 
         The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if the
-        gate is open for a pair, and PASS otherwise.
+        gate is open for a pair, i.e. if that pair neither keeps nor breaks it. Otherwise it is PASS.
         """
         if self.question.gate is None:
             return None
@@ -51,8 +51,8 @@ class SetComparison(NamedTuple):
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
     def breaks(self, line: PairResult) -> bool:
-        """Return True if a pair exceeds the limits of the regression gate. With `strict`, a pair for which the gate
-        is open breaks it too."""
+        """Return True if a pair exceeds the limits of the regression gate. With `strict`, a pair that neither keeps nor
+        breaks the gate counts as breaking it."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 

@@ -21,7 +21,7 @@ PEAK = "peak_allocated_bytes"
 _MEMORY = ("resident_bytes", PEAK)
 _COUNTS = ("calls", "payload_bytes")
 FIXED = ("parameters", "trainable_parameters", "model_flops", "hardware_flops", *_MEMORY)
-"""Quantities of every run. The run's collectives add calls and bytes of each kind."""
+"""Quantities that are compared for every run. Calls and bytes of each kind of collective are compared in addition."""
 # Tolerance for memory on a CPU, where memory of the harness and of gloo counts as well. Resident bytes differed by up
 # to 4 KiB between repeats of 40 configurations. Their peaks differed by 3.7 %, so peaks are not exact on a CPU. Peaks
 # during initialisation differed by 192 KiB at stage 3, so they are not compared.
@@ -114,7 +114,7 @@ class Gate(NamedTuple):
     the gate if the whole interval lies below the limit. Otherwise, and with too few repeats, the gate is open.
 
     Memory breaks the gate if every run of B exceeds every run of A by more than the limit. A configuration that fails
-    only in B breaks it as well. With `exact`, any other changed quantity does too.
+    only in B breaks it as well. With `exact`, any other changed quantity also breaks the gate.
     """
 
     limit: float | None = None
@@ -254,7 +254,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
 
 
 def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
-    """Return the names of quantities that break the regression gate, and "some runs failed in B" if that breaks it."""
+    """Return the names of quantities that break the regression gate, and "some runs failed in B" if that breaks it.
+    `beyond` is True if the time per sample breaks it."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:
@@ -270,8 +271,8 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
 
 
 def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Return the reasons why a pair's time neither keeps nor breaks the regression gate; empty if a slowdown above
-    the limit is excluded."""
+    """Return the reasons why a pair's time neither keeps nor breaks the regression gate; empty if a slowdown above the
+    limit is excluded. `among` is the number of comparisons that verdicts are corrected for."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)

@@ -80,7 +80,8 @@ def pair_configurations(
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Describe how the first configuration of A differs from the most similar one of B; empty if A or B is."""
+    """Describe how the first configuration of A differs from the most similar one of B; empty if A or B has no
+    configuration."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 

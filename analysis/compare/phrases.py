@@ -64,8 +64,8 @@ def format_time_change(line: PairResult) -> str:
 
 
 def describe_ground(line: PairResult) -> str:
-    """Describe the data behind a comparison: the number of runs on each side, or the steps of these runs if they are
-    too few."""
+    """Describe the data behind a comparison: the number of runs on each side. If there are too few runs for a verdict,
+    the text says that the steps of these runs were compared."""
     if line.comparison is None or line.runs is None:
         return MISSING
     return f"{'' if line.comparison.decides else 'the steps of '}{line.runs[0]} + {line.runs[1]} runs"

@@ -53,13 +53,14 @@ styled = matplotlib.rc_context(STYLE)
 
 WIDTH_IN = 7.2  # text width of a two-column page
 WHOLE, MOST = 20, 12
-"""Limits on the panels of a printed figure. Up to WHOLE panels are all drawn. Of more panels, MOST are drawn."""
+"""Limits on the panels of a printed figure. Up to WHOLE panels are all drawn. If there are more, only MOST of them are
+drawn."""
 
 # Sizes in inches, measured in DejaVu Sans: letters of titles and notes, lines of text, and entries of a legend.
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
 _REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
-_NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # letters of a name below an axis, letters of all in a line, and names at most
+_NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # most letters of a name, of all names in a line, and most names below an axis
 _ASLANT_LETTER_IN = 0.047  # width that a letter of a name at an angle takes
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
@@ -249,8 +250,8 @@ def measure_names(names: Sequence[str]) -> float:
 
 
 def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Draw labels below the x axis, whose range is set: at an angle if they would overlap, and none if there are too
-    many."""
+    """Draw labels below the x axis, whose range must already be set. Labels that would overlap are drawn at an angle.
+    If there are too many labels, none is drawn."""
     if len(names) > _MOST_NAMES:
         places, names = [], []
     if not names or not _is_aslant(names):

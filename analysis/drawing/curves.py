@@ -41,11 +41,11 @@ from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
 
 MAX_CURVES = 14
-"""Most curves in a figure. More curves could not be told apart."""
+"""Most curves in a figure. More curves could not be distinguished."""
 
-_ABOVE, _FURTHEST = 1.08, 1.5  # end of the y axis over the highest point, without and with room for intervals
-_MOST_NAMES = 3  # panels without a number that a note names
-_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # height above zero, of a line of the strip, and gap between, in lines
+_ABOVE, _FURTHEST = 1.08, 1.5  # end of the y axis / highest point: least, and most with intervals
+_MOST_NAMES = 3  # most panels without a number that a note names
+_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # axis above zero; a line of reasons below; gap between, in lines
 _TICKS = 6
 _EDGE = 0.5  # margin left and right of the outer places, in distances between places
 _BAR, _THIN_BAR = 0.9, 0.4  # line width of an interval between runs, and of an interval of one run's steps

@@ -117,8 +117,8 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
 
 
 def name_series(rows: Sequence[Row]) -> list[str]:
-    """Return for each row the name of its curve, with short keys. The name contains the accumulation only if two rows
-    would have the same name without it."""
+    """Return for each row the name of its curve. Config keys in it are reduced to their last part. The name contains
+    the accumulation only if two rows would have the same name without it."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}

@@ -42,7 +42,8 @@ class Lane(NamedTuple):
 
 
 def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return one lane for each group of ranks that hold the same layers, from simulated passes.
+    """Return one lane for each group of ranks that hold the same layers (`ranks_per_place` ranks each), from simulated
+    passes.
 
     If a rank waits for an input that has already been sent, the wait is drawn as a transfer.
     """

@@ -46,8 +46,8 @@ class AnswerMark(NamedTuple):
     """A configuration in a panel.
 
     `extra` is its time per sample over that of the fastest, minus 1; None if its runs were made on a busy machine.
-    `ends` is the interval of `extra`. It is None if a side has fewer than three runs; then the difference is only
-    indicative. `words` state the same as text.
+    `ends` is the interval of `extra`. It is None if this or the fastest configuration has fewer than three runs; the
+    difference is then only indicative. `words` state the same as text.
     """
 
     label: str

@@ -1,5 +1,5 @@
-"""Figure of memory against micro-batch: the peak of live tensor bytes in the timed window, on the rank with the highest
-peak."""
+"""Figure of memory against micro-batch. Memory is the peak of live tensor bytes in the timed window, on the rank with
+the highest peak."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture

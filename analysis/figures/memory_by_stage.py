@@ -38,9 +38,9 @@ ALT = "By engine, measured and predicted bytes at the peak and between steps, wi
 PLACE = 4
 
 _NOTE = (
-    "Micro-batch: the one with most numbers, the largest if several have. Of configurations that differ in an option "
-    "the one with most memory. Measured: over steady steps, on the rank with most; between steps, gradients may be "
-    "freed and a bucket may stay. Predictions are formulas that are not fitted to measurements."
+    "Micro-batch: the one with most numbers, or the largest of several such. Of configurations that differ in an "
+    "option, the one with most memory. Measured: over steady steps, on the rank with most; between steps, gradients "
+    "may be freed and a bucket may stay. Predictions are formulas that are not fitted to measurements."
 )
 _DIVIDED: Any = {"facecolor": "none", "edgecolor": INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
 _PEAK: Any = {"color": INK, "marker": "_", "markersize": 16, "markeredgewidth": 1.2, "linestyle": "none"}
@@ -53,7 +53,7 @@ _STATES = "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
 
 
 class ConfigurationBytes(NamedTuple):
-    """Bytes of one configuration on the rank with most memory. None if unknown."""
+    """Bytes of one configuration on the rank that uses most memory. A field is None if it is unknown."""
 
     measured: int | None  # at the peak
     resting: int | None  # measured between steps
@@ -90,8 +90,8 @@ def picture(results: Results) -> Picture:
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
-    """Return the rows of the micro-batch at which most configurations have a number. Of several, the largest
-    micro-batch is taken."""
+    """Return the rows of the micro-batch at which most configurations have a number. Of several such micro-batches, the
+    largest is taken."""
     # Micro-batches without any number are counted too, with 0, so that a question without numbers also gets a panel.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)

@@ -30,12 +30,12 @@ _RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
 
 
 class RankSpread(NamedTuple):
-    """Seconds outside of collectives, and peak bytes, of each rank of one run. Each list is empty unless all ranks are
-    known."""
+    """Seconds outside of collectives, and peak bytes, of each rank of one run. A list is empty if the value of any rank
+    is unknown."""
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]
-    parts: int  # into which the layers are divided; only ranks with the same part are compared
+    parts: int  # number of parts of the layers; only ranks that hold the same part are compared
 
 
 def picture(results: Results) -> Picture:
@@ -59,7 +59,7 @@ def picture(results: Results) -> Picture:
 
 
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
-    """Return row indices of the run table, and the number of configurations.
+    """Return the row indices of the runs to draw, and the number of configurations of which they were selected.
 
     Of each configuration, the run whose ranks differ most is taken. The largest difference comes first, and at most
     _MOST runs are returned.

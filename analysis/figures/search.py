@@ -19,7 +19,7 @@ PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)
 _NOTE = (
-    "Trials without an answer, or beyond a constraint, are not drawn. Importance: the share of the variance of the "
+    "Trials without a value, or beyond a constraint, are not drawn. Importance: the share of the variance of the "
     "objective's logarithm that a field explains alone, by a Gaussian process through the trials (fANOVA), with bars "
     "for 95 % of the posterior; interactions of fields explain the rest. Time against memory and cost: nearer to the "
     "lower left is better, under any constraints."
@@ -69,7 +69,8 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
 
 
 def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
-    """Return the best objective so far as a step function: its corner points, up to the last trial."""
+    """Return the best objective so far as a step function: its corner points, up to the last trial. `place` returns the
+    x coordinate of a trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
     # Two points per trial make a step function: the best value is constant until a better trial ends.

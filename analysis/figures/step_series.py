@@ -54,7 +54,8 @@ def picture(results: Results) -> Picture:
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
-    """Return at most _MOST row indices of the run table in ascending order, and a sentence on the number of runs shown.
+    """Return the row indices of the runs to draw, at most _MOST and in ascending order, and a sentence on the number of
+    runs shown.
 
     Unsteady runs and the fastest run of each question are preferred.
     """

@@ -121,8 +121,8 @@ class _Run(NamedTuple):
 
 
 def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
-    """Return the history of all measured configurations. The error rate of their changes holds for all configurations
-    together."""
+    """Return the history of all measured configurations. The rate of falsely reported changes is limited for all
+    configurations together."""
     runs = list(_list_runs(results))
     placed = [run for run in runs if find_key(run.origin, by)]
     axis = build_axis([run.origin for run in placed], by, ancestry)
@@ -210,8 +210,8 @@ def _split_version(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def describe_other_differences(before: Origin, after: Origin, by: By) -> str:
-    """Describe how the versions and commits of two runs differ, apart from the axis of the history; empty if no
-    difference is known."""
+    """Describe how the versions and commits of two runs differ, without the property `by` that the history is sorted
+    by; empty if no difference is known."""
     differ = []
     if by != "version":
         old, new = dict(before.versions), dict(after.versions)

@@ -47,12 +47,12 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
 
 
 def describe_doubts(history: History) -> Iterable[str]:
-    """Yield sentences on the rate of false changes, and on configurations and runs that are not part of the result."""
+    """Yield sentences on the rate of false changes, on configurations without a change, and on excluded runs."""
     wrong = round(100 * (1 - LEVEL))
     yield (
-        f"If no time changes, at most {wrong} of 100 such histories report any change, over all their configurations "
-        "and for any noise between places, unless places resemble the one before them. A change is detected from its "
-        f"{_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
+        f"If no time changes, at most {wrong} of 100 such histories report any change of any configuration. This holds "
+        "for any noise between places, unless each place resembles the place before it. A change can be detected from "
+        f"its {_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
     )
     short = [one for one in history.series if one.short]
     if short:

@@ -21,8 +21,8 @@ _ROUNDING = 1e-6
 
 
 def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
-    """Return a run table or summary with `cost_per_million_tokens` at the given price per device and hour, in place of
-    the recorded price.
+    """Return a run table or summary whose column `cost_per_million_tokens` is computed with the given price per device
+    and hour instead of the recorded price.
 
     The cost is missing if the throughput is. Raises UserError for a price that is not positive.
     """
@@ -89,7 +89,8 @@ def is_resumed(record: RunRecord) -> bool:
 
 
 def _compute_earlier_s(record: RunRecord) -> float:
-    """Return the seconds of the steps of earlier attempts that a resumed training has in its evaluations, else 0."""
+    """Return the seconds of the steps of earlier attempts, which the evaluations of a resumed training include in their
+    times. Return 0 for a training that was not resumed."""
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:
         return 0.0

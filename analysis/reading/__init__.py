@@ -69,7 +69,7 @@ def read_records(paths: Iterable[Path]) -> Reading:
 
 
 def _find_below(folder: Path, follow: Follow) -> FoundRows:
-    """Return the rows of the records below a folder. File paths in them begin with the path of the folder."""
+    """Return the rows of the records below a folder. The file paths in the rows begin with the path of the folder."""
     found, skipped, unfinished = consolidated.read_folder(folder, follow)
     place = found.core.column_names.index(FILE)
     beginning = "" if folder == Path() else f"{folder}/"

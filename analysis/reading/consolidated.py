@@ -167,7 +167,7 @@ def _build_cache_path(root: Path) -> Path:
 
 
 def _formulas() -> str:
-    """Return a digest of everything apart from the records that determines the rows.
+    """Return a digest of everything, except the records themselves, that the rows depend on.
 
     This includes the source code of zeroscale, the versions of numpy and scipy, and installed plug-ins with metrics,
     model families and engines.

@@ -1,4 +1,5 @@
-"""Each record as a row of an Arrow table: its cells of the run table, its traces, and its data for verification.
+"""Conversion of each record to a row of an Arrow table: its cells of the run table, its traces (lists per step or
+rank), and its data for verification.
 
 The analysis needs nothing else from a record. So each record is read once, in one of several processes, and its row is
 cached (`analysis.reading.consolidated`). A cached row has the same values as a new one.

@@ -86,7 +86,7 @@ def _list_drift_caveats(drifted: Sequence[ControlPointDrift]) -> Iterable[str]:
     if few := [one for one in drifted if one.drift.interval is None]:
         yield (
             f"In {len(few)} cases a configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
-            f"allocation, too few to tell drift from scatter; the largest change was {_worst(few)}."
+            f"allocation, too few to distinguish drift from scatter; the largest change was {_worst(few)}."
         )
 
 

@@ -96,7 +96,7 @@ class PageTable(NamedTuple):
 
 
 def build_row_key(row: Row) -> tuple[Any, ...]:
-    """Return the values that identify a row of the summary."""
+    """Return the values of a summary row that distinguish it from all other rows."""
     return tuple(row[name] for name in KEY)
 
 

@@ -51,13 +51,15 @@ _LABELS = {
 # Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
-"""Most rivals with the same verdict that a cell names. It gives the number of the others; best.csv names all."""
+"""Most rivals with the same verdict that a cell names. Of the other rivals, the cell gives only the number; best.csv
+names all."""
 _VERDICTS: dict[Verdict, str] = {
-    EQUAL: "equal within 3 %", NOT_DETECTED: "not told apart", "slower": "slower", TOO_FEW: "longer, indicative only",
+    EQUAL: "equal within 3 %", NOT_DETECTED: "not distinguished", "slower": "slower",
+    TOO_FEW: "longer, indicative only",
 }  # fmt: skip
 _LUCK_WORTH_SAYING = 0.002
-"""Smallest selection bias that is reported, as a share of the time per sample. Tables show three digits, so that a
-smaller bias would not be visible."""
+"""Smallest selection bias that is reported, as a share of the time per sample. A smaller bias would not change the
+three digits that tables show."""
 
 
 class ColumnHeading(NamedTuple):
@@ -342,7 +344,7 @@ def _build_text_cell(text: str) -> TableCell:
 
 _MADE: dict[str, _Source] = {
     "engine": (
-        ColumnHeading("engine", meaning="with the settings that tell it apart"),
+        ColumnHeading("engine", meaning="with the settings that distinguish it"),
         lambda row: _build_text_cell(describe_series({"variant": ""} | row)),
     ),
     "ranks": (

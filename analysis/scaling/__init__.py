@@ -69,8 +69,8 @@ class IntervalEstimate(NamedTuple):
 class Pace:
     """Seconds per sample of every timed step of a configuration, in order, by allocation.
 
-    Each value is the step time divided by the global batch. It may be seconds per step instead, if all compared
-    configurations do the same work per step.
+    Each value is the step time divided by the global batch. If all compared configurations do the same work per step,
+    the values may instead be the step times themselves.
     """
 
     runs: Mapping[str, Sequence[float]]

@@ -53,8 +53,8 @@ class Rival(NamedTuple):
 class RankedFamily:
     """Configurations with enough repeats that are ranked together. Verdicts on all pairs of them hold together.
 
-    They are compared within the allocations that all of them share. If there are too few of these, they are compared by
-    all their runs.
+    They are compared within the allocations that all of them share. If they share too few allocations, all runs of each
+    are compared.
     """
 
     def __init__(self, paces: Sequence[Pace], level: float = LEVEL) -> None:
@@ -179,9 +179,9 @@ COLUMNS = (
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
 """Result of comparing a configuration with those that need at most as much memory.
 
-Front: none of these was measured as faster. Dominated: one of these is detectably faster. Tied: one was measured as
-faster, but not detectably. "Too few repeats to tell": one was measured as faster, but there are too few repeats for a
-verdict.
+Front: no configuration with at most as much memory was measured as faster. The other results mean that such a
+configuration was measured as faster. Dominated: the difference is detectable. Tied: it is not detectable. "Too few
+repeats to tell": there are too few repeats for a verdict.
 """
 
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
@@ -196,7 +196,7 @@ class ParetoPoint(NamedTuple):
     row: Row
     leaner: Row | None  # the fastest configuration that needs no more memory; None if `row` needs least
     comparison: Comparison | None  # seconds per sample of `row`, divided by those of `leaner`
-    verdict: Verdict | None  # corrected for the number of configurations; on the front, on the gain from more memory
+    verdict: Verdict | None  # on `comparison`, corrected for the number of configurations
 
     @property
     def place(self) -> Place:
@@ -257,7 +257,8 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest one that needs no more memory. Only that one can dominate it."""
+    """Compare each configuration with the fastest configuration that needs no more memory. If that one does not
+    dominate it, no other does."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

@@ -102,7 +102,7 @@ class Crossover(NamedTuple):
             )
         if self.found == "cannot be told":
             few = any(at.verdict == TOO_FEW for at in self.node_comparisons)
-            return f"whether {one} and {other} cross cannot be told{f': {TOO_FEW}' if few else ''}"
+            return f"whether {one} and {other} cross is unknown{f': {TOO_FEW}' if few else ''}"
         first, *_, last = [at for at in self.node_comparisons if at.verdict]
         faster, slower = (one, other) if first.verdict == "faster" else (other, one)
         return f"no crossover seen: {faster} is faster than {slower} on {first.nodes} to {last.nodes} nodes"
@@ -159,14 +159,15 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
 
 
 def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
-    """Return the seconds per sample of all micro-batches of a track at a node count, the fastest first."""
+    """Return the seconds per sample of all micro-batches of a track (the rows of one scaling curve) at a node count,
+    the fastest first."""
     ranking = ranked(track.by_nodes.get(nodes, ()), pace)
     return [found for row in ranking.rows if (found := pace(row))] if ranking else []
 
 
 def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
-    """Return the summary row of a track at a node count: the fastest or, if all failed, the one with the smallest
-    micro-batch."""
+    """Return the summary row of a track (the rows of one scaling curve) at a node count. It is the fastest row or, if
+    all failed, the row with the smallest micro-batch."""
     rows = by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
     return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)

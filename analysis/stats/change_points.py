@@ -246,7 +246,7 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 
 
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
-    """Return the interval of each change's position and size.
+    """Return the interval of each change's position and size, given the positions `starts` where a new level begins.
 
     A position is possible if its residual sum of squares exceeds that of the most likely position by less than a limit.
     The limit is the variance times the squared quantile of Student's t.

@@ -238,7 +238,7 @@ def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[b
 def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL) -> list[bool]:
     """Return for each comparison True if its ratio is shown to be above 1 + `limit`.
 
-    If no true ratio is above that, the probability of any True is at most 1 - `level`.
+    If no true ratio is above this limit, the probability that any result is True is at most 1 - `level`.
     """
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) - math.log1p(limit) for one in known]

@@ -262,7 +262,8 @@ def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) -> float:
-    """Return the critical value for the log ratio to the fastest configuration, in moderate standard errors.
+    """Return the critical value for the log ratio of a configuration to the fastest one. Its unit is the standard error
+    from moderate variances, which are shrunk towards the common variance.
 
     If all configurations are truly equal, the largest log ratio stays below this value with probability `level`. It is
     simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
@@ -280,8 +281,8 @@ def _list_batches(count: int) -> list[int]:
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return simulated log ratios to the fastest configuration, in moderate standard errors. Shape (families,
-    configurations)."""
+    """Return simulated log ratios of configurations to the fastest one, shape (families, configurations). Their unit is
+    the standard error from moderate variances, which are shrunk towards the common variance."""
     shape = (rows, repeats.size)
     finite = np.isfinite(degrees_of_freedom)
     true = degrees_of_freedom / rng.chisquare(degrees_of_freedom, shape) if finite else np.ones(shape)

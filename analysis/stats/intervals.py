@@ -1,6 +1,7 @@
 """Intervals of a median, a mean or a rate, from the steps of runs or from independent repeats.
 
-The intervals of many runs are computed together. All windows of one length then share numpy's overhead per call.
+The intervals of many runs are computed together, because all windows of one length then share numpy's overhead per
+call.
 """
 
 import statistics

@@ -31,7 +31,7 @@ class PredictionPoint(NamedTuple):
     reason: str = ""  # reason of an exception, or of a point that is not testable
     truth_low: float | None = None  # measured interval, if there is one
     truth_high: float | None = None
-    rival: Value = None  # prediction of the usual formula; None if it has none
+    rival: Value = None  # prediction of the usual formula, such as DeepSpeed's estimator; None if it has none
     rival_error: float | None = None
 
 

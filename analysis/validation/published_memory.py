@@ -1,7 +1,7 @@
 """Published memory compared with predictions: ZeRO's table of model states, and reports of runs that did or did not fit
 a device.
 
-Both are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed 0.19.8:
+The same numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed 0.19.8:
 estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs in
 stage3.py. A test compares them with the real functions. The estimators assume model states of 16-bit training at any
 precision. They do not exist for stages 0 and 1.

@@ -1,4 +1,5 @@
-"""Runs of other software from published tables, each with spec, machine and class of software.
+"""Runs of other software from published tables, each with spec, machine and class of software. A class of software says
+how much its kernels are optimized (`bench.predict.workload.Software`).
 
 They are predicted like any run (bench.predict.step_time). The engine is `pipeline`, which divides model states as the
 other software does; its schedule is simulated.
@@ -88,7 +89,8 @@ class PublishedRun(NamedTuple):
         return predict_step_time(self.spec, self.machine, software=self.software)
 
     def predict_step(self, software: Software | None = None) -> "PublishedStep":
-        """Return the published step together with its prediction. `software` replaces the run's class of software."""
+        """Return the published step together with its prediction. `software`, if given, replaces the run's class of
+        software."""
         found = predict_step_time(self.spec, self.machine, software=software or self.software)
         return PublishedStep(self, found.step_s, found.low_s, found.high_s)
 

@@ -1,4 +1,5 @@
-"""Published training steps of several sources compared with predictions, by class of software.
+"""Published training steps of several sources compared with predictions, by class of software (how much its kernels are
+optimized).
 
 `results/published/published_steps.csv` gives the configuration of each step as overrides. A seeded random draw held out
 some sources before any constant was chosen. No constant was chosen on the steps of these sources.
@@ -53,8 +54,9 @@ def compare() -> list[PredictionComparison]:
 def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
     """Yield source, class of software, way of prediction, and errors for each source.
 
-    A source is predicted in three ways. The first uses its class of software. The second uses its class with a pace
-    from the other sources only. The third uses the class `usual`, the default of `predict`.
+    A source is predicted in three ways. The first uses its class of software. The second uses the same class, but with
+    a pace (a factor on predicted times) chosen on the other sources only. The third uses the class `usual`, the default
+    of `predict`.
     """
     runs = read_runs()
     classed = [run for run in runs if run.software.name != USUAL.name]
@@ -95,8 +97,8 @@ def read_runs() -> list[PublishedRun]:
 
 
 def predict_left_out(runs: Sequence[PublishedRun]) -> list[PublishedStep]:
-    """Return each step with a prediction that uses no step of its own source. The pace of its class comes from the
-    other sources of the class."""
+    """Return each step with a prediction that uses no step of its own source. The pace of its class of software, a
+    factor on predicted times, comes from the other sources of the class."""
     unpaced: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         ratio = run.predict_step(run.software._replace(pace=1.0)).predicted_s / run.step_s

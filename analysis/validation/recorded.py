@@ -115,7 +115,7 @@ def find_recorded_runs(results: Path | None = None) -> RecordedRuns:
 
 
 def format_label(run: MemoryRun) -> str:
-    """Return a label of one line for a run. A model of unpublished shape is labelled by its family and number of
+    """Return a label of one line for a run. A model without a published shape is labelled by its family and number of
     parameters."""
     spec = run.spec
     published = spec.model.parameters is not None

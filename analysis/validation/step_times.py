@@ -44,8 +44,9 @@ Place = tuple[str, int]
 class PredictedStep(NamedTuple):
     """Measured and predicted step time of a configuration at one link rate, in seconds.
 
-    The measured value is the median over allocations with its interval. Three predictions are given: from rehearsals
-    with an interval, from calibrated rates alone, and from 6·N·tokens at the rate of the best product.
+    The measured value is the median over allocations with its interval. There are three predictions: from rehearsals,
+    with an interval; from calibrated rates alone; and from 6·N·tokens, the usual estimate of FLOPs, at the rate of the
+    best matrix product.
     """
 
     rate: str
@@ -103,8 +104,8 @@ def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
 
 
 def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
-    """Return the computing seconds of a step for each engine and number of nodes. Each is the median over rehearsals,
-    which run one rank alone on the machine."""
+    """Return the computing seconds of a step for each engine and number of nodes. Each value is the median over
+    rehearsals. A rehearsal runs one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY
     for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):

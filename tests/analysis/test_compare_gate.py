@@ -285,5 +285,7 @@ def test_reason_names_shared_nodes_if_the_other_side_ran_on_different_nodes(tmp_
     same = only(against(tmp_path, on(("n1", "n2", "n4"), 0.1), on(("n3", "n3", "n3"), 0.11)))
     assert same.status == "slower"
     assert same.why == "repeats of B share nodes (n3): a slow node counts as its configuration"
-    assert only(against(tmp_path, on(("n1",) * 3, 0.1), on(("n1",) * 3, 0.11))).why == "", "it is the same for both"
+    assert only(against(tmp_path, on(("n1",) * 3, 0.1), on(("n1",) * 3, 0.11))).why == "", (
+        "both sides share the slow node"
+    )
     assert only(against(tmp_path, on(("n1", "n2"), 0.1), on(("n3", "n4"), 0.11))).why == ""

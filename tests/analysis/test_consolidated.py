@@ -86,7 +86,7 @@ def test_second_read_gives_equal_results_without_opening_valid_records(runs: Pat
     assert set(first.table["outcome"]) == {"ok", "invalid", "oom"}
     opened.clear()
     kept = results.read([runs])
-    assert opened == ["foreign/record.json"], "it may be readable by now"
+    assert opened == ["foreign/record.json"], "a file that could not be read may be readable by now"
     assert_same(kept, first)
     assert len(kept.skipped) == len(kept.unfinished) == 1
 
@@ -181,7 +181,7 @@ def test_only_changed_records_are_read_again(runs: Path, opened: list[str]) -> N
     add(runs)
     tear(runs)
     results.read([runs])
-    assert len(opened) == 2 + 1, "the new one, the torn one, and the foreign one"
+    assert len(opened) == 2 + 1, "the new file, the truncated file and the foreign file"
 
 
 def test_recently_changed_records_are_read_again(

@@ -61,7 +61,7 @@ def test_mlflow_has_a_run_per_record(folder: Path, tmp_path: Path, mlflow: Any) 
         "engine.name": "zero1", "batch.micro": "2", "nodes": "2", "precision": "fp32",
     }  # fmt: skip
     assert good.data.metrics["run/step_s"] == 0.2
-    assert "run/step_s" not in found["oom"].data.metrics, "what is unknown is left out"
+    assert "run/step_s" not in found["oom"].data.metrics, "unknown values are omitted"
     assert found["oom"].data.tags["reason"] == "no <b>room</b>"
     history = mlflow.MlflowClient((tmp_path / "store").as_uri()).get_metric_history(good.info.run_id, "steps/loss")
     losses = {point.step: point.value for point in history}

@@ -30,7 +30,7 @@ def test_series_of_one_engine_share_colour_and_marker_shape_and_differ_in_line_a
     series = [looks[label] for label in labels[:3]]
     assert len({(look.colour, look.marker) for look in series}) == 1
     assert len({(str(look.line), str(look.style_marks())) for look in series}) == 3
-    assert len({str(look.style_marks()) for look in series}) == 3, "also without a line between the markers"
+    assert len({str(look.style_marks()) for look in series}) == 3, "markers are drawn even without a line between them"
 
 
 def test_usual_engines_look_the_same_in_every_set_of_engines() -> None:
@@ -65,7 +65,7 @@ def test_figures_without_content_are_omitted() -> None:
     ]  # fmt: skip
     assert names[0] == [*everything, "search"]
     without = ("strong_scaling", "idle_share", "pass_lanes", "loss_curves")
-    assert names[1] == [name for name in everything if name not in without], "every node count its own global batch"
+    assert names[1] == [name for name in everything if name not in without], "every node count has its own global batch"
     assert names[2] == ["throughput", "step_time", "memory", "memory_by_stage", "rank_spread", "step_series"]
     assert names[3] == ["throughput", "step_time", "memory", "memory_by_stage"], "out of memory is shown"
 

@@ -76,7 +76,9 @@ def test_comparable_panels_share_one_y_axis() -> None:
         run(spec(ranks=1), memory=memory(1, peak=99)),
     ]
     assert len({axes.get_ylim() for axes in draw(memory_figure, results(*records)).axes}) == 1
-    assert len({axes.get_ylim() for axes in draw(throughput, results(*records)).axes}) == 1, "they stand in one row"
+    assert len({axes.get_ylim() for axes in draw(throughput, results(*records)).axes}) == 1, (
+        "comparable panels are in one row"
+    )
 
 
 def test_set_with_only_failures_is_drawn_with_their_reasons() -> None:
@@ -147,7 +149,9 @@ def over_nodes() -> Figure:
 def test_step_time_has_a_panel_per_micro_batch_with_nodes_on_its_axis() -> None:
     drawn = over_nodes()
     assert titles(drawn) == ["tiny · micro 2", "tiny · micro 8"]
-    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], ["zero1"]], "a single value has names of series"
+    assert [places(axes) for axes in drawn.axes] == [["1", "2", "4"], ["zero1"]], (
+        "an axis with a single tick shows the names of the series"
+    )
     assert drawn.axes[0].get_xlabel() == "nodes"
     assert drawn.axes[0].get_ylabel() == "s per step, median"
 
@@ -305,7 +309,7 @@ def test_rehearsal_without_step_times_is_listed_in_the_note() -> None:
 def test_figure_of_times_is_omitted_if_all_runs_were_busy() -> None:
     busy = [run(spec("ddp", micro), load=({"node": 0, "others_share": 0.3},)) for micro in (2, 4)]
     assert not shows(throughput, results(*busy))
-    assert shows(memory_figure, results(*busy)), "their memory is a number"
+    assert shows(memory_figure, results(*busy)), "busy runs have valid memory"
     assert reasons(draw(throughput, results(*busy, failed("oom", spec("ddp", 8)))).axes[0]) >= {("OOM", "8")}
 
 
@@ -319,7 +323,7 @@ def test_reasons_are_above_the_names_of_their_curves_if_there_is_one_micro_batch
     (axes,) = draw(throughput, results(*records)).axes
     named = {place: label.get_text() for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
     assert {named[text.get_position()[0]]: text.get_text() for text in axes.texts} == {"ddp": "OOM", "zero2": "hang"}
-    assert not strip(axes), "the names stand for the markers"
+    assert not strip(axes), "names below the axis replace the markers"
 
 
 def test_long_rotated_tick_labels_stay_within_their_panel() -> None:

@@ -78,7 +78,7 @@ def test_each_engine_has_a_measured_and_a_predicted_curve() -> None:
     measured, predicted = drawn["pipeline", False], drawn["pipeline", True]
     assert [(point.place, point.value) for point in measured.points] == [(0, pytest.approx(0.3)), (2, 0.15)]
     assert [point.value for point in predicted.points] == pytest.approx([1 / 3, 1 / 9], abs=2e-3)
-    assert len(measured.segments) == 2, "4 micro-batches were not run: no line goes there"
+    assert len(measured.segments) == 2, "4 micro-batches were not run, so no line leads to them"
 
 
 def test_pipelines_of_each_degree_have_a_panel_and_other_runs_none() -> None:
@@ -86,7 +86,7 @@ def test_pipelines_of_each_degree_have_a_panel_and_other_runs_none() -> None:
     assert shows(idle_share, found)
     drawn = draw(idle_share, found)
     assert titles(drawn) == ["small · 2 ranks · micro 2 · pipeline of 2", "small · 4 ranks · micro 2 · pipeline of 4"]
-    assert not shows(idle_share, results(run(), failed("oom", piped(8)))), "nothing tells how long ranks waited"
+    assert not shows(idle_share, results(run(), failed("oom", piped(8)))), "the time that ranks waited is unknown"
 
 
 def test_repeats_are_drawn_as_one_point_at_their_median() -> None:
@@ -109,7 +109,7 @@ def test_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
         choose_looks(["pipeline"])["pipeline"].colour
     }
     assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
-    assert legend(drawn) == ["pipeline"], "one name for both"
+    assert legend(drawn) == ["pipeline"], "measured and predicted curves share one label"
     assert "Hollow, dashed: a simulation of the engine's schedule" in note(drawn)
 
 

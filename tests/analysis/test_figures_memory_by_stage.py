@@ -99,7 +99,7 @@ def test_run_out_of_memory_is_labelled_and_keeps_its_prediction() -> None:
 def test_panel_shows_the_micro_batch_with_the_most_numbers() -> None:
     assert titles(stages()) == ["tiny · 2 ranks · micro 2"]
     twice = draw(memory_by_stage, results(run(spec("ddp", 2)), run(spec("ddp", 4))))
-    assert titles(twice) == ["tiny · 2 ranks · micro 4"], "of equals the largest"
+    assert titles(twice) == ["tiny · 2 ranks · micro 4"], "of equally frequent micro-batches, the largest is shown"
 
 
 def test_configuration_with_the_most_memory_is_drawn_for_each_engine() -> None:

@@ -41,7 +41,9 @@ def test_expected_lanes_have_the_same_compute_time_and_the_idle_share_of_the_sch
     assert compute_busy(pair.expected) == pytest.approx(0.12)
     assert compute_idle(pair.expected) == pytest.approx(1 / 3, abs=2e-3)
     (first, *_), (_, *_, last) = (lane.spans for lane in pair.expected)
-    assert (first.begin_s, first.end_s) == (0, pytest.approx(0.01, rel=0.01)), "forwards take a third of what passes do"
+    assert (first.begin_s, first.end_s) == (0, pytest.approx(0.01, rel=0.01)), (
+        "forward passes take a third of the time of all passes"
+    )
     assert last.end_s == pytest.approx(0.07, rel=0.01)
 
 

@@ -39,7 +39,7 @@ def test_strong_efficiency_is_the_speedup_divided_by_the_node_ratio() -> None:
     (axes,) = drawn.axes
     assert titles(drawn) == ["tiny · micro 2 · global batch 8"]
     assert [y for _, y in points(axes)] == pytest.approx([1, 0.8])
-    assert len(joins(axes)) == 1, "fewer passes per step on more nodes are the same curve"
+    assert len(joins(axes)) == 1, "fewer passes per step on more nodes belong to the same curve"
 
 
 def test_base_has_its_own_interval_and_other_points_have_theirs() -> None:

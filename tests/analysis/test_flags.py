@@ -85,7 +85,7 @@ def test_trial_stopped_as_slower_is_flagged_short_and_ended_early() -> None:
 def test_run_with_a_change_of_level_in_its_window_is_unsteady() -> None:
     changed = (*STEADY[:80], *(1.05 * step for step in STEADY[80:]))
     assert list_flags(run(steps=steps(changed))) == ("unsteady",)
-    assert list_notes(run(steps=steps(changed))) == ("wide", "few"), "its steps tell no mean"
+    assert list_notes(run(steps=steps(changed))) == ("wide", "few"), "its steps do not determine a mean"
 
 
 def test_a_run_that_was_paused_is_flagged() -> None:

@@ -88,7 +88,7 @@ def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficien
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)
-    assert all(low < high for low, high in intervals), "none of no width"
+    assert all(low < high for low, high in intervals), "no interval has a width of zero"
     if intervals:
         least = 0.83 if n == 15 and coefficient else 0.92 if n == 15 else 0.90
         assert np.mean([low <= 0 <= high for low, high in intervals]) >= least
@@ -125,10 +125,12 @@ def test_interval_covers_the_median_of_autocorrelated_steps(coefficient: float, 
     series = ar1(np.random.default_rng(2), n, coefficient, 1500)
     assert coverage(series) >= least
     uncorrected = np.mean([low <= 0 <= high for low, high in map(median_interval, series.tolist())])
-    assert uncorrected < least, "what independent values would promise"
+    assert uncorrected < least, "the value for independent values"
 
 
 def test_effective_size_of_series_computed_by_hand() -> None:
-    assert median_effective_size((1.0, 2.0) * 20) == 40, "neighbours that differ make nothing surer"
+    assert median_effective_size((1.0, 2.0) * 20) == 40, "negatively correlated neighbours do not add information"
     assert median_effective_size((3.0,) * 9) == 9
-    assert median_effective_size((1.0,) * 10 + (2.0,) * 10) < 5, "a drift is hardly two values"
+    assert median_effective_size((1.0,) * 10 + (2.0,) * 10) < 5, (
+        "a strong drift carries as much information as two values"
+    )

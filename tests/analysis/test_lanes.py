@@ -72,7 +72,9 @@ def test_lanes_show_transfers_only_while_a_rank_waits_for_them() -> None:
     first, second = simulate(hop_s=0.5)
     assert second.spans[:3] == ((TRANSFER, 1, 1.5), (FORWARD, 1.5, 2.5), (FORWARD, 2.5, 3.5))
     assert first.spans[2:4] == ((TRANSFER, 5.5, 6), (BACKWARD, 6, 8)), "the other rank's pass before it is no transfer"
-    assert sum(span.kind == TRANSFER for span in (*first.spans, *second.spans)) == 2, "others come while it computes"
+    assert sum(span.kind == TRANSFER for span in (*first.spans, *second.spans)) == 2, (
+        "the other transfers arrive while it computes"
+    )
 
 
 def test_predicted_lanes_have_every_pass_and_end_within_the_step_time() -> None:
@@ -83,7 +85,9 @@ def test_predicted_lanes_have_every_pass_and_end_within_the_step_time() -> None:
     assert counts == [[4, 4], [4, 4]]
     names = ("forward", "backward", "recomputation", "idle")
     least_s = sum(one.time.parts.get(name, 0.0) for name in names)
-    assert least_s < max(lane.spans[-1].end_s for lane in lanes) < one.time.step_s, "exchanges of slices lie in passes"
+    assert least_s < max(lane.spans[-1].end_s for lane in lanes) < one.time.step_s, (
+        "exchanges between tensor-parallel ranks are part of passes"
+    )
 
 
 def test_runs_without_a_pipeline_or_with_too_many_passes_have_no_lanes() -> None:

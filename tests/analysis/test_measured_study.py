@@ -57,7 +57,7 @@ def test_tables_of_a_study_equal_those_of_its_results(study: MeasuredStudy) -> N
         "too few repeats to tell",
     }
     assert (study.scaling["speedup"].dropna() > 0).all()
-    assert not study.results.table.attrs, "the analysis itself does not pay for copies of them"
+    assert not study.results.table.attrs, "the analysis itself makes no copies of the documentation"
 
 
 KEEPING = {

@@ -138,7 +138,7 @@ def test_price_does_not_change_the_id_of_a_configuration() -> None:
     priced = machine().model_copy(update={"price_per_device_hour": 3.6})
     cheap, same = run(steps=SECONDS, machine=machine()), run(steps=SECONDS, machine=priced, repeat=1)
     assert cheap.config_id == same.config_id
-    assert list(results(cheap, same).summary["n"]) == [2], "they are repeats of each other"
+    assert list(results(cheap, same).summary["n"]) == [2], "the runs are repeats of each other"
 
 
 def test_shipped_machines_have_no_price() -> None:

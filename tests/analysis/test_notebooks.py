@@ -76,4 +76,4 @@ def test_scaling_study_writes_a_figure_of_all_engines(tmp_path: Path) -> None:
 def test_comparing_machines_reports_too_few_repeats(tmp_path: Path) -> None:
     machines = ("testbed_400mbit", "testbed_100mbit")
     outputs = executed("comparing_machines", tmp_path, RUNS=str(RECORDED / "testbed"), MACHINES=machines)
-    assert "<td>too few repeats to tell</td>" in join_outputs(outputs), "each was measured once"
+    assert "<td>too few repeats to tell</td>" in join_outputs(outputs), "each configuration was measured once"

@@ -166,7 +166,7 @@ def test_text_planted_in_every_field_is_absent_from_the_archive(text: str) -> No
     record = planted(text)
     whole = json.dumps(record.model_dump(mode="json", by_alias=True))
     times = sum(text in one or one in re.sub(r"[^A-Za-z0-9]+", "-", text) for one in list_texts(json.loads(whole)))
-    assert times > 60, "or the record would test nothing"
+    assert times > 60, "otherwise the record would test nothing"
     (content,) = pack_records([record]).values()
     remaining = [one for one in list_texts(json.loads(content)) if _holds(one, text)]
     assert remaining == []

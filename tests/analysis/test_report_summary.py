@@ -57,7 +57,7 @@ def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     row = answer(*records, failed("oom", spec("zero0")))
     assert (row["question"], row["fastest"]) == ("2 ranks", "ddp, micro 2")
     assert row["intervals"] == "75 %, range of repeats" and row["throughput"].startswith("400 (")
-    assert row["rivals"].startswith("not told apart: zero1, micro 2 (+5 %, 95 %: −")
+    assert row["rivals"].startswith("not distinguished: zero1, micro 2 (+5 %, 95 %: −")
     assert "; slower: zero2, micro 2 (+102 %, 95 %: +59" in row["rivals"]
     assert (row["least memory"], row["without a number"]) == ("zero3, micro 2: 2.000 MiB", "1 oom")
     assert row["flags"] == "short"
@@ -73,7 +73,7 @@ def test_answer_lists_rivals_equal_within_three_percent() -> None:
     ]
     equal, tied, *_ = answer(*records)["rivals"].split("; ")
     assert equal.startswith("equal within 3 %: zero1, micro 2 (+0.3 %, 95 %: −")
-    assert tied.startswith("not told apart: zero2, micro 2 (+1.4 %, 95 %: −")
+    assert tied.startswith("not distinguished: zero2, micro 2 (+1.4 %, 95 %: −")
 
 
 def test_two_protocols_have_two_names_in_tables_and_one_series_in_figures() -> None:
@@ -175,7 +175,7 @@ def test_drift_of_a_control_configuration_is_a_caveat() -> None:
     (found,) = compute_findings(controls(0.1, 0.12)).drifts
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
-    assert "too few to tell drift" in join_caveats(controls(0.1, 0.12))
+    assert "too few to distinguish drift" in join_caveats(controls(0.1, 0.12))
     assert "the largest change was ddp, micro 2 in 7, +20 %." in join_caveats(controls(0.1, 0.12))
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     grown = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.1022, 0.1029))]

@@ -72,7 +72,7 @@ def test_markdown_tables_have_units_rounded_numbers_and_failures(files: dict[str
     (ddp,) = (row for row in rows if "| ddp | 1 × 2 |" in row)
     assert "| 0.100 (0.090 to 0.110) |" in ddp
     (oom,) = (row for row in rows if "zero3" in row)
-    assert "| oom | 0 | oom | – |" in oom, "instead of the first number"
+    assert "| oom | 0 | oom | – |" in oom, "the outcome stands in place of the first number"
 
 
 def test_numbers_have_three_digits_and_intervals_the_digits_of_their_width() -> None:

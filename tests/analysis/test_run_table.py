@@ -62,7 +62,7 @@ def test_completed_training_has_the_loss_of_its_last_evaluation() -> None:
     assert (values.validation_loss, values.trained_s) == (4.25, 10.0)
     assert values.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
     table = run_table([trained, run(), trained.model_copy(update={"outcome": Outcome(kind="invalid", reason="…")})])
-    assert list(table.columns) == [*ISSUE, *LEARNED[:3]], "its evaluations measured no quality"
+    assert list(table.columns) == [*ISSUE, *LEARNED[:3]], "the evaluations of this training measured no quality"
     assert table["validation_loss"].isna().tolist() == [False, True, True]
     assert summarise(run_table([trained, run()]))["validation_loss"].tolist()[0] == 4.25
 
@@ -118,7 +118,7 @@ def test_sequence_lengths_and_engine_options_are_columns() -> None:
     plain = {"name": "zero1", "backend": "deepspeed", "options": {"reduce_bucket_size": 50_000_000, "stage": 1}}
     own, preset = row(run(spec(engine=bucket))), row(run(spec(engine=plain)))
     assert (own.encoder_length, own.decoder_length) == (8, 2)
-    assert own.options == "reduce_bucket_size=1000000", "what is as its file in conf/engine has it is left out"
+    assert own.options == "reduce_bucket_size=1000000", "options with the value of the preset file are omitted"
     assert preset.options is None
 
 
@@ -166,7 +166,7 @@ def test_invalid_run_has_memory_but_no_times() -> None:
     nan = run(of, steps=steps(loss=(9.0, *(None,) * 34), stopped="invalid"))
     values = row(nan.model_copy(update={"outcome": Outcome(kind="invalid", reason="loss is NaN at step 1")}))
     assert [getattr(values, name) for name in TIMING] == [None] * len(TIMING)
-    assert values.peak_allocated_bytes == 11 * MIB, "memory is as real as before"
+    assert values.peak_allocated_bytes == 11 * MIB, "memory of an invalid run remains valid"
 
 
 @pytest.mark.parametrize("window", [{"window": ()}, {"window": (0.1,), "window_s": 0.0}])
@@ -183,7 +183,9 @@ def test_few_steps_have_a_median_and_no_interval() -> None:
 
 def test_a_single_rank_has_no_straggler() -> None:
     assert row(run(spec(ranks=1))).slowest_over_median is None
-    assert row(run(spec(ranks=2), outside_collectives_s=(0.1,))).slowest_over_median is None, "one of two is unknown"
+    assert row(run(spec(ranks=2), outside_collectives_s=(0.1,))).slowest_over_median is None, (
+        "the value of one of two ranks is unknown"
+    )
 
 
 def staged(stage: int, **more: Any) -> RunSpec:
@@ -259,7 +261,7 @@ def test_column_types_represent_missing_values() -> None:
     assert {str(dtype) for dtype in table.dtypes} == {"string", "Int64", "float64", "boolean"}
     assert table.peak_allocated_bytes.isna().tolist() == [False, True]
     numbers = table.select_dtypes("number").drop(columns=["repeat", "attempt", "seed"])
-    assert not (numbers <= 0).any().any(), "unknown is never 0 or -1"
+    assert not (numbers <= 0).any().any(), "an unknown value is never 0 or -1"
 
 
 def test_metric_in_a_new_file_adds_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_best_value_so_far_never_decreases_and_ends_at_the_best(searched: Result
 def test_decisive_field_has_the_largest_importance(searched: Results) -> None:
     first, second = searched.searches[0].importances
     assert (first.field, second.field) == ("batch.micro", "engine")
-    assert first.share > 3 * second.share and first.high > 0.95, "the point that failed may be anything"
+    assert first.share > 3 * second.share and first.high > 0.95, "the values of the failed point are arbitrary"
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in (first, second))
 
 
@@ -112,7 +112,7 @@ def test_explained_variance_of_a_field_computed_by_hand() -> None:
     both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
     assert explain_variance(both, a) == pytest.approx([9 / 25, 0])
     assert explain_variance(both, b) == pytest.approx([16 / 25, 0])
-    assert explain_variance(np.ones((1, 4)), a) == pytest.approx([0]), "a constant depends on nothing"
+    assert explain_variance(np.ones((1, 4)), a) == pytest.approx([0]), "a constant function depends on no field"
 
 
 def test_many_numbers_are_grouped_into_levels_of_equal_size() -> None:
@@ -142,7 +142,7 @@ def test_figure_of_a_search_has_panels_of_progress_importance_fields_and_fronts(
     answered = [(trial.number, trial.value) for trial in found.answered]
     assert points(panels["trials", objective]) == answered
     assert places(panels["batch.micro", objective]) == ["1", "2", "4", "8"]
-    assert len(points(panels["batch.micro", objective])) == 7, "every trial with an answer"
+    assert len(points(panels["batch.micro", objective])) == 7, "every trial with a value"
     front = panels["seconds per sample", "peak memory of a rank, GiB"]
     (line,) = joins(front)
     pairs = [(one.sample_s, one.peak_bytes / 2**30) for one in found.trials if one.sample_s and one.peak_bytes]
@@ -227,7 +227,7 @@ def test_resumed_search_keeps_its_machine_if_the_default_is_another(
     """The search was started with machine `cpu`. The default in conf/config.yaml is `auto`."""
     folder = write_search(tmp_path, trials=9) / "smoke"
     assert main(["resume", str(folder)]) == 2
-    assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial is begun"
+    assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial starts"
     [ninth] = started
     assert ninth.circumstance.machine.name == "cpu"
 

@@ -173,7 +173,7 @@ def test_runs_with_different_adapters_are_separate_questions() -> None:
         "tiny · 2 ranks · none", "tiny · 2 ranks · lora rank=8 targets=[q, v]",
         "tiny · 2 ranks · lora rank=4 targets=[q, v]", "tiny · 2 ranks · frozen=^encoder",
     ]  # fmt: skip
-    assert "adapter" not in summarise(run_table([run()])), "tables of full runs stay as they were"
+    assert "adapter" not in summarise(run_table([run()])), "tables without adapters have no additional column"
 
 
 def test_name_of_a_question_contains_its_environment_if_two_ran_it() -> None:

@@ -59,7 +59,9 @@ def test_points_are_in_order_of_micro_batch_from_left_to_right() -> None:
     points = [point for point in read(panel, lambda row: f'data-t="{row["micro"]}"').iter() if "data-t" in point.attrib]
     assert [point.attrib["data-t"] for point in points] == ["2", "4", "8"]
     assert sorted(points, key=lambda point: float(point.attrib["x"])) == points
-    assert sorted(points, key=lambda point: -float(point.attrib["y"])) == points, "the larger batch makes more tokens"
+    assert sorted(points, key=lambda point: -float(point.attrib["y"])) == points, (
+        "the larger batch computes more tokens per second"
+    )
 
 
 def test_svg_elements_have_a_label_unique_ids_and_the_colours_of_the_page() -> None:

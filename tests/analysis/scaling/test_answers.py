@@ -85,7 +85,7 @@ def test_each_engine_has_its_fastest_mark_and_a_single_engine_has_all() -> None:
 def test_labels_of_marks_omit_the_protocol() -> None:
     one, other = (asked(1, engine="ddp", measure={"min_steps": steps}) for steps in (30, 40))
     found = best(results(*measured(one, 1.0), *measured(other, 1.2), *measured(asked(1, engine="zero1"), 1.5)))
-    assert "min_steps=40" in describe_choice(found[0].rivals[0].row), "in a table it tells the two apart"
+    assert "min_steps=40" in describe_choice(found[0].rivals[0].row), "in a table the protocol distinguishes the two"
     (panel,), _ = build_panels(found)
     assert [mark.label for mark in panel.marks] == ["ddp", "zero1"]
     assert panel.title.endswith(" · micro 2")

@@ -87,7 +87,7 @@ def test_slow_steps_in_the_tail_decide_the_ranking() -> None:
     (rival,) = found.rivals
     assert found.fastest is not None
     assert (found.fastest["engine"], rival.row["engine"], rival.verdict) == ("zero1", "zero2", "slower")
-    assert rival.row["step_s"] < found.fastest["step_s"], "by the median it would be the other way round"
+    assert rival.row["step_s"] < found.fastest["step_s"], "by the median, the other engine would be faster"
     assert rival.comparison.ratio == pytest.approx(1.4 / 1.02)
     assert (rival.row["step_s_p95"], rival.row["step_s_max"]) == pytest.approx((3.0, 3.003))
 
@@ -210,5 +210,5 @@ def test_interval_of_an_efficiency_covers_in_spite_of_selected_micro_batches(
         assert chosen and alone
         holds.append(chosen.low <= 1 <= chosen.high)
         pair_alone.append(alone.low <= 1 <= alone.high)
-    assert np.mean(holds) >= 0.92, "95 % and what 150 draws stray"
+    assert np.mean(holds) >= 0.92, "95 %, less the scatter of 150 draws"
     assert np.mean(holds) >= np.mean(pair_alone)

@@ -67,7 +67,7 @@ def test_failed_node_counts_are_listed_without_effect_on_the_crossover() -> None
     assert (first.nodes, first.one["outcome"], first.comparison, first.verdict) == (1, "oom", None, None)
     assert found.between == ((2, 4),)
     alone = only(*engines({1: 1.0, 2: 1.2}, {1: 1.1}), *out_of_memory(asked(2, engine="zero3")))
-    assert alone.found == "cannot be told", "one node count is no line"
+    assert alone.found == "cannot be told", "a single node count gives no curve"
 
 
 def test_p_values_are_corrected_for_the_number_of_node_counts() -> None:
@@ -124,7 +124,7 @@ def test_two_allocations_are_too_few_for_a_crossover() -> None:
         "cannot be told",
         {TOO_FEW},
     )
-    assert found.sentence == "whether zero2 and zero3 cross cannot be told: too few repeats to tell"
+    assert found.sentence == "whether zero2 and zero3 cross is unknown: too few repeats to tell"
 
 
 def test_runs_of_different_environments_are_not_paired() -> None:

@@ -42,7 +42,7 @@ def test_weak_scaling_efficiency_computed_by_hand() -> None:
     assert (curve.law, curve.name) == ("weak", "zero2, micro 2, 2 samples per step and device")
     assert [point.efficiency.value for point in curve.points if point.efficiency] == pytest.approx([1, 0.8, 0.5])
     assert [point.speedup.value for point in curve.points if point.speedup] == pytest.approx([1, 1.6, 2])
-    assert {point.serial_fraction for point in curve.points} == {None}, "it is of the same work on more nodes"
+    assert {point.serial_fraction for point in curve.points} == {None}, "the curve compares the same work on more nodes"
 
 
 def test_serial_fraction_of_amdahls_law_is_recovered_at_every_node_count() -> None:

@@ -53,7 +53,7 @@ def test_run_is_few_below_twenty_effective_steps_if_its_median_has_an_interval()
     rng = np.random.default_rng(3)
     assert few(np.full(19, 0.1))
     assert not few(np.full(20, 0.1))
-    assert not few(np.full(5, 0.1)), "there is no interval to doubt"
+    assert not few(np.full(5, 0.1)), "without an interval there is no note on it"
     assert not few(PROCESSES["independent, lognormal"].draw(rng, 1, 60)[0])
     alike = PROCESSES["AR(1) 0.8"].draw(rng, 1, 60)[0]
     assert few(alike)

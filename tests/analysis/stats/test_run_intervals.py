@@ -42,7 +42,7 @@ def test_interval_of_the_mean_equals_the_skewness_corrected_t_interval() -> None
         assert t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6 == pytest.approx(
             stats.t.ppf(share, degrees_of_freedom)
         )
-    assert told.high - np.mean(STEPS) > np.mean(STEPS) - told.low, "what is rare and slow may have been missed"
+    assert told.high - np.mean(STEPS) > np.mean(STEPS) - told.low, "rare slow steps may have been missed"
 
 
 def test_interval_of_a_rate_is_the_amount_divided_by_the_interval_of_the_mean() -> None:

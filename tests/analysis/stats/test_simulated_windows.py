@@ -37,10 +37,10 @@ def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
     process."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
-    assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps and the one under way"
+    assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"
     off = np.array([one.mean_s for one in found]) / NAMED["5 s of 45 s half as long again"].slowdown - 1
     assert abs(off.mean()) < 3 * off.std() / math.sqrt(len(off))
-    assert off.std() / math.sqrt(len(off)) < 0.004, "else it could not be seen"
+    assert off.std() / math.sqrt(len(off)) < 0.004, "otherwise the test could not detect a bias"
 
 
 @pytest.mark.parametrize("name", ["independent, 2 %", "each like the one before by 0.5, 2 %"])

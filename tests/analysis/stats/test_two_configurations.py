@@ -207,7 +207,7 @@ def test_pooled_scatter_of_many_pairs_increases_power() -> None:
 def test_three_runs_detect_a_clear_difference_among_ten_pairs() -> None:
     assert verdicts([compare(FAST, SLOW)] * 10) == ["faster"] * 10
     ranks = stats.mannwhitneyu([0.100, 0.101, 0.103], [0.200, 0.203, 0.201], method="exact")
-    assert ranks.pvalue == pytest.approx(0.1), "what it finds at best"
+    assert ranks.pvalue == pytest.approx(0.1), "the smallest p-value that a rank test can reach"
 
 
 @pytest.mark.parametrize("name", ["independent, lognormal", "AR(1) 0.5, lognormal"])
