@@ -416,9 +416,8 @@ def rehearse(
     The job may need more devices than this machine has. With `shapes_only`, the run computes nothing, and counts the
     memory of its tensors without allocating it.
     """
-    return measure(
-        rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir), results, follow=follow
-    )
+    made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
+    return measure(made, results, follow=follow)
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
@@ -440,8 +439,7 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return a row for each place where a training can run and each training method: hours and cost with intervals, and
-    whether a deadline is met.
+    """Return hours and cost of a training with intervals, for each place and method, and whether a deadline is met.
 
     `question` is that of `advise` with the keyword `where`, a list of places such as own:h100:8:2.5,
     rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
