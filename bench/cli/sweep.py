@@ -352,10 +352,10 @@ class PredictionText:
         """Yield lines with the predicted node-hours of the sweep, infeasible points, and warnings."""
         if known := sum(one.minutes is not None for one in self._runs):
             unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
-            yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'point')}{unknown}"
+            yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'run')}{unknown}"
         if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
-            points = format_count(infeasible, "point")
-            yield f"predicted far out of memory: {points} recorded as infeasible; --no-prune runs them"
+            runs = format_count(infeasible, "run")
+            yield f"predicted far out of memory: {runs}, to be recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:

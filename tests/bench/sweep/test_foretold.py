@@ -34,8 +34,8 @@ def dry(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_dry_run_prints_its_summary_and_a_prediction_of_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     told = dry(capsys, *GPUS, "engine=zero0,zero3", "--list").splitlines()
     assert told[0].startswith("2 points in 1 job, ")
-    assert told[1].startswith("predicted: ") and "node-hours for 1 point" in told[1]
-    assert told[2] == "predicted far out of memory: 1 point recorded as infeasible; --no-prune runs them"
+    assert told[1].startswith("predicted: ") and "node-hours for 1 run" in told[1]
+    assert told[2] == "predicted far out of memory: 1 run, to be recorded as infeasible; --no-prune runs them"
     [zero0], [zero3] = (
         [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
     )
@@ -136,7 +136,7 @@ def test_predicted_node_hours_count_all_repeats_on_all_nodes() -> None:
     told = foretold(60, step=StepForecast(low_s=1, s=1.5, high_s=2))
     taken = compute_minutes(spec().measure, 1, 2)
     low, high = 2 * 4 * taken.low / 60, 2 * 4 * taken.high / 60
-    assert list(told.summary()) == [f"predicted: {low:.3g}–{high:.3g} node-hours for 2 points"]
+    assert list(told.summary()) == [f"predicted: {low:.3g}–{high:.3g} node-hours for 2 runs"]
     assert told.line(0).startswith("    predicted: 9–11 GB of 10 (may fit); 1.5 s a step (1–2), ")
     assert told.plain(0)["fits"] is None and told.plain(0)["minutes"] == taken._asdict()
 
