@@ -59,7 +59,8 @@ class AnswerMark(NamedTuple):
 
 
 class AnswerPanel(NamedTuple):
-    """A question with its fastest configuration, and the fastest configuration of each other engine."""
+    """One panel of the figure: a question (model, nodes and precision, for example), the fastest configuration that
+    answers it, and the fastest configuration of every other engine."""
 
     title: str
     marks: tuple[AnswerMark, ...]

@@ -165,7 +165,8 @@ def build_interval_cells(name: str, estimate: IntervalEstimate | None) -> Row:
 
 
 def build_basis_cells(estimate: IntervalEstimate | Comparison | None) -> Row:
-    """Return the cells of BASIS: kind, level and number of values of the intervals of a row's ratios."""
+    """Return the cells of the columns BASIS, which describe the intervals of a row's ratios: kind, confidence level and
+    number of values. The cells are empty if `estimate` is None."""
     interval = estimate and estimate.interval
     return {name: getattr(interval, name.removeprefix("ratio_"), None) for name in BASIS}
 

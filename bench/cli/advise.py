@@ -89,10 +89,10 @@ def _print_places(args: argparse.Namespace) -> int:
 
 
 def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[str]:
-    """Return the words of a command that measures the advised configuration, and the ties that differ from it only in
-    the engine. Empty if the advised configuration was measured.
+    """Return the words of a command that measures the advised configuration. Empty if it was measured already.
 
-    If this machine cannot run these points, the command submits them to the default scheduler.
+    The command also measures the configurations that are predicted to be equally good and differ only in the engine.
+    If this machine cannot run these configurations, the command submits them to the default scheduler.
     """
     winner = answer.advice.winner
     if winner.estimate.evidence == "measured":

@@ -408,8 +408,8 @@ def _build_error(error: ValidationError, kind: type[Any], path: str, also: Colle
 
 
 def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also: Collection[str]) -> str:
-    """Return the remedy for an unknown key: another choice of the group that has the key, similar keys, or all known
-    keys."""
+    """Return the remedy for an unknown key: another file of the same config group that has this key, otherwise similar
+    keys, otherwise all known keys."""
     inside, _, word = name.rpartition(".")
     known = list_fields(kind, location[:-1])
     # A key at the top of a section may belong in a sub-section, or to another file of the group.

@@ -144,10 +144,11 @@ def list_installed_files(kind: Kind[Any]) -> list[Path]:
 
 
 class EnginePlugin(Protocol):
-    """A training engine: a folder of bench/engines with `facts.py`. Its `__init__` does not import torch.
+    """A training engine: a folder of bench/engines with `facts.py`. The folder's `__init__` does not import torch.
 
-    The module may define `FITTED_TO_MODEL`, a tuple of names of size options. Unless the study or the user sets such an
-    option, the preset's value is limited to the model's number of parameters (`bench.config.decode.fit_engine`)."""
+    `__init__` may define `FITTED_TO_MODEL`, the names of options that are a number of elements, such as a bucket size.
+    Unless the study or the user sets such an option, it is at most the model's number of parameters
+    (`bench.config.decode.fit_engine`)."""
 
     Options: type[BaseModel]
     """Keys of conf/engine that a user may set."""

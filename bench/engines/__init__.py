@@ -144,7 +144,7 @@ def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":
 
 
 def check_members(engine: object, spec: RunSpec) -> None:
-    """Raise UserError if the engine that was built for `spec` lacks a method that its facts list."""
+    """Raise UserError if the engine that was built for `spec` lacks a method that its `facts` declare."""
     if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
         rule = f"its facts announce {', '.join(missing)}, and {type(engine).__name__} has none"
         raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or leave it out of facts.members")

@@ -136,8 +136,8 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
     """Return overrides that reduce a point to the size of the smoke study. Empty unless the point runs on this
     machine's CPU.
 
-    `given` are the user's overrides, and a key that they set is not changed. A key of `measure` that the user set takes
-    precedence over the returned `measure`.
+    `given` are the user's overrides; a key that they set is not in the result. `measure` is the exception: it is
+    returned as a whole group, and the user's own keys of `measure` are applied after it.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
         return []

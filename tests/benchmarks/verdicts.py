@@ -114,8 +114,8 @@ def slower(one: Family) -> list[bool]:
 
 
 def pairs(count: int) -> Iterable[str]:
-    """Yield a table of the per cent of sets of pairs in which at least one pair is called different. All pairs are
-    truly equal."""
+    """Yield the lines of a table of false verdicts. `count` sets of truly equal pairs are simulated. The table has the
+    percentage of sets in which at least one pair is called different."""
     yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, draw in NOISES.items():
         for repeats in REPEATS:

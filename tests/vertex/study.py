@@ -31,7 +31,7 @@ LONG = (*_SMALL, "measure.min_steps=1000000", "measure.max_s=600")
 
 
 class Study:
-    """A study whose jobs run on a service of this machine, with a results folder of its own."""
+    """A study whose jobs run on a stand-in for Vertex AI on this machine. It has its own results folder."""
 
     def __init__(self, server: VertexServer, bucket: str, results: Path) -> None:
         self.server, self.bucket, self.results, self.folder = server, bucket, results, results / "adhoc"

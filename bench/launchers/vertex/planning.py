@@ -116,7 +116,8 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
 
 
 def _build_command(work: Work, options: Options, site: Site) -> Sequence[str]:
-    """Return the command of each node. An allocation reads its job from the object store, not from `work.folder`."""
+    """Return the command that each node runs. The command for points reads their definition from the object store,
+    because the nodes cannot read `work.folder`."""
     arguments = work.arguments
     if work.module == ALLOCATION:
         url = build_store_url(work.folder.absolute(), site.bucket)

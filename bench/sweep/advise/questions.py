@@ -22,7 +22,7 @@ _AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "act
 
 
 class TrainingWords(NamedTuple):
-    """Words of a question about a whole training, such as its length and budget; None if not given."""
+    """Arguments of a question that describe a whole training, such as its length and budget; None if not given."""
 
     samples: float | None = None
     epochs: float | None = None  # passes over the given tokens or samples

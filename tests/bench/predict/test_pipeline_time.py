@@ -1,5 +1,5 @@
-"""Predicted step time of a pipeline: idle time by hand, tensor-parallel exchanges in closed form, and rules for any
-machine."""
+"""Predicted step time of a pipeline. Idle time is compared with hand calculations, and tensor-parallel exchanges with a
+closed formula. Other tests check rules that hold for every machine."""
 
 from typing import Any
 
