@@ -68,7 +68,7 @@ LLAMA = (
 def test_full_training_and_adapters_are_compared_on_a_device(
     ask: Ask, machine: str, fitting: list[str], excluded: list[str]
 ) -> None:
-    """Exactly the methods `fitting` fit into the memory of the machine. Weights of 6.7 billion parameters take 13.5 GB in
+    """Exactly the methods `fitting` fit into the memory of the machine. Weights of 6.7 billion parameters: 13.5 GB in
     16 bits, and 3.9 GB in 4 bits with scales and the matrices that stay in 16 bits."""
     found = ask(
         *LLAMA, "optimizer.implementation=fused", f"machine={machine}", "adapter=none,lora,qlora", "samples=50000"
