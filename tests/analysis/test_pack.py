@@ -5,6 +5,7 @@ import re
 import types
 import zipfile
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -119,7 +120,8 @@ def fill(kind: Any, text: str) -> Any:
     if origin is dict:
         key = text if arguments[0] is str else fill(arguments[0], text)
         return {key: fill(arguments[1], text)}
-    return {int: 1, float: 1.0, bool: True, str: text, Any: {text: text, "list": [text], "number": 1}}[kind]
+    plain = {int: 1, float: 1.0, bool: True, str: text, date: "2026-11-26"}
+    return plain[kind] if kind is not Any else {text: text, "list": [text], "number": 1}
 
 
 def fill_spec(text: str) -> dict[str, Any]:
@@ -156,6 +158,7 @@ def planted(text: str) -> RunRecord:
     plain["circumstance"]["machine"] = fill(RunRecord.model_fields["circumstance"].annotation, name)["machine"]
     plain["circumstance"]["machine"] |= {"source": text, "note": text, "device_names": [text], "calibration": None}
     plain["circumstance"]["machine"] |= {"peak_tflops": {"bf16": 1.0}}
+    plain["circumstance"]["machine"]["rented"] = []  # `Machine.on` removes offers from records
     plain["circumstance"]["limits"] = {}
     plain["observations"]["steps"] |= {"cut": 0, "skipped": [0], "summed_norms": 1}
     return RunRecord.model_validate(plain)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from server import VertexServer
+    from vertex_server import VertexServer
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> "Iterator[VertexServer]":
     """A service that starts no processes. A test sets the states of its jobs."""
-    from server import VertexServer
+    from vertex_server import VertexServer
 
     server = VertexServer(tmp_path / "machines", runs=False, environment={})
     yield server

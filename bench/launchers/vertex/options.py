@@ -104,7 +104,7 @@ class Options(SchedulingOptions):
             raise ValueError(f"launcher.span={self.span}: Vertex AI starts one process per node; set span=node")
         if self.budget is not None and self.price_per_node_hour is None:
             rule = "the price of a node is unknown"
-            remedy = "set price_per_node_hour; `zeroscale explain MACHINE_TYPE` has published prices"
+            remedy = "set price_per_node_hour; files in conf/machine have published prices (rented)"
             raise ValueError(f"launcher.budget={self.budget:g}: {rule}; {remedy}")
         self._check_bucket()
         return self

@@ -173,7 +173,7 @@ _WORDS = {
     "software": _PlainWord(
         lambda _, text: find_software(text),
         "fused",
-        "how optimized the training software is: eager, usual or fused; narrows the times",
+        "how optimized the software is: eager, usual or fused; narrows the times",
     ),
     "max_global_batch": _PlainWord(_parse_samples, "2048", "most samples per optimizer step, over all devices"),
     "where": _PlainWord(

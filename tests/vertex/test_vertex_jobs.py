@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
+from vertex_server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
 
 from bench.core.errors import UserError
 from bench.core.object_store import ObjectStore

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from server import VertexServer
+from vertex_server import VertexServer
 
 from bench.core import store
 from bench.core.object_store import ObjectStore

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from server import LOST, STOCKOUT, Fault, VertexServer
-from study import QUICK, Study
+from vertex_server import LOST, STOCKOUT, Fault, VertexServer
+from vertex_study import QUICK, Study
 
 from tests.bench.storage_emulator import emulated_bucket
 

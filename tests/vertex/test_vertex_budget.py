@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import VertexServer, types
-from test_jobs import hand_in, options
+from test_vertex_jobs import hand_in, options
+from vertex_server import VertexServer, types
 
 from bench.core.errors import UserError
 from bench.launchers.vertex import Options, sync

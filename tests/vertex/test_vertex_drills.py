@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
-from study import LONG, QUICK, Study
+from vertex_server import LOST, QUOTA, STOCKOUT, Fault, VertexServer, grpc
+from vertex_study import LONG, QUICK, Study
 
 from tests.bench.storage_emulator import StorageEmulator, emulated_bucket
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from study import QUICK
+from vertex_study import QUICK
 
 from bench.cli import main
 
