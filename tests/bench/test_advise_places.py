@@ -14,7 +14,16 @@ WORDS = ("model=gpt2_medium", "engine=ddp", "batch.micro=8", "activation_checkpo
 PLACES = "where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
 # prices of the sources: a node of eight H100 in us-east4, and a spot node with one L4 in us-central1
 NODE_PRICES = {"own h100": 8 * 2.5, "rented a3-highgpu-8g": 9.46006 + 78.37241, "spot g2-standard-12": 0.17621 + 0.2231}
+OFFER = (
+    "- {provider: mine, machine_type: box, region: a, devices: 2, price_per_hour: 9, source: contract, "
+    "date: 2026-11-01}"
+)
 Say = Callable[..., str]
+
+
+def write_machine(folder: Path, offers: str) -> None:
+    (folder / "machine").mkdir()
+    (folder / "machine" / "mine.yaml").write_text(f"defaults: [h100, _self_]\nname: mine\nrented:\n{offers}\n")
 
 
 @pytest.fixture
@@ -95,17 +104,27 @@ def test_text_has_prices_with_their_date_and_what_costs_leave_out(say: Say) -> N
 
 
 def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chosen(say: Say, tmp_path: Path) -> None:
-    (tmp_path / "machine").mkdir()
-    offer = "{provider: mine, machine_type: box, devices: 2, source: contract, date: 2026-11-01, "
-    text = f"\ndefaults: [h100, _self_]\nname: mine\nrented:\n- {offer}region: a, price_per_hour: 9}}\n"
-    text += f"- {offer}region: b, price_per_hour: 8, currency: EUR}}\n"
-    (tmp_path / "machine" / "mine.yaml").write_text(text)
+    other = OFFER.replace("region: a", "region: b").replace("price_per_hour: 9", "price_per_hour: 8, currency: EUR")
+    write_machine(tmp_path, f"{OFFER}\n{other}")
     answer = compare(say, "where=rented:box", "--config-dir", str(tmp_path))
     (row,) = answer["rows"]
     assert (row["price_per_hour"], row["currency"], row["devices_per_node"], row["machine"]) == (8, "EUR", 2, "mine")
-    (tmp_path / "machine" / "mine.yaml").write_text(text.replace("price_per_hour: 9", "price_per_hour: no"))
-    line = say(*WORDS, "where=rented:box", "--config-dir", str(tmp_path), fails=True)
-    assert "machine.rented of mine.price_per_hour=false: must be a number > 0" in line
+
+
+@pytest.mark.parametrize("place", ["box", "a3-highgpu-8g"])
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        ("- {provider: mine", "expected ',' or '}', but got '<stream end>' (line 5); correct the file"),
+        (OFFER.replace("2026-11-01", "2026-13-01"), "machine.rented.0.date=2026-13-01: must be "),
+    ],
+)
+def test_wrong_offer_of_an_own_machine_file_is_one_line_with_its_file(
+    say: Say, tmp_path: Path, place: str, offers: str, expected: str
+) -> None:
+    write_machine(tmp_path, offers)
+    line = say(*WORDS, f"where=rented:{place}", "--config-dir", str(tmp_path), fails=True)
+    assert f"{tmp_path}/machine/mine.yaml: " in line and expected in line
 
 
 def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
