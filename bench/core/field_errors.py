@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from bench.core.errors import UserError
+from bench.core.errors import UserError, suggest_nearest
 
 _LONG = 60
 """Maximum length of a displayed default value, in characters."""
@@ -60,6 +60,8 @@ def _describe_alternative(schema: Mapping[str, Any], known: Mapping[str, Any], s
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{one}`" for one in _list_choices(schema))
     kind = schema.get("type")
+    if schema.get("format") == "date":
+        return "day such as 2026-11-26"
     if kind == "array":
         items = schema.get("items")
         count = len(schema.get("prefixItems", [])) or "values"
@@ -121,7 +123,9 @@ def build_error(error: ValidationError, kind: type[BaseModel], path: str = "") -
             return UserError("", message)
         return UserError(f"{name}{shown}" if name else "", message[0].lower() + message[1:])
     if first["type"] == "extra_forbidden":
-        return UserError(name or str(value), "no such key")
+        *above, key = first["loc"]
+        known = list_fields(kind, above)
+        return UserError(f"{name}.{key}".lstrip("."), "no such key", suggest_nearest(str(key), known) if known else "")
     # Keys of a study are explained without `study.`, as they are written.
     explain = f"`zeroscale explain {declared.removeprefix('study.')}` describes it"
     if rule := _RULES.get(first["type"], "").format(**context):
@@ -139,7 +143,11 @@ def describe_error(error: ValidationError, kind: type[BaseModel]) -> str:
 
 def _find_article(text: str) -> str:
     return (
-        "an " if text.startswith("integer") else "a " if text.startswith(("number", "list", "mapping", "sec")) else ""
+        "an "
+        if text.startswith("integer")
+        else "a "
+        if text.startswith(("number", "list", "mapping", "sec", "day"))
+        else ""
     )
 
 
@@ -191,7 +199,7 @@ def _suggest(name: str, value: Any, field: _Field) -> str:
         return f"write a list, such as {name}=[{format_in_one_line(value)}]"
     if number := by_type.get("integer") or by_type.get("number"):
         return _suggest_number(name, value, number) or _suggest_default(name, field.schema.get("default"))
-    if "string" in by_type and is_scalar:
+    if "string" in by_type and is_scalar and "format" not in by_type["string"]:  # a date in quotes is no better
         return f"write it in quotes: {name}='\"{format_in_one_line(value)}\"'"
     return ""
 
@@ -219,13 +227,13 @@ def _suggest_default(name: str, default: Any) -> str:
 
 
 def list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the keys of the model class at `location` within `kind`. A location in a dict of models may have any dict
-    key."""
+    """Return the keys of the model class at `location` within `kind`. A location in a dict or list of models may have
+    any dict key or index."""
     parts = iter(location)
     for part in parts:
         annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)
         inner = list_models(annotation)
-        if typing.get_origin(annotation) is dict:
+        if typing.get_origin(annotation) in (dict, tuple):
             next(parts, None)
         if not inner:
             return set()

@@ -116,7 +116,15 @@ def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chos
     ("offers", "expected"),
     [
         ("- {provider: mine", "expected ',' or '}', but got '<stream end>' (line 5); correct the file"),
-        (OFFER.replace("2026-11-01", "2026-13-01"), "machine.rented.0.date=2026-13-01: must be "),
+        (OFFER.replace("2026-11-01", "2026-13-01"), "machine.rented.0.date=2026-13-01: must be a day such as"),
+        (OFFER.replace(": 9", ": -20"), "machine.rented.0.price_per_hour=-20: must be a number > 0; set machine."),
+        (OFFER.replace(": 9", ": 1e9"), "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; give"),
+        (f"{OFFER}\n{OFFER}", "machine.rented.1.machine_type=box: mine has a second price for it in a; keep the newer"),
+        (OFFER.replace("region: a", "region: a, regoin: b"), "machine.rented.0.regoin: no such key; did you mean reg"),
+        (
+            "  provider: mine",
+            "machine.rented: must be a list of sections; `zeroscale explain machine.rented` describes",
+        ),
     ],
 )
 def test_wrong_offer_of_an_own_machine_file_is_one_line_with_its_file(
