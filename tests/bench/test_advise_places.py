@@ -157,6 +157,7 @@ def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pyt
         (("where=own:h100:8,own:h100:8",), "where=own:h100:8: a place is given twice; remove one of them"),
         (("where=own:h100:8", "where=own:h100:4"), "where=own:h100:4: where is given twice"),
         (("where=own:h100:8", "machine=h100"), "machine=h100: each place sets it; remove it"),
+        (("where=own:h100:8", "adapter=none,qlola"), "adapter=qlola: no such file in conf/adapter; did you mean qlora?"),
         (("where=own:h100:8", "budget=3"), "budget=3: not supported in a comparison of places; remove it"),
         (("where=own:h100:8", "--page", "x.html"), "--page: a comparison of places has no page"),
         (("where=spot:g2-standard-12", "model=llama_3_8b"), "where: no place can do this training; spot g2-"),

@@ -110,6 +110,10 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     query = parse_query(rest)
     if not (query.question.tokens or query.training.samples or query.training.loss):
         raise UserError("where", "the training has no length", "add samples=100_000")
+    known = _list_files("adapter", config_dir)
+    for method in query.adapters:  # an unknown name is a mistake at every place, not a reason to exclude a row
+        if method not in known:
+            raise UserError(f"adapter={method}", "no such file in conf/adapter", suggest_nearest(method, known))
     rest += [] if query.nodes_given else ["nodes=1"]
     rows: list[PlaceRow] = []
     left_out: list[tuple[str, str]] = []
@@ -125,6 +129,12 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     return PlaceTable(
         query, rows[0].answer.query.question._replace(deadline_h=query.question.deadline_h), rows, left_out
     )
+
+
+def _list_files(group: str, config_dir: Path | None) -> set[str]:
+    """Return the names of the shipped and the user's files of a config group."""
+    folders = [find_conf_folder(), *([config_dir] if config_dir else [])]
+    return {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
 
 
 def describe_method(method: str) -> str:
@@ -172,8 +182,7 @@ def parse_places(text: str, config_dir: Path | None) -> list[Place]:
 def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Place:
     if not 2 <= len(parts) <= 3:
         raise UserError(f"{WORD}{item}", "an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE", _EXAMPLE)
-    folders = [find_conf_folder(), *([config_dir] if config_dir else [])]
-    known = {file.stem for folder in folders for file in (folder / "machine").glob("*.yaml")}
+    known = _list_files("machine", config_dir)
     if parts[0] not in known:
         raise UserError(f"{WORD}{item}", f"no machine {parts[0]}", suggest_nearest(parts[0], known))
     if not parts[1].isdecimal() or int(parts[1]) < 1:
