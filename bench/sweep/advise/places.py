@@ -180,7 +180,7 @@ def parse_places(text: str, config_dir: Path | None) -> list[Place]:
 
 
 def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Place:
-    if not 2 <= len(parts) <= 3:
+    if not 2 <= len(parts) <= 3 or not parts[0]:
         raise UserError(f"{WORD}{item}", "an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE", _EXAMPLE)
     known = _list_files("machine", config_dir)
     if parts[0] not in known:
@@ -200,7 +200,7 @@ def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Plac
 
 def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
     """Return the place of a rented node type. Of several regions, the cheapest is chosen."""
-    if len(parts) != 1:
+    if len(parts) != 1 or not parts[0]:
         raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
     offers = list(list_offers(config_dir))
     found = [(machine, offer) for machine, offer in offers if offer.machine_type == parts[0]]
