@@ -6,6 +6,7 @@ word of advise, file of conf/ or rented node type.
   zeroscale explain max-queued deadline
   zeroscale explain engine
   zeroscale explain model=mt5_xl a3-highgpu-8g
+  zeroscale explain machine=my_h100 --config-dir my
 
 Without a name, the command lists all names. The last part of a key or file suffices, such as
 `micro` for batch.micro. Options are written without their dashes.
@@ -17,6 +18,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.cli import options
@@ -36,11 +38,12 @@ class Explanation(NamedTuple):
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="names to explain; default: list all names")
     options.add_json(parser)
+    options.add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every requested name is known."""
-    known = list(list_explanations())
+    known = list(list_explanations(args.config_dir))
     found = [one for name in args.names for one in _find(name, known)] if args.names else known
     if args.json:
         print(json.dumps([{**one._asdict(), "details": dict(one.details)} for one in found], indent=1))
@@ -103,13 +106,15 @@ _GROUPS = {
 """Descriptions of the groups of config keys, by group."""
 
 
-def list_explanations() -> Iterator[Explanation]:
-    """Yield the meaning of every verb, option, word, group, column, flag, note, outcome, figure, key and file."""
+def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
+    """Yield the meaning of every verb, option, word, group, column, flag, note, outcome, figure, key and file. Files
+    are those that ship and those in `config_dir`."""
     from analysis.columns import list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
     from bench.cli import VERBS
-    from bench.config.reference.config import GROUPS, list_group_files, list_sections
+    from bench.config.reference.config import GROUPS, list_sections
+    from bench.core.files import find_group_files
     from bench.core.record import FINAL
     from bench.sweep.advise.questions import list_words
 
@@ -119,7 +124,7 @@ def list_explanations() -> Iterator[Explanation]:
     yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
     sections = list(list_sections())
     for name, meaning in _GROUPS.items():
-        files = ", ".join(list_group_files(name)) if name in GROUPS else ""
+        files = ", ".join(find_group_files(name, config_dir)) if name in GROUPS else ""
         keys = [key.path for one in sections for key in one.keys if key.path.startswith(f"{name}.")]
         yield _explain(name, "group of config keys", meaning, files=files, keys=", ".join(dict.fromkeys(keys)))
     for column in list_all_columns().values():
@@ -138,8 +143,9 @@ def list_explanations() -> Iterator[Explanation]:
         for key in section.keys:
             yield _explain(key.path, kind, key.meaning, type=key.type.replace("`", ""), default=key.default)
     for group in GROUPS:
-        yield from (_explain_file(group, name) for name in list_group_files(group))
-    yield from _list_offers()
+        files_of_group = find_group_files(group, config_dir).values()
+        yield from (_explain_file(group, file) for file in files_of_group)
+    yield from _list_offers(config_dir)
 
 
 def _list_options() -> Iterator[Explanation]:
@@ -160,25 +166,23 @@ def _explain(name: str, kind: str, meaning: str, **details: str) -> Explanation:
     return Explanation(name, kind, meaning, shown)
 
 
-def _explain_file(group: str, name: str) -> Explanation:
+def _explain_file(group: str, file: Path) -> Explanation:
     """Return the description of a file of conf/: the comment at its top or, without such a comment, its `source`
     field."""
-    from bench.core.files import find_conf_folder
-
-    text = (find_conf_folder() / group / f"{name}.yaml").read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8", errors="replace")
     comments = re.match(r"(?:#[^\n]*\n)*", text)
     lines = [line.strip("# ") for line in comments[0].splitlines()] if comments else []
     source = re.search(r'^source: "?(.*?)"?$', text, flags=re.MULTILINE)
     meaning = " ".join(lines) or (f"by {source[1]}" if source and source[1] else "")
-    return Explanation(f"{group}={name}", f"file of conf/{group}", meaning)
+    return Explanation(f"{group}={file.stem}", f"file of conf/{group}", meaning)
 
 
-def _list_offers() -> Iterator[Explanation]:
-    """Yield every rented node type of the shipped machine files, with its prices and their source."""
+def _list_offers(config_dir: Path | None) -> Iterator[Explanation]:
+    """Yield every rented node type of the machine files, with its prices and their source."""
     from bench.core.formatting import format_count
     from bench.core.machine import list_offers
 
-    for machine, offer in list_offers():
+    for machine, offer in list_offers(config_dir):
         spot = offer.spot_price_per_hour
         yield _explain(
             offer.machine_type, "rented node type",

@@ -33,7 +33,7 @@ from bench.config.decode import (
 from bench.config.exclude_rules import ExcludeRule, collect_fields, collect_fields_of_tree, list_field_names
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.field_errors import format_in_one_line
-from bench.core.files import find_conf_folder, format_reason, read_yaml
+from bench.core.files import check_config_dir, find_conf_folder, format_reason, read_yaml
 from bench.core.spec import config_id
 from bench.core.study import Overrides, Pair, Study, expand_study
 
@@ -282,8 +282,7 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
 
     The tree is cached, so callers must not change it.
     """
-    if config_dir and not config_dir.is_dir():
-        raise UserError(f"--config-dir {config_dir}", "no such folder", "give one laid out like conf/")
+    check_config_dir(config_dir)
     for group, name in choices:
         _check_group_file(group, name, config_dir)
     tree = _compose_each(choices, config_dir) or _compose_by_hydra(choices, config_dir)

@@ -280,6 +280,25 @@ def find_conf_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "conf"
 
 
+def check_config_dir(config_dir: Path | None) -> None:
+    """Raise UserError if the folder of a user's group files does not exist."""
+    if config_dir and not config_dir.is_dir():
+        raise UserError(f"--config-dir {config_dir}", "no such folder", "give one laid out like conf/")
+
+
+def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
+    """Return the shipped and the user's files of a config group by name, sorted. Raise UserError for a user's file with
+    the name of a shipped file, or if `config_dir` does not exist."""
+    check_config_dir(config_dir)
+    files = {file.stem: file for file in (find_conf_folder() / group).glob("*.yaml")}
+    for file in (config_dir / group).glob("*.yaml") if config_dir else ():
+        if file.stem in files and not files[file.stem].samefile(file):
+            rule = f"both {file} and one that ships are called so"
+            raise UserError(f"{group}={file.stem}", rule, "give yours another name")
+        files[file.stem] = file
+    return dict(sorted(files.items()))
+
+
 def list_engine_presets() -> tuple[str, ...]:
     """Return the names of the engine presets in conf/engine, sorted."""
     return tuple(sorted(path.stem for path in (find_conf_folder() / "engine").glob("*.yaml")))

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from bench.core.errors import UserError
 from bench.core.field_errors import build_error
-from bench.core.files import find_conf_folder, read_yaml
+from bench.core.files import find_group_files, read_yaml
 from bench.core.spec import Extensible, Frozen, Name, Positive, Precision
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -243,12 +243,9 @@ class _Offers(Frozen):
 
 
 def list_offers(config_dir: Path | None = None) -> Iterator[tuple[str, RentedOffer]]:
-    """Yield every offer of the machine files with the name of its file. A user's file replaces a shipped file of the
-    same name. Raise UserError for an invalid offer."""
-    files: dict[str, Path] = {}
-    for folder in (find_conf_folder(), *([config_dir] if config_dir else [])):
-        files |= {file.stem: file for file in (folder / "machine").glob("*.yaml") if file.is_file()}
-    for name, file in sorted(files.items()):
+    """Yield every offer of the machine files with the name of its file. Raise UserError for an invalid
+    offer."""
+    for name, file in find_group_files("machine", config_dir).items():
         if b"rented:" not in file.read_bytes():  # parsing all files would take twice as long
             continue
         plain = read_yaml(file, f"machine={name}")

@@ -109,6 +109,26 @@ def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chos
     answer = compare(say, "where=rented:box", "--config-dir", str(tmp_path))
     (row,) = answer["rows"]
     assert (row["price_per_hour"], row["currency"], row["devices_per_node"], row["machine"]) == (8, "EUR", 2, "mine")
+    assert row["price"].endswith("; the lowest price, before 9 USD in a (mine)")
+
+
+def test_own_price_of_a_shipped_node_type_is_shown_with_the_list_price(say: Say, tmp_path: Path) -> None:
+    write_machine(tmp_path, OFFER.replace("box", "a3-highgpu-8g"))
+    output = " ".join(say(*WORDS, "where=rented:a3-highgpu-8g", "--config-dir", str(tmp_path)).split())
+    assert "9 USD per hour in a; contract; read 2026-11-01; the lowest price, before 87.8325 USD in us-east4" in output
+
+
+def test_own_machine_file_with_the_name_of_a_shipped_file_is_refused(say: Say, tmp_path: Path) -> None:
+    write_machine(tmp_path, OFFER)
+    (tmp_path / "machine" / "mine.yaml").rename(tmp_path / "machine" / "h100.yaml")
+    line = say(*WORDS, "where=rented:a2-highgpu-8g", "--config-dir", str(tmp_path), fails=True)
+    assert line.startswith("zeroscale: machine=h100: both ") and line.endswith("; give yours another name\n")
+
+
+@pytest.mark.parametrize("place", ["own:h100:8", "rented:a3-highgpu-8g"])
+def test_missing_config_folder_is_refused(say: Say, place: str) -> None:
+    line = say(*WORDS, f"where={place}", "--config-dir", "nosuch", fails=True)
+    assert line == "zeroscale: --config-dir nosuch: no such folder; give one laid out like conf/\n"
 
 
 @pytest.mark.parametrize("place", ["box", "a3-highgpu-8g"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -92,6 +93,20 @@ def test_group_is_explained_by_its_files_and_keys(capsys: pytest.CaptureFixture[
     assert "files: ddp, fsdp, " in out and "engine.reduce_bucket_size" in out
     assert "1: optimizer state" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_own_node_types_and_files_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "machine").mkdir()
+    offer = "{provider: me, machine_type: box, region: a, devices: 2, price_per_hour: 9, source: b, date: 2026-11-01}"
+    (tmp_path / "machine" / "mine.yaml").write_text(f"# our node\nname: mine\nrented:\n- {offer}\n")
+    assert cli.main(["explain", "box", "machine=mine", "--config-dir", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith(
+        "box (rented node type)\n  a node of me with 2 devices of mine\n  price per hour: 9 USD in a"
+    )
+    assert second == "machine=mine (file of conf/machine)\n  our node\n"
+    assert cli.main(["explain", "box", "--config-dir", str(tmp_path / "none")]) == 2
+    assert "/none: no such folder; give one laid out like conf/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("group", ["batch", "measure", "model", "launcher", "data", "parallel", "learning"])

@@ -84,7 +84,7 @@ WRONG_OFFERS = [
     ({"spot_price_per_hour": 50}, "machine.rented.0.spot_price_per_hour=50: above price_per_hour=44.19"),
     ({"devices": 0}, "machine.rented.0.devices=0: must be an integer > 0; set machine.rented.0.devices=1 or more"),
     ({"source": ""}, "machine.rented.0.source="),
-    ({"date": "soon"}, "machine.rented.0.date=soon: must be a day such as 2026-11-26; `zeroscale explain machine.rented`"),
+    ({"date": "soon"}, "machine.rented.0.date=soon: must be a day such as 2026-11-26; `zeroscale explain machine.r"),
     ({"prize": 3}, "machine.rented.0.prize: no such key; did you mean machine.rented.0.p"),
     ({"machine_type": "a b"}, "machine.rented.0.machine_type=a b: a name is made of letters"),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.files import find_conf_folder
+from bench.core.files import find_group_files
 from bench.core.formatting import format_count
 from bench.core.machine import RentedOffer, list_offers
 from bench.predict.advice import AdviceQuestion, HoursInterval
@@ -32,6 +32,7 @@ class Place(NamedTuple):
     devices: int  # of a node
     price_per_hour: float | None  # of a node; None: unknown
     offer: RentedOffer | None = None  # None: an own node
+    higher: tuple[str, ...] = ()  # other prices of the node type, as text
 
     @property
     def name(self) -> str:
@@ -110,7 +111,7 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     query = parse_query(rest)
     if not (query.question.tokens or query.training.samples or query.training.loss):
         raise UserError("where", "the training has no length", "add samples=100_000")
-    known = _list_files("adapter", config_dir)
+    known = find_group_files("adapter", config_dir)
     for method in query.adapters:  # an unknown name is a mistake at every place, not a reason to exclude a row
         if method not in known:
             raise UserError(f"adapter={method}", "no such file in conf/adapter", suggest_nearest(method, known))
@@ -129,12 +130,6 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     return PlaceTable(
         query, rows[0].answer.query.question._replace(deadline_h=query.question.deadline_h), rows, left_out
     )
-
-
-def _list_files(group: str, config_dir: Path | None) -> set[str]:
-    """Return the names of the shipped and the user's files of a config group."""
-    folders = [find_conf_folder(), *([config_dir] if config_dir else [])]
-    return {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
 
 
 def describe_method(method: str) -> str:
@@ -182,7 +177,7 @@ def parse_places(text: str, config_dir: Path | None) -> list[Place]:
 def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Place:
     if not 2 <= len(parts) <= 3 or not parts[0]:
         raise UserError(f"{WORD}{item}", "an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE", _EXAMPLE)
-    known = _list_files("machine", config_dir)
+    known = find_group_files("machine", config_dir)
     if parts[0] not in known:
         raise UserError(f"{WORD}{item}", f"no machine {parts[0]}", suggest_nearest(parts[0], known))
     if not parts[1].isdecimal() or int(parts[1]) < 1:
@@ -199,7 +194,7 @@ def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Plac
 
 
 def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
-    """Return the place of a rented node type. Of several regions, the cheapest is chosen."""
+    """Return the place of a rented node type. Of several prices, the lowest is chosen."""
     if len(parts) != 1 or not parts[0]:
         raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
     offers = list(list_offers(config_dir))
@@ -211,8 +206,9 @@ def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | 
     if spot:  # raises if no region has a spot price
         found = [one for one in found if one[1].spot_price_per_hour is not None] or found
     priced = [(offer.find_price(spot=spot), machine, offer) for machine, offer in found]
-    price, machine, offer = min(priced, key=lambda one: one[0])
-    return Place("spot" if spot else "rented", machine, offer.devices, price, offer)
+    (price, machine, offer), *others = sorted(priced, key=lambda one: one[0])
+    higher = tuple(f"{one:g} {other.currency} in {other.region} ({name})" for one, name, other in others)
+    return Place("spot" if spot else "rented", machine, offer.devices, price, offer, higher)
 
 
 def describe_price(place: Place) -> str:
@@ -223,4 +219,6 @@ def describe_price(place: Place) -> str:
     if place.offer is None:
         return f"{place.price_per_hour:g} per hour for {format_count(place.devices, 'device')}, as given"
     offer = place.offer
-    return f"{place.price_per_hour:g} {offer.currency} per hour in {offer.region}; {offer.source}; read {offer.date}"
+    others = f"; the lowest price, before {', '.join(place.higher)}" if place.higher else ""
+    source = f"{offer.source}; read {offer.date}"
+    return f"{place.price_per_hour:g} {offer.currency} per hour in {offer.region}; {source}{others}"
