@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.loss is not None and not args.costs:
         raise UserError(f"--loss {args.loss:g}", "has no meaning without --costs", "add --costs")
+    cost.check_price(args.price)
+    cost.check_loss(args.loss)
     found = read_records(args.paths)
     frame = found.table if args.price is None else cost.add_prices(found.table, args.price)
     if args.costs:
@@ -78,7 +80,7 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
     """Write the costs of each configuration. As text, remarks on what the costs include follow the table."""
     from analysis import costs, formats
 
-    costs.check_loss(args.loss, found.table)
+    costs.check_held_out(args.loss, found.table)
     frame = costs.tabulate_costs(found, args.price, args.loss)
     if args.columns is not None:
         raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "leave one of them away")

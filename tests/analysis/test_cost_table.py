@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from records import failed, machine, results, run, save, scattered, spec, steps
 
+from analysis.cli import table as table_verb
 from analysis.costs import compute_allocated_time, list_remarks, tabulate_costs
 from analysis.table import list_rows
 from bench.cli import main
@@ -146,3 +147,13 @@ def test_table_verb_shows_costs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for words, told in refused.items():
         assert main(["table", runs, *words]) == 2
         assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--price", "--loss"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_invalid_numbers_are_refused_before_records_are_read(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table_verb, "read_records", lambda _: pytest.fail("records were read"))
+    assert main(["table", "--costs", option, value]) == 2
+    assert f"{option} {value}: must be a positive finite number" in capsys.readouterr().err
