@@ -1,7 +1,8 @@
 """Compute the costs of runs, with start-up and failed attempts: per run, per million tokens, and until a loss is
 reached.
 
-A row of the table combines the runs of one configuration on one machine, over all repeats and seeds:
+A row of the table combines the runs of one configuration on one machine, over all repeats and seeds. Rows are sorted by
+their names:
 
 runs            number of attempts (tries at a run). Failed and lost attempts are included.
 untimed         number of attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
@@ -22,8 +23,9 @@ Ends of intervals are in *_low and *_high. A single run has an interval for cost
 steps. Two to five repeats have their range, and six or more the 95 % interval of the median.
 """
 
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,19 +34,21 @@ import pandas as pd
 from analysis.columns import Kind, annotate
 from analysis.formats import MISSING, format_significant, shorten_keys
 from analysis.metrics.cost import compute_attempt_s, compute_seconds_to_loss, compute_startup_s, is_resumed
-from analysis.questions import describe_variants
+from analysis.questions import describe_differing_fields, describe_variants
 from analysis.results import Results
 from analysis.stats.intervals import repeats_interval
 from analysis.summary import Row, is_disturbed, select_answering
 from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core.errors import UserError
 from bench.core.formatting import format_interval
+from bench.core.point_fields import flatten
 from bench.core.record import RunRecord
-from bench.core.spec import config_id
+from bench.core.spec import RunSpec, config_id
 from bench.core.store import Unreadable
 from bench.sweep import jobs
 
 _HOUR_S = 3600
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 _RECORD_DEPTH = 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
 _INTEGERS = ("runs", "untimed", "finished", "reached")
 _NUMBERS = ("device_hours", "start_share", "failed_share", "cost", "cost_per_run", "cost_to_loss")
@@ -78,15 +82,34 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
             attempts.append(_Attempt(row, record, compute_attempt_s(record)))
     # seeds of one configuration are repeats of it
     merged = {one.row["config_id"]: one.record.spec.model_copy(update={"seed": 0}) for one in attempts}
-    variants = describe_variants({config_id(spec): spec for spec in merged.values()})
+    specs = {config_id(spec): spec for spec in merged.values()}
     groups = group_by(attempts, lambda one: (config_id(merged[one.row["config_id"]]), one.row["machine"]))
-    rows = [_build_row(group, price, loss) | {"variant": variants[key]} for (key, _), group in groups.items()]
+    rows = _name_rows({key: _build_row(group, price, loss) for key, group in groups.items()}, specs)
     left = () if loss is not None else ("reached", "cost_to_loss", "cost_to_loss_low", "cost_to_loss_high")
     head = (*_NAMES, *_INTEGERS, *_NUMBERS[:4])
     ends = [part for name in _ENDS for part in (name, f"{name}_low", f"{name}_high")]
     left = (*left, *(() if "adapter" in results.table else ("adapter",)))
     names = [name for name in (*head, *ends) if name not in left]
     return annotate(build_typed_frame({name: [row[name] for row in rows] for name in names}, KINDS))
+
+
+def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
+    """Return rows by config_id and machine with their column `variant`, in the natural order of their names. Rows whose
+    names would be equal also have the fields in which their configurations differ."""
+    variants = describe_variants(specs)
+    named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
+    for keys in group_by(named, lambda key: tuple(named[key][name] for name in _NAMES)).values():
+        fields = {one: {name: str(value) for name, value in flatten(specs[one])} for one, _ in keys}
+        added = describe_differing_fields(list(fields), fields)
+        for key in keys:
+            named[key]["variant"] = ", ".join(filter(None, (named[key]["variant"], added[key[0]])))
+    return sorted(named.values(), key=lambda row: [_split_numbers(row[name]) for name in _NAMES])
+
+
+def _split_numbers(value: str | int | None) -> list[str | float]:
+    """Return a sort key that compares numbers within texts by value: texts and numbers alternate."""
+    parts: list[str | float] = [*_NUMBER.split("" if value is None else str(value))]
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | None) -> Row:

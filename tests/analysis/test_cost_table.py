@@ -21,6 +21,7 @@ DATA = Path(__file__).parents[1] / "data"
 PRICED = machine().model_copy(update={"price_per_device_hour": 3.6})
 PHASES = {"start": 10.0, "model": 20.0}
 PER_SECOND = 0.002
+PRECISIONS = ("bf16", "fp32")
 
 
 def cost_row(*records: RunRecord, **more: Any) -> SimpleNamespace:
@@ -157,3 +158,14 @@ def test_invalid_numbers_are_refused_before_records_are_read(
     monkeypatch.setattr(table_verb, "read_records", lambda _: pytest.fail("records were read"))
     assert main(["table", "--costs", option, value]) == 2
     assert f"{option} {value}: must be a positive finite number" in capsys.readouterr().err
+
+
+def test_rows_are_in_natural_order_and_no_two_rows_have_equal_names() -> None:
+    rates = [spec(optimizer={"lr": lr}) for lr in (0.01, 1e-5, 0.002)]
+    # a column of the summary, but not of this table, distinguishes these configurations
+    precisions = [spec("zero2", precision=name, batch={"micro": micro}) for micro in (16, 4) for name in PRECISIONS]
+    table = list_rows(tabulate_costs(results(*map(run, [*precisions, *rates]))))
+    assert [(row["engine"], row["variant"], row["micro"]) for row in table] == [
+        *(("zero1", f"optimizer.lr={lr}", 2) for lr in ("1e-05", "0.002", "0.01")),
+        *(("zero2", f"precision={name}", micro) for name in PRECISIONS for micro in (4, 16)),
+    ]
