@@ -234,8 +234,12 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
 
 def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
     """Return headings, rows and alignments of the table as text. Columns of names that are equal in all rows, and
-    columns without a value, are omitted."""
-    rows, shown = list_rows(frame), {name: _HEADINGS[name] for name in map(str, frame.columns) if name in _HEADINGS}
+    columns without a value, are omitted. So are settings of an adapter that are equal in all rows."""
+    rows = list_rows(frame)
+    settings = group_by(filter(None, {row.get("adapter") for row in rows}), lambda text: text.partition(" ")[0])
+    short = {texts[0]: name for name, texts in settings.items() if len(texts) == 1}
+    rows = [row | {"adapter": short.get(row["adapter"], row["adapter"])} if "adapter" in row else row for row in rows]
+    shown = {name: _HEADINGS[name] for name in map(str, frame.columns) if name in _HEADINGS}
     for name in list(shown):
         values = [row[name] for row in rows]
         is_same = name in _NAMES and len(rows) > 1 and len(set(values)) == 1
@@ -255,6 +259,17 @@ _HEADINGS = {
     "cost_per_run": "per run", "cost_per_million_tokens": "per 10^6 tokens", "cost_to_loss": "to the loss",
 }  # fmt: skip
 """Headings of the table as text, by column."""
+_OMITTED_FIRST = (
+    "device_hours", "untimed", "finished", "cost", "cost_per_million_tokens", "cost_per_run", "cost_to_loss",
+)  # fmt: skip
+
+
+def list_omitted_first(head: Sequence[str]) -> list[str]:
+    """Return the headings that a narrow table with the headings `head` may omit, in this order. The most specific cost
+    is never omitted; without a price, the device-hours are never omitted."""
+    found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
+    kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]
+    return [name for name in found if name != kept]
 
 
 def _format_value(row: Row, name: str) -> str:
