@@ -14,7 +14,8 @@ failed_share    share of device_hours of attempts that did not end ok.
 cost            cost of device_hours.
 cost_per_run    median cost of a finished repeat, failed attempts included.
 cost_per_million_tokens
-                cost of the timed steps alone, as in the run table.
+                cost of the timed steps alone, as in the run table. Missing if all runs had background load or a
+                pause, or no timed steps.
 reached         number of repeats whose held-out loss reached the given loss at an evaluation.
 cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing unless every
                 finished repeat reached the loss: the repeats that did not reach it would have cost more.
@@ -225,6 +226,10 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
         lines.append(f"Attempts without recorded times: {untimed}. Their cost is unknown, so sums are lower bounds.")
     if table["cost"][table["device_hours"].notna()].isna().any():
         lines.append("The price of a device is unknown: add --price 2.5, per device and hour.")
+    without = int((table["cost_per_run"].notna() & table["cost_per_million_tokens"].isna()).sum())
+    if without:
+        reason = "All their runs had background load or a pause, or no timed steps."
+        lines.append(f"Configurations without a cost of a million tokens: {without} of {len(table)}. {reason}")
     if allocated:
         paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
         ended = f" {allocated.open} of {allocated.periods} periods have no known end." if allocated.open else ""

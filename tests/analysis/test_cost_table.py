@@ -196,3 +196,12 @@ def test_a_narrow_table_omits_columns_and_cuts_no_word_or_number(
     if study == "finetune_cpu":
         assert head[:3] == ["adapter", "variant", "micro"]
         assert len({tuple(line.split()[:3]) for line in table[1:]}) == len(table) - 1 == 12
+
+
+def test_missing_costs_of_a_million_tokens_are_explained() -> None:
+    busy = run(spec("zero2"), machine=PRICED, phases_s=PHASES, known_busy="measured next to a build")
+    table = tabulate_costs(results(timed(), busy))
+    assert list(table["cost_per_million_tokens"].isna()) == [False, True]
+    found = [line for line in list_remarks(table, None, None) if "a million tokens: 1 of 2. All" in line]
+    assert "background load" in found[0]
+    assert not any("million tokens" in line for line in list_remarks(tabulate_costs(results(timed())), None, None))
