@@ -1,7 +1,8 @@
 """Compute the costs of runs, with start-up and failed attempts: per run, per million tokens, and until a loss is
 reached.
 
-A row of the table combines the runs of one configuration on one machine, over all repeats and seeds:
+A row of the table combines the runs of one configuration on one machine, over all repeats and seeds. Rows are sorted by
+their names:
 
 runs            number of attempts (tries at a run). Failed and lost attempts are included.
 untimed         number of attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
@@ -13,7 +14,8 @@ failed_share    share of device_hours of attempts that did not end ok.
 cost            cost of device_hours.
 cost_per_run    median cost of a finished repeat, failed attempts included.
 cost_per_million_tokens
-                cost of the timed steps alone, as in the run table.
+                cost of the timed steps alone, as in the run table. Missing if all runs had background load or a
+                pause, or no timed steps.
 reached         number of repeats whose held-out loss reached the given loss at an evaluation.
 cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing unless every
                 finished repeat reached the loss: the repeats that did not reach it would have cost more.
@@ -22,8 +24,9 @@ Ends of intervals are in *_low and *_high. A single run has an interval for cost
 steps. Two to five repeats have their range, and six or more the 95 % interval of the median.
 """
 
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,19 +35,21 @@ import pandas as pd
 from analysis.columns import Kind, annotate
 from analysis.formats import MISSING, format_significant, shorten_keys
 from analysis.metrics.cost import compute_attempt_s, compute_seconds_to_loss, compute_startup_s, is_resumed
-from analysis.questions import describe_variants
+from analysis.questions import describe_differing_fields, describe_variants
 from analysis.results import Results
 from analysis.stats.intervals import repeats_interval
 from analysis.summary import Row, is_disturbed, select_answering
 from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core.errors import UserError
 from bench.core.formatting import format_interval
+from bench.core.point_fields import flatten
 from bench.core.record import RunRecord
-from bench.core.spec import config_id
+from bench.core.spec import RunSpec, config_id
 from bench.core.store import Unreadable
 from bench.sweep import jobs
 
 _HOUR_S = 3600
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 _RECORD_DEPTH = 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
 _INTEGERS = ("runs", "untimed", "finished", "reached")
 _NUMBERS = ("device_hours", "start_share", "failed_share", "cost", "cost_per_run", "cost_to_loss")
@@ -78,15 +83,34 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
             attempts.append(_Attempt(row, record, compute_attempt_s(record)))
     # seeds of one configuration are repeats of it
     merged = {one.row["config_id"]: one.record.spec.model_copy(update={"seed": 0}) for one in attempts}
-    variants = describe_variants({config_id(spec): spec for spec in merged.values()})
+    specs = {config_id(spec): spec for spec in merged.values()}
     groups = group_by(attempts, lambda one: (config_id(merged[one.row["config_id"]]), one.row["machine"]))
-    rows = [_build_row(group, price, loss) | {"variant": variants[key]} for (key, _), group in groups.items()]
+    rows = _name_rows({key: _build_row(group, price, loss) for key, group in groups.items()}, specs)
     left = () if loss is not None else ("reached", "cost_to_loss", "cost_to_loss_low", "cost_to_loss_high")
     head = (*_NAMES, *_INTEGERS, *_NUMBERS[:4])
     ends = [part for name in _ENDS for part in (name, f"{name}_low", f"{name}_high")]
     left = (*left, *(() if "adapter" in results.table else ("adapter",)))
     names = [name for name in (*head, *ends) if name not in left]
     return annotate(build_typed_frame({name: [row[name] for row in rows] for name in names}, KINDS))
+
+
+def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
+    """Return rows by config_id and machine with their column `variant`, in the natural order of their names. Rows whose
+    names would be equal also have the fields in which their configurations differ."""
+    variants = describe_variants(specs)
+    named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
+    for keys in group_by(named, lambda key: tuple(named[key][name] for name in _NAMES)).values():
+        fields = {one: {name: str(value) for name, value in flatten(specs[one])} for one, _ in keys}
+        added = describe_differing_fields(list(fields), fields)
+        for key in keys:
+            named[key]["variant"] = ", ".join(filter(None, (named[key]["variant"], added[key[0]])))
+    return sorted(named.values(), key=lambda row: [_split_numbers(row[name]) for name in _NAMES])
+
+
+def _split_numbers(value: str | int | None) -> list[str | float]:
+    """Return a sort key that compares numbers within texts by value: texts and numbers alternate."""
+    parts: list[str | float] = [*_NUMBER.split("" if value is None else str(value))]
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | None) -> Row:
@@ -202,6 +226,10 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
         lines.append(f"Attempts without recorded times: {untimed}. Their cost is unknown, so sums are lower bounds.")
     if table["cost"][table["device_hours"].notna()].isna().any():
         lines.append("The price of a device is unknown: add --price 2.5, per device and hour.")
+    without = int((table["cost_per_run"].notna() & table["cost_per_million_tokens"].isna()).sum())
+    if without:
+        reason = "All their runs had background load or a pause, or no timed steps."
+        lines.append(f"Configurations without a cost of a million tokens: {without} of {len(table)}. {reason}")
     if allocated:
         paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
         ended = f" {allocated.open} of {allocated.periods} periods have no known end." if allocated.open else ""
@@ -211,8 +239,12 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
 
 def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
     """Return headings, rows and alignments of the table as text. Columns of names that are equal in all rows, and
-    columns without a value, are omitted."""
-    rows, shown = list_rows(frame), {name: _HEADINGS[name] for name in map(str, frame.columns) if name in _HEADINGS}
+    columns without a value, are omitted. So are settings of an adapter that are equal in all rows."""
+    rows = list_rows(frame)
+    settings = group_by(filter(None, {row.get("adapter") for row in rows}), lambda text: text.partition(" ")[0])
+    short = {texts[0]: name for name, texts in settings.items() if len(texts) == 1}
+    rows = [row | {"adapter": short.get(row["adapter"], row["adapter"])} if "adapter" in row else row for row in rows]
+    shown = {name: _HEADINGS[name] for name in map(str, frame.columns) if name in _HEADINGS}
     for name in list(shown):
         values = [row[name] for row in rows]
         is_same = name in _NAMES and len(rows) > 1 and len(set(values)) == 1
@@ -232,6 +264,17 @@ _HEADINGS = {
     "cost_per_run": "per run", "cost_per_million_tokens": "per 10^6 tokens", "cost_to_loss": "to the loss",
 }  # fmt: skip
 """Headings of the table as text, by column."""
+_OMITTED_FIRST = (
+    "device_hours", "untimed", "finished", "cost", "cost_per_million_tokens", "cost_per_run", "cost_to_loss",
+)  # fmt: skip
+
+
+def list_omitted_first(head: Sequence[str]) -> list[str]:
+    """Return the headings that a narrow table with the headings `head` may omit, in this order. The most specific cost
+    is never omitted; without a price, the device-hours are never omitted."""
+    found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
+    kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]
+    return [name for name in found if name != kept]
 
 
 def _format_value(row: Row, name: str) -> str:
@@ -249,7 +292,7 @@ def _format_value(row: Row, name: str) -> str:
     return format_significant(value, 3) if isinstance(value, float) else str(value)
 
 
-def check_loss(loss: float | None, table: pd.DataFrame) -> None:
+def check_held_out(loss: float | None, table: pd.DataFrame) -> None:
     """Raise UserError if a loss is given, but the run table has no training with a held-out loss."""
     if loss is not None and "validation_loss" not in table:
         raise UserError(f"--loss {loss:g}", "no run is a training with a held-out loss", "leave --loss away")

@@ -256,12 +256,20 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
     for group in group_by(rows, name).values():
         members = list(dict.fromkeys(row["config_id"] for row in group))
         fields = {member: {one: str(value) for one, value in flatten(specs[member].measure)} for member in members}
-        differ = _list_differing(members, fields)
-        # one field is enough if its values are distinct
-        sufficient = [one for one in differ if len({fields[member][one] for member in members}) == len(members)]
-        for member in members if differ else ():
-            texts[member] = ", ".join(f"{one}={fields[member][one]}" for one in sufficient[:1] or differ)
+        texts |= describe_differing_fields(members, fields)
     return [row | {"protocol": texts.get(row["config_id"], "")} for row in rows]
+
+
+def describe_differing_fields(members: Sequence[str], fields: Fields) -> dict[str, str]:
+    """Return, by config_id, the first field that distinguishes all configurations, with its value, otherwise all fields
+    that differ."""
+    differ = _list_differing(members, fields)
+    # one field is enough if its values are distinct
+    sufficient = [one for one in differ if len({fields[member].get(one) for member in members}) == len(members)]
+    return {
+        member: ", ".join(f"{one}={fields[member].get(one, 'default')}" for one in sufficient[:1] or differ)
+        for member in members
+    }
 
 
 def _list_differing(members: Sequence[str], fields: Fields) -> list[str]:

@@ -23,8 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 once the report is written."""
+    from analysis.metrics.cost import check_price
     from bench.core import processes, terminal
 
+    check_price(args.price)
     # Without garbage collection the imports of matplotlib and pandas take a quarter less time.
     with processes.importing():
         from analysis import report

@@ -10,12 +10,13 @@
 included, per run, per million tokens and, with --loss, until a held-out loss is reached.
 
 As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
---wide adds the other main columns, with one line per run. Markdown, CSV and JSON have all columns of
+--wide adds the other main columns, with one line per row. Markdown, CSV and JSON have all columns of
 the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
 """
 
 import argparse
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from analysis.cli import add_paths, read_records
@@ -23,7 +24,7 @@ from bench.core import terminal
 from bench.core.errors import UserError, suggest_nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pandas import DataFrame
 
@@ -43,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
     parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
-    parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per run")
+    parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per row")
     price = "per device and hour, in any currency: fills cost_per_million_tokens"
     parser.add_argument("--price", type=float, metavar="P", help=price)
     parser.add_argument("--costs", action="store_true", help="a row per configuration: costs of all its attempts")
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.loss is not None and not args.costs:
         raise UserError(f"--loss {args.loss:g}", "has no meaning without --costs", "add --costs")
+    cost.check_price(args.price)
+    cost.check_loss(args.loss)
     found = read_records(args.paths)
     frame = found.table if args.price is None else cost.add_prices(found.table, args.price)
     if args.costs:
@@ -78,14 +81,19 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
     """Write the costs of each configuration. As text, remarks on what the costs include follow the table."""
     from analysis import costs, formats
 
-    costs.check_loss(args.loss, found.table)
+    costs.check_held_out(args.loss, found.table)
     frame = costs.tabulate_costs(found, args.price, args.loss)
     if args.columns is not None:
         raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "leave one of them away")
     if args.format == "md":
         sys.stdout.write(formats.format_markdown_table(*costs.build_text_cells(frame)))
     elif args.format == "text":
-        sys.stdout.write(formats.render_text_table(*costs.build_text_cells(frame), formats.find_width()))
+        head, rows, right = costs.build_text_cells(frame)
+        width = None if args.wide else formats.find_width()
+        # the longest word of a column of texts is its least width
+        texts = [name for name, number in zip(head, right, strict=True) if not number]
+        least = {name: max(len(word) for row in rows for word in row[head.index(name)].split()) for name in texts}
+        _write_text(head, rows, right, width, least, costs.list_omitted_first(head))
         allocated = costs.compute_allocated_time(found.get_file(place) for place in range(len(found.table)))
         print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price))))
     else:
@@ -100,17 +108,35 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     Otherwise the table is fitted to the width of the terminal.
     """
     from analysis.columns import list_all_columns
-    from analysis.formats import find_width, format_cell, render_text_table
+    from analysis.formats import find_width, format_cell
     from analysis.table import list_rows
 
     known, names = list_all_columns(), list(map(str, frame.columns)) if chosen else _list_main_columns(frame)
     rows = [[format_cell(known[name], row[name]) for name in names] for row in list_rows(frame)]
     width = None if wide or (chosen and not sys.stdout.isatty()) else find_width()
-    omitted = [] if chosen or width is None else _choose_omitted(names, rows, width)
+    right = [known[name].kind in ("integer", "number") for name in names]
+    _write_text(names, rows, right, width, _FOLDED, () if chosen else _OMITTED_FIRST)
+
+
+def _write_text(
+    names: "Sequence[str]",
+    rows: "Sequence[Sequence[str]]",
+    right: "Sequence[bool]",
+    width: int | None,
+    least: "Mapping[str, int]",
+    omitted_first: "Sequence[str]",
+) -> None:
+    """Write a table without the columns that `width` characters have no room for. Their names follow on standard
+    error. See `_choose_omitted` for the other parameters."""
+    from analysis.formats import render_text_table
+
+    omitted = [] if width is None else _choose_omitted(names, rows, width, least, omitted_first)
     kept = [place for place, name in enumerate(names) if name not in omitted]
-    right = [known[names[place]].kind in ("integer", "number") for place in kept]
+    head, numbers = [names[place] for place in kept], [right[place] for place in kept]
     cells = [[row[place] for place in kept] for row in rows]
-    sys.stdout.write(render_text_table([names[place] for place in kept], cells, right, width))
+    if width is not None:
+        cells = _wrap_texts(head, cells, numbers, width, least)
+    sys.stdout.write(render_text_table(head, cells, numbers, width))
     if omitted:
         print(f"not shown, since {width} columns have no room: {', '.join(omitted)}; add --wide", file=sys.stderr)
 
@@ -126,16 +152,55 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
     return [name for name in (*SHOWN, "reason") if is_shown.get(name)]
 
 
-def _choose_omitted(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", width: int) -> list[str]:
-    """Return the columns to omit so that the remaining columns fit `width` characters."""
-    widths = {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
-    needed = {name: min(number, max(_FOLDED.get(name, number), len(name))) for name, number in widths.items()}
+def _choose_omitted(
+    names: "Sequence[str]",
+    rows: "Sequence[Sequence[str]]",
+    width: int,
+    least: "Mapping[str, int]",
+    omitted_first: "Sequence[str]",
+) -> list[str]:
+    """Return the columns to omit, in the order of `omitted_first`, so that the others fit `width` characters. `least`
+    has the least widths of columns whose texts may be wrapped."""
+    needed = _list_least_widths(_list_widths(names, rows), least)
     # A column with the same value in all rows does not help to distinguish rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
-    for name in sorted(_OMITTED_FIRST, key=lambda name: name in several):
+    for name in sorted(omitted_first, key=lambda name: name in several):
         kept = [number for one, number in needed.items() if one not in omitted]
         if sum(kept) + 2 * (len(kept) - 1) <= width:
             break
         omitted += [name] if name in needed else []
     return omitted
+
+
+def _wrap_texts(
+    names: "Sequence[str]",
+    rows: "Sequence[Sequence[str]]",
+    right: "Sequence[bool]",
+    width: int,
+    least: "Mapping[str, int]",
+) -> list[list[str]]:
+    """Return the cells, with texts wrapped so that the columns fit `width` characters. A column becomes narrower than
+    its least width only if there is no other way, and never narrower than its heading."""
+    natural = _list_widths(names, rows)
+    widths, texts = dict(natural), [name for name, number in zip(names, right, strict=True) if not number]
+    for floors in (_list_least_widths(natural, least), {name: len(name) for name in names}):
+        while sum(widths.values()) + 2 * (len(names) - 1) > width:
+            wide = [name for name in texts if widths[name] > floors[name]]
+            if not wide:
+                break
+            widths[max(wide, key=lambda name: widths[name])] -= 1
+    narrow = {place: widths[name] for place, name in enumerate(names) if widths[name] < natural[name]}
+    return [[_wrap(cell, narrow[place]) if place in narrow else cell for place, cell in enumerate(row)] for row in rows]
+
+
+def _wrap(text: str, width: int) -> str:
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+
+
+def _list_widths(names: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> dict[str, int]:
+    return {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
+
+
+def _list_least_widths(widths: "Mapping[str, int]", least: "Mapping[str, int]") -> dict[str, int]:
+    return {name: min(number, max(least.get(name, number), len(name))) for name, number in widths.items()}

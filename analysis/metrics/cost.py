@@ -24,15 +24,27 @@ def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
     """Return a run table or summary whose column `cost_per_million_tokens` is computed with the given price per device
     and hour instead of the recorded price.
 
-    The cost is missing if the throughput is. Raises UserError for a price that is not positive.
+    The cost is missing if the throughput is. Raises UserError for a price that is not a positive finite number.
     """
-    if not (math.isfinite(price_per_device_hour) and price_per_device_hour > 0):
-        raise UserError(
-            f"price {price_per_device_hour:g}", "not positive", "give what a device costs per hour, e.g. 2.5"
-        )
+    check_price(price_per_device_hour)
     # world_size is Int64, whose quotient would be a nullable pandas type instead of float64
     per_second = price_per_device_hour * table["world_size"].astype("float64") / _HOUR_S
     return table.assign(cost_per_million_tokens=per_second / table["tokens_per_s"] * 1e6)
+
+
+def check_price(price: float | None) -> None:
+    """Raise UserError if a price is given that is not a positive finite number."""
+    _check_positive("--price", price, "give what a device costs per hour, e.g. 2.5")
+
+
+def check_loss(loss: float | None) -> None:
+    """Raise UserError if a loss is given that is not a positive finite number."""
+    _check_positive("--loss", loss, "give a held-out loss, e.g. 2.5")
+
+
+def _check_positive(option: str, value: float | None, remedy: str) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise UserError(f"{option} {value:g}", "must be a positive finite number", remedy)
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:

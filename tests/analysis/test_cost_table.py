@@ -2,6 +2,7 @@
 
 A run of `run()` has five warm-up steps of 9.9 s and thirty timed steps of 0.1 s: 52.5 s."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from records import failed, machine, results, run, save, scattered, spec, steps
 
+from analysis import formats
+from analysis.cli import table as table_verb
 from analysis.costs import compute_allocated_time, list_remarks, tabulate_costs
 from analysis.table import list_rows
 from bench.cli import main
@@ -17,9 +20,11 @@ from bench.core.record import RunRecord
 from bench.sweep import jobs
 
 DATA = Path(__file__).parents[1] / "data"
+MEASURED = Path(__file__).parents[2] / "results" / "measured"
 PRICED = machine().model_copy(update={"price_per_device_hour": 3.6})
 PHASES = {"start": 10.0, "model": 20.0}
 PER_SECOND = 0.002
+PRECISIONS = ("bf16", "fp32")
 
 
 def cost_row(*records: RunRecord, **more: Any) -> SimpleNamespace:
@@ -146,3 +151,57 @@ def test_table_verb_shows_costs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for words, told in refused.items():
         assert main(["table", runs, *words]) == 2
         assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--price", "--loss"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_invalid_numbers_are_refused_before_records_are_read(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table_verb, "read_records", lambda _: pytest.fail("records were read"))
+    assert main(["table", "--costs", option, value]) == 2
+    assert f"{option} {value}: must be a positive finite number" in capsys.readouterr().err
+
+
+def test_rows_are_in_natural_order_and_no_two_rows_have_equal_names() -> None:
+    rates = [spec(optimizer={"lr": lr}) for lr in (0.01, 1e-5, 0.002)]
+    # a column of the summary, but not of this table, distinguishes these configurations
+    precisions = [spec("zero2", precision=name, batch={"micro": micro}) for micro in (16, 4) for name in PRECISIONS]
+    table = list_rows(tabulate_costs(results(*map(run, [*precisions, *rates]))))
+    assert [(row["engine"], row["variant"], row["micro"]) for row in table] == [
+        *(("zero1", f"optimizer.lr={lr}", 2) for lr in ("1e-05", "0.002", "0.01")),
+        *(("zero2", f"precision={name}", micro) for name in PRECISIONS for micro in (4, 16)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("study", "width"), [("finetune_cpu", 100), ("finetune_cpu", 60), ("learning", 100), ("testbed", 100)]
+)
+def test_a_narrow_table_omits_columns_and_cuts_no_word_or_number(
+    study: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(formats, "WIDTH", width)
+    words = ["table", str(MEASURED / f"{study}.zip"), "--costs", "--price", "2.5"]
+    words += [] if study == "testbed" else ["--loss", "2"]
+    assert main([*words, "--wide"]) == 0
+    wide = capsys.readouterr().out
+    assert main(words) == 0
+    narrow, note = capsys.readouterr()
+    assert set(narrow.split()) <= set(wide.split())
+    table = narrow.partition("An attempt counts")[0].splitlines()
+    assert max(map(len, table)) <= width
+    head, *wide_head = (re.split(" {2,}", text.splitlines()[0]) for text in (narrow, wide))
+    omitted = [name for name in wide_head[0] if name not in head]
+    assert all(name in note for name in omitted) and bool(omitted) == ("not shown" in note)
+    if study == "finetune_cpu":
+        assert head[:3] == ["adapter", "variant", "micro"]
+        assert len({tuple(line.split()[:3]) for line in table[1:]}) == len(table) - 1 == 12
+
+
+def test_missing_costs_of_a_million_tokens_are_explained() -> None:
+    busy = run(spec("zero2"), machine=PRICED, phases_s=PHASES, known_busy="measured next to a build")
+    table = tabulate_costs(results(timed(), busy))
+    assert list(table["cost_per_million_tokens"].isna()) == [False, True]
+    found = [line for line in list_remarks(table, None, None) if "a million tokens: 1 of 2. All" in line]
+    assert "background load" in found[0]
+    assert not any("million tokens" in line for line in list_remarks(tabulate_costs(results(timed())), None, None))

@@ -119,7 +119,7 @@ def test_price_can_be_applied_to_a_summary() -> None:
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])
 def test_invalid_price_is_refused(price: float) -> None:
-    with pytest.raises(UserError, match="not positive; give what a device costs per hour"):
+    with pytest.raises(UserError, match="must be a positive finite number; give what a device costs per hour"):
         add_prices(run_table([run()]), price)
 
 
@@ -131,7 +131,7 @@ def test_table_verb_has_a_price_option(tmp_path: Path, capsys: pytest.CaptureFix
     assert (header, nothing) == ("cost_per_million_tokens", '""')
     assert float(cost) == pytest.approx(5.0)
     assert main(["table", runs, "--price", "0"]) == 2
-    assert "price 0: not positive" in capsys.readouterr().err
+    assert "--price 0: must be a positive finite number" in capsys.readouterr().err
 
 
 def test_price_does_not_change_the_id_of_a_configuration() -> None:

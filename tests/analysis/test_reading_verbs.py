@@ -114,5 +114,5 @@ def test_invalid_price_is_refused_without_writing_a_report(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(runs), "--price", "0", "--out", str(tmp_path / "here")]) == 2
-    assert "price 0: not positive" in capsys.readouterr().err
+    assert "--price 0: must be a positive finite number" in capsys.readouterr().err
     assert not (tmp_path / "here").exists()
