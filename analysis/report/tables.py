@@ -98,7 +98,7 @@ _NO_NUMBER = TableCell(MISSING, None)
 
 
 class TextTable(NamedTuple):
-    """A table whose cells are texts. `note` describes level and kind of its intervals."""
+    """A table whose cells are texts. If cells contain confidence intervals, `note` gives their level and method."""
 
     name: str
     title: str

@@ -71,7 +71,8 @@ def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
 
 
 def draw_sources_aside() -> frozenset[str]:
-    """Return the names of the held-out sources, on whose steps no constant may be chosen."""
+    """Return the names of the held-out sources, drawn at random with a fixed seed. Their published step times are only
+    compared with predictions; no constant is chosen by them."""
     return frozenset(random.Random(SEED).sample(DRAWN_FROM, SET_ASIDE))
 
 

@@ -34,11 +34,12 @@ def migrate(plain: Plain, series: Path) -> Plain:
 
 
 def _migrate_from_1(plain: Plain, series: Path) -> Plain:
-    """Correct the step times and remove the field `before_collectives_s`.
+    """Correct the step times of a record of version 1, and replace its field `before_collectives_s`.
 
-    In version 1, a step time was the maximum of the ranks' own times. `before_collectives_s` was the time of a step
-    before its first collective. The field `outside_collectives_s` has replaced it, and gets its value, since both show
-    a slow rank equally well. ZeRO stage 3 is the exception, because it gathers weights before any computation.
+    In version 1, a step time was the maximum of the ranks' own times. It is computed again from the times of all ranks,
+    which are in the file `series`. `before_collectives_s` was the time of a step before its first collective. Its value
+    becomes `outside_collectives_s`, since either field shows which rank is slow. With ZeRO stage 3 the value is dropped:
+    stage 3 gathers weights before any computation, so the time before the first collective shows nothing.
     """
     observed = plain.get("observations")
     if observed is None:

@@ -146,7 +146,7 @@ def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:
 
 
 def write(folder: Path, words: str) -> str:
-    """Run the verb and return the HTML of its page."""
+    """Run `zeroscale predict` with the arguments `words` and `--page` in `folder`, and return the HTML of the page."""
     path = folder / "prediction.html"
     assert main(["predict", *words.split(), "--page", str(path)]) == 0
     return path.read_text()

@@ -86,7 +86,7 @@ class Study:
         return str(self.server.find("RUNNING")[0].name)
 
     def _read_heartbeats(self) -> Iterator[str]:
-        """Yield the heartbeats of runs in running jobs. A machine that was lost keeps its files."""
+        """Yield the heartbeats of runs in running jobs only, because the files of a lost machine remain."""
         for job in self.server.find("RUNNING"):
             machines = self.server.folder / job.name.rpartition("/")[2]
             yield from (path.read_text() for path in machines.glob("*/work/adhoc/*/*/heartbeat.json"))

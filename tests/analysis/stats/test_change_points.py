@@ -42,8 +42,10 @@ def test_positions_without_a_value_are_skipped() -> None:
 
 
 def test_detection_needs_at_least_eight_values() -> None:
-    """A change in the middle of 8 values gives the smallest p-value for 2 of the 70 ways to choose four values: 2.9 %.
-    With 7 values it is 2 of 35, which exceeds 5 %."""
+    """The smallest p-value of the permutation test is that of a change in the middle.
+
+    Of the 70 ways to divide 8 values into four and four, 2 are as extreme, so the p-value is 2/70 = 2.9 %. With 7 values
+    it is 2/35 = 5.7 %, which is above 5 %."""
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
     (found,) = find_changes([clear])
     assert borders(found) == [(3, 4)]
