@@ -38,8 +38,8 @@ def _migrate_from_1(plain: Plain, series: Path) -> Plain:
 
     In version 1, a step time was the maximum of the ranks' own times. It is computed again from the times of all ranks,
     which are in the file `series`. `before_collectives_s` was the time of a step before its first collective. Its value
-    becomes `outside_collectives_s`, since either field shows which rank is slow. With ZeRO stage 3 the value is dropped:
-    stage 3 gathers weights before any computation, so the time before the first collective shows nothing.
+    becomes `outside_collectives_s`, since either field shows which rank is slow. For ZeRO stage 3 it is dropped: this
+    stage gathers weights before any computation, so the time before the first collective shows nothing.
     """
     observed = plain.get("observations")
     if observed is None:

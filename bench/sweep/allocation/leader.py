@@ -300,8 +300,8 @@ class JobLeader:
         self.health.examine(record, left, attempt.folder)
 
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
-        """Return where and how a point is measured, for its record: as planned, with the job, its restart count, the device
-        and the time of the start added."""
+        """Return where and how a point is measured, for its record: as planned, with the job, its restart count, the
+        device and the time of the start added."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
         update = {

@@ -44,8 +44,8 @@ def test_positions_without_a_value_are_skipped() -> None:
 def test_detection_needs_at_least_eight_values() -> None:
     """The smallest p-value of the permutation test is that of a change in the middle.
 
-    Of the 70 ways to divide 8 values into four and four, 2 are as extreme, so the p-value is 2/70 = 2.9 %. With 7 values
-    it is 2/35 = 5.7 %, which is above 5 %."""
+    Of the 70 ways to divide 8 values into four and four, 2 are as extreme, so the p-value is 2/70 = 2.9 %. With 7
+    values it is 2/35 = 5.7 %, which is above 5 %."""
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
     (found,) = find_changes([clear])
     assert borders(found) == [(3, 4)]
