@@ -9,8 +9,9 @@ import contextlib
 import copy
 import importlib.util
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from bench.core import store
 from bench.core.errors import UserError, make_printable
+from bench.core.files import read_json
 from bench.core.scheduling import SchedulerUnavailable
 
 PATIENCE_S = 60.0
@@ -182,8 +184,26 @@ def _open_backend(url: str) -> _Backend:
     package = _PACKAGES[parts.scheme]
     if missing := next((name for name in ("fsspec", package) if importlib.util.find_spec(name) is None), None):
         rule = f"needs the package {missing}, which is not installed"
-        raise UserError(url, rule, f"pip install {'zeroscale[vertex]' if package == 'gcsfs' else package}")
+        extra = "'zeroscale[vertex]'" if package == "gcsfs" else package
+        raise UserError(url, rule, f"pip install {extra}")
+    if package == "gcsfs":
+        _check_credentials(os.environ)
     return _FsspecBackend(url)
+
+
+_LOGIN_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+
+
+def _check_credentials(variables: Mapping[str, str]) -> None:
+    """Raise UserError if the user's file with Google credentials cannot be used. Google's client would search for other
+    credentials for a minute."""
+    if not (path := variables.get(_LOGIN_FILE)):
+        return
+    found = read_json(Path(path)) if Path(path).is_file() else None
+    if not found or "type" not in found:
+        rule = "has no credentials" if Path(path).is_file() else "no such file"
+        remedy = "correct it, or unset it and call `gcloud auth application-default login`"
+        raise UserError(f"{_LOGIN_FILE}={path}", rule, remedy)
 
 
 class _FolderBackend:

@@ -375,3 +375,15 @@ def test_a_checkpoint_that_another_node_needs_is_refused(overrides: tuple[tuple[
             study_store.check_spec(spec)
     else:
         study_store.check_spec(spec)
+
+
+@pytest.mark.parametrize(("content", "rule"), [(None, "no such file"), ("{}", "has no credentials")])
+def test_unusable_credentials_file_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, rule: str
+) -> None:
+    pytest.importorskip("gcsfs")
+    if content is not None:
+        (tmp_path / "key.json").write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    with pytest.raises(UserError, match=f"^GOOGLE_APPLICATION_CREDENTIALS=.*key.json: {rule}; correct it"):
+        ObjectStore("gs://my-bucket/study")

@@ -1,6 +1,7 @@
 """Options of launcher=vertex, and the accelerators of each machine type. conf/launcher/vertex.yaml explains every
 option."""
 
+import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -47,6 +48,12 @@ def _check_endpoint(text: str) -> str:
     return text
 
 
+def _check_account(text: str) -> str:
+    if not re.fullmatch(r"[\w.+-]+@[\w.-]+\.\w+", text, re.ASCII):
+        raise ValueError("is no service account; write its address, NAME@PROJECT.iam.gserviceaccount.com")
+    return text
+
+
 def _check_label(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text) or text.startswith("zeroscale-"):
         raise ValueError("is no name of a label; use small letters, digits, '_' and '-', but not zeroscale-…")
@@ -86,7 +93,7 @@ class Options(SchedulingOptions):
     # software that runs
     image: Annotated[str, AfterValidator(_check_image)] | None = None
     python: tuple[Annotated[str, AfterValidator(_check_word)], ...] = Field(("python3",), min_length=1)
-    service_account: Annotated[str, AfterValidator(_check_word)] | None = None
+    service_account: Annotated[str, AfterValidator(_check_account)] | None = None
     labels: dict[Annotated[str, AfterValidator(_check_label)], Annotated[str, AfterValidator(_check_label_value)]] = (
         Field({}, examples=[{"team": "research"}])
     )
@@ -113,7 +120,12 @@ class Options(SchedulingOptions):
         bucket = self.staging_bucket
         # Tests use a folder of this machine instead of a bucket.
         schemes = ("gs", "file") if self.is_local else ("gs",)
-        if bucket is not None and (urlsplit(bucket).scheme not in schemes or not re.fullmatch(r"[\w:/.-]+", bucket)):
+        if bucket is None:
+            return
+        parts = urlsplit(bucket)
+        # https://cloud.google.com/storage/docs/buckets#naming
+        named = parts.scheme != "gs" or re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc)
+        if parts.scheme not in schemes or not named or not re.fullmatch(r"[\w:/.-]+", bucket):
             raise ValueError(f"launcher.staging_bucket={bucket}: is no bucket; write gs://BUCKET or gs://BUCKET/FOLDER")
 
     @property
@@ -239,10 +251,18 @@ def job_setup(options: Options) -> JobSetup:
     has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
     return JobSetup(
         device="cuda" if has_gpu else "cpu",
-        gpu_override="launcher.accelerator_type=NVIDIA_L4",
+        gpu_override=_suggest_gpu(options.machine_type or ""),
         image=options.image,
         python=options.python,
         variables={DIGEST: image} if image else {},
         dockerfile=build_dockerfile(image, has_gpu=has_gpu),
         build=list_commands(image),
     )
+
+
+def _suggest_gpu(machine_type: str) -> str:
+    """Return an override with which a job gets GPUs, for a machine type without accelerators of its own."""
+    if machine_type.startswith("n1-"):
+        return "launcher.accelerator_type=NVIDIA_TESLA_T4"
+    near = difflib.get_close_matches(machine_type, _read_machine_types()["fixed"], n=1)
+    return f"launcher.machine_type={near[0] if near else 'a2-highgpu-1g'}"

@@ -152,6 +152,9 @@ def test_the_launcher_is_complete() -> None:
         (("project=My_Project",), "launcher.project=My_Project: is no project ID or number; `gcloud projects list`"),
         (("region=us-central1-a",), "launcher.region=us-central1-a: is no region; "),
         (("staging_bucket=/scratch",), "launcher.staging_bucket=/scratch: is no bucket; write gs://BUCKET"),
+        (("staging_bucket=gs://",), "launcher.staging_bucket=gs://: is no bucket; write gs://BUCKET"),
+        (("staging_bucket=gs://My_Bucket",), "launcher.staging_bucket=gs://My_Bucket: is no bucket; write gs://BUCKET"),
+        (("service_account=me",), "launcher.service_account=me: is no service account; write its address"),
         (("staging_bucket=s3://b",), "launcher.staging_bucket=s3://b: is no bucket; write gs://BUCKET"),
         (("staging_bucket=file:///tmp/b",), "launcher.staging_bucket=file:///tmp/b: is no bucket"),
         (("image=zeroscale",), "launcher.image=zeroscale: is no image in a registry; write HOST/PROJECT"),
@@ -210,5 +213,17 @@ def test_several_nodes_need_the_name_of_the_first() -> None:
 
 def test_a_gpu_machine_needs_accelerators() -> None:
     found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
-    with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_L4"):
+    with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
         inputs.check_devices(found)
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "remedy"),
+    [
+        ("n1-standard-16", "launcher.accelerator_type=NVIDIA_TESLA_T4"),
+        ("a2-highgpu-8", "launcher.machine_type=a2-highgpu-8g"),
+        ("new-type", "launcher.machine_type=a2-highgpu-1g"),
+    ],
+)
+def test_remedy_for_a_machine_without_gpus_fits_its_machine_type(machine_type: str, remedy: str) -> None:
+    assert job_setup(Options(machine_type=machine_type)).gpu_override == remedy
