@@ -155,14 +155,10 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         left = len(sweep.order) - len(answers.keys)
         count += f": {len(answers.keys)} already answered, {left or 'none'} left to run"
     if planned:
-        hours = sum(job.nodes * job.time_limit_min * (len(job.points) if job.mode == "array" else 1) for job in planned)
-        price = sweep.launcher.get("price_per_node_hour")
-        cost = f", at a cost of {price * hours / 60:.2f}," if price else ""
-        hours_text = f"{hours / 60:.1f} node-hours{cost} if all of them use their whole time limit"
-        lines = [f"{count} in {format_count(len(planned), 'job')}, {hours_text}; {nothing}"]
+        lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
         lines = [f"{count}{';' if answers.keys else ','} {nothing}"]
-    lines += [*([answers.busy] if answers.busy else []), *predictions.summary()]
+    lines += [*([answers.busy] if answers.busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
     lines += [f"excluded by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
     if expansion.merged:
         lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
@@ -180,6 +176,38 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
     return "\n".join([*map(terminal.wrap_columns, lines), *_format_scripts(sweep, planned, folder)])
+
+
+def _compute_node_hours(sweep: SweepDefinition, job: Job) -> float:
+    """Return the node-hours of a job, or of each task of a job array, that uses its whole time limit."""
+    launcher, options = submitting.load_launcher(sweep)
+    return job.nodes * (job.time_limit_min + launcher.job_setup(options).start_min) / 60
+
+
+def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
+    tasks = [len(job.points) if job.mode == "array" else 1 for job in planned]
+    hours = sum(count * _compute_node_hours(sweep, job) for count, job in zip(tasks, planned, strict=True))
+    price, budget = sweep.launcher.get("price_per_node_hour"), sweep.launcher.get("budget")
+    cost = f", at a cost of {price * hours:.2f}{f' (budget: {budget:.2f})' if budget else ''}," if price else ""
+    return f"{hours:.1f} node-hours{cost} if all of them use their whole time limit"
+
+
+def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[str]:
+    """Yield a line for jobs that are longer than allowed, because one point needs more, and for jobs that alone exceed
+    the budget."""
+    _, options = submitting.load_launcher(sweep) if planned else (None, None)
+    longest = max((job.time_limit_min for job in planned if job.mode == "packed"), default=0)
+    if options and longest > options.job_max_min:
+        rule = f"a point alone may need a job of {longest} min"
+        yield f"launcher.job_max_min={options.job_max_min}: {rule}; raise it, or set a shorter launcher.time_limit_min"
+    price, budget = sweep.launcher.get("price_per_node_hour"), sweep.launcher.get("budget")
+    if not price or not budget:
+        return
+    over = [job for job in planned if price * _compute_node_hours(sweep, job) > budget]
+    if over:
+        shorter = "launcher.job_max_min" if any(len(job.points) > 1 for job in over) else "launcher.time_limit_min"
+        rule = f"{format_count(len(over), 'job')} alone may cost more and would be refused"
+        yield f"launcher.budget={budget:g}: {rule}; set a shorter {shorter}, or raise the budget"
 
 
 def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequence[int]) -> str:
@@ -344,7 +372,7 @@ class PredictionText:
         unknown = any(one.minutes is None for one in self._runs)
         return f"{'unknown' if unknown else self._sum_node_hours(times)} node-hours"
 
-    def _sum_node_hours(self, times: int = 1) -> str:
+    def _sum_node_hours(self, times: float = 1) -> str:
         known = [(one.minutes, one.point.nodes) for one in self._runs if one.minutes]
         return _format_range(*(times * sum(taken[end] * nodes for taken, nodes in known) / 60 for end in (0, 1)))
 
@@ -352,7 +380,9 @@ class PredictionText:
         """Yield lines with the predicted node-hours of the sweep, infeasible points, and warnings."""
         if known := sum(one.minutes is not None for one in self._runs):
             unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
-            yield f"predicted: {self._sum_node_hours()} node-hours for {format_count(known, 'run')}{unknown}"
+            price = self._sweep.launcher.get("price_per_node_hour")
+            cost = f", at a cost of {self._sum_node_hours(price)}," if price else ""
+            yield f"predicted: {self._sum_node_hours()} node-hours{cost} for {format_count(known, 'run')}{unknown}"
         if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
             runs = format_count(infeasible, "run")
             yield f"predicted far out of memory: {runs}, to be recorded as infeasible; --no-prune runs them"

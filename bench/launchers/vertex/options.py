@@ -19,6 +19,8 @@ from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Positive, RunSpec
 from bench.launchers.vertex.image import DIGEST, build_dockerfile, list_commands
 
+START_S = 120
+"""Seconds added to a job's time limit, for the start of its container."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _MANY = 500
 """Machines of a worker pool above which a request is probably a slip."""
@@ -255,6 +257,7 @@ def job_setup(options: Options) -> JobSetup:
         image=options.image,
         python=options.python,
         variables={DIGEST: image} if image else {},
+        start_min=START_S / 60,
         dockerfile=build_dockerfile(image, has_gpu=has_gpu),
         build=list_commands(image),
     )

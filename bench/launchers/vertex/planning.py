@@ -17,7 +17,7 @@ from bench.core.processes import build_module_command
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.study_store import build_log_path
 from bench.launchers.vertex.image import DIGEST
-from bench.launchers.vertex.options import Options, Site, find_accelerators, find_site
+from bench.launchers.vertex.options import START_S, Options, Site, find_accelerators, find_site
 
 FILE = "custom_job.json"
 """File with the request, in the folder of a job."""
@@ -25,8 +25,6 @@ JOB_LABEL, STUDY_LABEL, PRICE_LABEL = "zeroscale-job", "zeroscale-study", "zeros
 ALLOCATION = "bench.sweep.allocation"
 WORK_FOLDER = "/tmp/zeroscale"
 """Folder of a node for its copy of the study."""
-_START_S = 120
-"""Seconds added to a job's time limit, for the start of its container."""
 _MAX_NAME = 128  # characters of a display name
 _MAX_LABEL = 63  # characters of a label's value
 
@@ -110,7 +108,7 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
         "strategy": "SPOT" if options.spot else "STANDARD",
     }
     if limit_min := work.time_limit_min or options.time_limit_min:
-        scheduling["timeout"] = f"{math.ceil(60 * limit_min) + _START_S}s"
+        scheduling["timeout"] = f"{math.ceil(60 * limit_min) + START_S}s"
     spec: dict[str, Any] = {"workerPoolSpecs": pools, "scheduling": scheduling}
     return spec | ({"serviceAccount": options.service_account} if options.service_account else {})
 

@@ -130,9 +130,33 @@ def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.Cap
 def test_a_dry_run_shows_the_cost_of_all_jobs_until_their_time_limits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("launcher.price_per_node_hour=6", "launcher.time_limit_min=27", "nodes=2", "launcher.warning_s=60")
     assert main(["sweep", *N1, *words, "--dry-run"]) == 0
-    # A job has 27 minutes for its point, one for the warning, and two for its start and end.
-    told = "1 point in 1 job, 1.0 node-hours, at a cost of 6.00, if all of them use their whole time limit"
+    # A job has 27 minutes for its point, one for the warning, two for its start and end, and two for its container.
+    told = "1 point in 1 job, 1.1 node-hours, at a cost of 6.40, if all of them use their whole time limit"
     assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_shows_the_predicted_cost_the_budget_and_jobs_that_exceed_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site = (*(word for word in SITE if word != "machine=cpu"), "machine=a100_40", "launcher.machine_type=a2-highgpu-2g")
+    words = ("launcher.time_limit_min=27", "batch.micro=1,2", "engine=ddp", "model=gpt2", "launcher.job_max_min=40")
+
+    def dry_run(*more: str) -> str:
+        assert main(["sweep", *site, *words, "launcher.price_per_node_hour=6", *more, "--dry-run"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    text = dry_run("launcher.budget=3.1")
+    assert "2 points in 2 jobs, 1.1 node-hours, at a cost of 6.40 (budget: 3.10), if all of them" in text
+    (low, high), costs = re.findall(r"([\d.]+)–([\d.]+)", text.partition("predicted: ")[2])[:2]
+    assert [float(cost) / 6 for cost in costs] == pytest.approx([float(low), float(high)], rel=0.01)
+    assert (
+        "launcher.budget=3.1: 2 jobs alone may cost more and would be refused; set a shorter"
+        " launcher.time_limit_min, or raise the budget"
+    ) in text
+    assert "set a shorter launcher.job_max_min" in dry_run("launcher.budget=5", "launcher.job_max_min=240")
+    text = dry_run("launcher.budget=3.3", "launcher.job_max_min=29")
+    assert "alone may cost" not in text
+    assert "launcher.job_max_min=29: a point alone may need a job of 30 min; raise it" in text
 
 
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
