@@ -47,6 +47,9 @@ class SchedulingOptions(Limits):
         if limit is not None and 60 * limit <= self.warning_s:
             rule = f"ends before its warning, warning_s={self.warning_s} before the end"
             raise ValueError(f"time_limit_min={limit:g} {rule}; give it more time, or warn later")
+        if self.mode == "packed" and self.warning_s > 60 * self.job_max_min:
+            rule = f"longer than a packed job, job_max_min={self.job_max_min}"
+            raise ValueError(f"launcher.warning_s={self.warning_s}: {rule}; warn later, or allow longer jobs")
         return self
 
 
@@ -108,6 +111,7 @@ class JobSetup(NamedTuple):
     """Environment in which a job's command runs, as far as the launcher options define it."""
 
     device: Device | None = None  # device that a job requests; "cpu": no GPU; None: not defined
+    device_name: str = ""  # name of the job's GPUs in their driver; empty: unknown
     gpu_override: str = ""  # override with which a job requests GPUs, for remedies in messages
     image: str | None = None  # container image
     python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits

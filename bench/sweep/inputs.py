@@ -109,6 +109,10 @@ def check_devices(composed: Request) -> None:
         if device == "cuda" and setup.device == "cpu":
             rule = f"has GPUs, and a job of launcher={composed.launcher_file} would ask for none"
             raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
+        if setup.device_name and not composed.machine.accepts(setup.device_name):
+            rule = f"a job of launcher={composed.launcher_file} would get {setup.device_name}"
+            remedy = "choose the machine that has them, or request others"
+            raise UserError(f"machine={composed.machine.name}", rule, remedy)
     if launcher or device is None:
         return
     needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine

@@ -13,7 +13,7 @@ from vertex_study import QUICK
 
 from bench.cli import main
 
-WORDS = (*QUICK, "launcher.staging_bucket=gs://b")
+WORDS = (*QUICK, "launcher.staging_bucket=gs://bucket")
 IMAGE = "registry.example.com/my-project/r/zeroscale:1"
 pytestmark = pytest.mark.processes
 

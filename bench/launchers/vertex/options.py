@@ -22,6 +22,8 @@ from bench.launchers.vertex.image import DIGEST, build_dockerfile, list_commands
 START_S = 120
 """Seconds added to a job's time limit, for the start of its container."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_LONGEST_MIN = 7 * 24 * 60 - START_S // 60
+"""Longest time limit, so that a job with its start ends within the service's limit of seven days."""
 _MANY = 500
 """Machines of a worker pool above which a request is probably a slip."""
 
@@ -115,6 +117,11 @@ class Options(SchedulingOptions):
             rule = "the price of a node is unknown"
             remedy = "set price_per_node_hour; files in conf/machine have published prices (rented)"
             raise ValueError(f"launcher.budget={self.budget:g}: {rule}; {remedy}")
+        for name in ("time_limit_min", "job_max_min"):
+            minutes = getattr(self, name)
+            if minutes is not None and minutes > _LONGEST_MIN:
+                rule = "a Vertex AI job with its start lasts at most 7 days"
+                raise ValueError(f"launcher.{name}={minutes:.10g}: {rule}; set {_LONGEST_MIN} or less")
         self._check_bucket()
         return self
 
@@ -176,8 +183,8 @@ def check(options: Options, spec: RunSpec) -> None:
     site = find_site(options)
     study_store.check_spec(spec)
     host = options.network.rendezvous_host
-    if spec.nodes > 1 and "{host}" not in host:
-        rule = f"the first of nodes={spec.nodes} has no name before the job starts"
+    if "{host}" not in host:
+        rule = "no node has a name before the job starts"
         raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} for the first node's name")
     if spec.nodes > _MANY:
         raise UserError(f"nodes={spec.nodes}", f"launcher=vertex asks for at most {_MANY} machines", "use fewer nodes")
@@ -253,6 +260,7 @@ def job_setup(options: Options) -> JobSetup:
     has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
     return JobSetup(
         device="cuda" if has_gpu else "cpu",
+        device_name=_read_machine_types()["device_names"].get(options.accelerator_type or next(iter(fixed), ""), ""),
         gpu_override=_suggest_gpu(options.machine_type or ""),
         image=options.image,
         python=options.python,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bench.cli import main
 from bench.config import compose
@@ -15,6 +16,7 @@ from bench.core.scheduling import Work
 from bench.launchers.vertex import Options, check, find_log, job_setup, plan
 from bench.sweep import inputs
 
+ROOT = Path(__file__).parents[3]
 STUDY = Path("/home/me/results/paper")
 FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
 SITE = (
@@ -176,11 +178,16 @@ def test_the_launcher_is_complete() -> None:
         (("project=My_Project",), "launcher.project=My_Project: is no project ID or number; `gcloud projects list`"),
         (("region=us-central1-a",), "launcher.region=us-central1-a: is no region; "),
         (("staging_bucket=/scratch",), "launcher.staging_bucket=/scratch: is no bucket; write gs://BUCKET"),
-        (("staging_bucket=gs://",), "launcher.staging_bucket=gs://: is no bucket; write gs://BUCKET"),
-        (("staging_bucket=gs://My_Bucket",), "launcher.staging_bucket=gs://My_Bucket: is no bucket; write gs://BUCKET"),
         (("service_account=me",), "launcher.service_account=me: is no service account; write its address"),
         (("staging_bucket=s3://b",), "launcher.staging_bucket=s3://b: is no bucket; write gs://BUCKET"),
         (("staging_bucket=file:///tmp/b",), "launcher.staging_bucket=file:///tmp/b: is no bucket"),
+        (("staging_bucket=gs://",), "launcher.staging_bucket=gs://: is no bucket; write gs://BUCKET"),
+        (("staging_bucket=gs://My_Bucket",), "launcher.staging_bucket=gs://My_Bucket: is no bucket; write gs://BUCKET"),
+        (("time_limit_min=1e6",), "launcher.time_limit_min=1000000: a Vertex AI job with its start lasts at most 7 d"),
+        (("job_max_min=10080",), "launcher.job_max_min=10080: a Vertex AI job with its start lasts at most 7 days"),
+        (("warning_s=100000",), "warning_s=100000: longer than a packed job, job_max_min=240; warn later"),
+        (("machine_type=n1-standard-8", "network.rendezvous_host=foo"),
+         "launcher.network.rendezvous_host=foo: no node has a name before the job starts; write {host}"),
         (("image=zeroscale",), "launcher.image=zeroscale: is no image in a registry; write HOST/PROJECT"),
         (("endpoint='https://localhost:1'",), "launcher.endpoint=https://localhost:1: is no host; write HOST"),
         (("throttle=2",), "launcher.throttle=2: a Vertex AI job cannot wait for another job; use max_queued"),
@@ -230,11 +237,6 @@ def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
         check(options(), stopped)
 
 
-def test_several_nodes_need_the_name_of_the_first() -> None:
-    with pytest.raises(UserError, match=r"the first of nodes=2 has no name before the job starts; write {host}"):
-        options(*N1, "nodes=2", "launcher.network.rendezvous_host=node0")
-
-
 def test_a_gpu_machine_needs_accelerators() -> None:
     found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
     with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
@@ -251,3 +253,34 @@ def test_a_gpu_machine_needs_accelerators() -> None:
 )
 def test_remedy_for_a_machine_without_gpus_fits_its_machine_type(machine_type: str, remedy: str) -> None:
     assert job_setup(Options(machine_type=machine_type)).gpu_override == remedy
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "device"),
+    [
+        ("a100_40", ("machine_type=a3-highgpu-2g",), "NVIDIA H100 80GB HBM3"),
+        ("h100", ("machine_type=n1-standard-16", "accelerator_type=NVIDIA_TESLA_T4"), "Tesla T4"),
+        ("a100_40", ("machine_type=a2-highgpu-2g",), ""),
+        ("h100", ("machine_type=a3-highgpu-2g",), ""),
+    ],
+)
+def test_a_machine_with_other_devices_than_the_job_is_refused(
+    machine: str, request_: tuple[str, ...], device: str
+) -> None:
+    kept = [word for word in SITE if word != "machine=cpu"]
+    found = compose_and_check(*kept, f"machine={machine}", *(f"launcher.{word}" for word in request_))
+    if not device:
+        inputs.check_devices(found)
+        return
+    with pytest.raises(UserError, match=f"^machine={machine}: a job of launcher=vertex would get {device}; choose"):
+        inputs.check_devices(found)
+
+
+def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
+    """The type that a machine file offers at Google has the devices of the file."""
+    for path in sorted((ROOT / "conf/machine").glob("*.yaml")):
+        plain = yaml.safe_load(path.read_text())
+        for offer in plain.get("rented", ()):
+            if offer["provider"] == "gcp":
+                setup = job_setup(Options(machine_type=offer["machine_type"]))
+                assert setup.device_name in plain["device_names"], offer["machine_type"]
