@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -80,6 +80,9 @@ class Options(SchedulingOptions):
     """Options in conf/launcher/vertex.yaml and in a site file."""
 
     has_dependencies: ClassVar[bool] = False
+    setup_min: float = Field(15.0, ge=0)
+    span: Literal["node"] = "node"  # Vertex AI starts one process per node
+    mode: Literal["point", "packed"] = "packed"  # Vertex AI has no job arrays
 
     # where jobs run
     project: Annotated[str, AfterValidator(_check_project)] | None = None
@@ -111,8 +114,6 @@ class Options(SchedulingOptions):
         if self.throttle is not None:
             rule = "a Vertex AI job cannot wait for another job"
             raise ValueError(f"launcher.throttle={self.throttle}: {rule}; use max_queued, and `zeroscale resume`")
-        if self.span != "node":
-            raise ValueError(f"launcher.span={self.span}: Vertex AI starts one process per node; set span=node")
         if self.budget is not None and self.price_per_node_hour is None:
             rule = "the price of a node is unknown"
             remedy = "set price_per_node_hour; files in conf/machine have published prices (rented)"

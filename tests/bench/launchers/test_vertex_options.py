@@ -191,14 +191,14 @@ def test_the_launcher_is_complete() -> None:
         (("image=zeroscale",), "launcher.image=zeroscale: is no image in a registry; write HOST/PROJECT"),
         (("endpoint='https://localhost:1'",), "launcher.endpoint=https://localhost:1: is no host; write HOST"),
         (("throttle=2",), "launcher.throttle=2: a Vertex AI job cannot wait for another job; use max_queued"),
-        (("span=device",), "launcher.span=device: Vertex AI starts one process per node; set span=node"),
+        (("span=device",), "launcher.span=device: must be one of node; set launcher.span=node"),
         (("budget=10",), "launcher.budget=10: the price of a node is unknown; set price_per_node_hour"),
         (("price_per_node_hour=0",), "launcher.price_per_node_hour=0: must be a number > 0"),
         (("labels={Team: a}",), "is no name of a label; use small letters"),
         (("labels={zeroscale-job: a}",), "is no name of a label; use small letters"),
         (("labels={team: A}",), "launcher.labels.team=A: is no value of a label"),
         (("machine_type=n1-standard-8", "mode=array"),
-         "launcher.mode=array: launcher=vertex has no job arrays; set launcher.mode=packed"),
+         "launcher.mode=array: must be one of point, packed; set launcher.mode=point"),
         (("boot_disk_gb=10",), "launcher.boot_disk_gb=10: must be an integer ≥ 100, ≤ 64000"),
         (("machine_type=a2-highgpu-8g",), "machine type a2-highgpu-8g has 8 accelerators, and 2 would be requested; "
          "set launcher.machine_type=a2-highgpu-2g"),
@@ -284,3 +284,10 @@ def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
             if offer["provider"] == "gcp":
                 setup = job_setup(Options(machine_type=offer["machine_type"]))
                 assert setup.device_name in plain["device_names"], offer["machine_type"]
+
+
+def test_defaults_are_those_of_the_file() -> None:
+    """The reference and `explain` print the defaults of the class; a run has those of the file."""
+    plain = yaml.safe_load((ROOT / "conf/launcher/vertex.yaml").read_text())
+    assert plain.pop("name") == "vertex"
+    assert Options.model_validate(plain) == Options()
