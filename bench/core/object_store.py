@@ -31,6 +31,7 @@ _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "memory": "fsspec"}
 _TIMES = ("mtime", "updated", "LastModified", "created")  # keys of fsspec's file systems, the most exact first
 _NO_LOGIN = ("DefaultCredentialsError", "RefreshError", "NoCredentialsError")
 
+_LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -151,6 +152,8 @@ class ObjectStore:
                 if time.monotonic() + pause_s > until:
                     rule = f"does not respond ({_describe(error)})"
                     raise StoreUnavailable(self.url, rule, "check the network, and try again") from error
+                told = _describe(error)
+            _LOGGER.warning("%s: does not respond (%s); trying again in %g s, Ctrl-C ends it", self.url, told, pause_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
 

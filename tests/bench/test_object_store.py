@@ -3,6 +3,7 @@ file system, and an emulated bucket of Google Cloud Storage."""
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import secrets
@@ -138,10 +139,13 @@ def test_a_refusal_is_reported_at_once(
     assert not isinstance(raised.value, StoreUnavailable) and time.monotonic() - begin < 1
 
 
-def test_calls_are_repeated_until_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_repeated_until_the_store_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A file replaces the bucket's folder, so every access fails, as with a network failure."""
     bucket, naps = tmp_path / "bucket", list[float]()
     bucket.write_bytes(b"")
+    caplog.set_level(logging.WARNING)
 
     def nap(seconds: float) -> None:
         naps.append(seconds)
@@ -151,6 +155,9 @@ def test_calls_are_repeated_until_the_store_is_back(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(time, "sleep", nap)
     assert ObjectStore(f"file://{bucket}/s").create("a/record.json", b"kept")
     assert len(naps) == 3 and (bucket / "s/a/record.json").read_bytes() == b"kept"
+    begin = f"file://{bucket}/s: does not respond (NotADirectoryError: "
+    assert [message.startswith(begin) for message in caplog.messages] == [True] * 3
+    assert caplog.messages[1].endswith("; trying again in 1 s, Ctrl-C ends it")
 
 
 def test_a_store_that_stays_away_is_unavailable_after_its_patience(
@@ -377,7 +384,9 @@ def test_a_checkpoint_that_another_node_needs_is_refused(overrides: tuple[tuple[
         study_store.check_spec(spec)
 
 
-@pytest.mark.parametrize(("content", "rule"), [(None, "no such file"), ("{}", "has no credentials")])
+@pytest.mark.parametrize(
+    ("content", "rule"), [(None, "no such file"), ("{}", "has no credentials"), ("{", "has no credentials")]
+)
 def test_unusable_credentials_file_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, rule: str
 ) -> None:
