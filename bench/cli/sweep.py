@@ -193,11 +193,15 @@ def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
 
 
 def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[str]:
-    """Yield a line for jobs that are longer than allowed, because one point needs more, and for jobs that alone exceed
-    the budget."""
-    _, options = submitting.load_launcher(sweep) if planned else (None, None)
+    """Yield a line for a missing package, for jobs that are longer than allowed because one point needs more, and for
+    jobs that alone exceed the budget."""
+    if not planned:
+        return
+    launcher, options = submitting.load_launcher(sweep)
+    if lacks := launcher.job_setup(options).lacks:
+        yield f"launcher={sweep.launcher['name']}: {lacks}"
     longest = max((job.time_limit_min for job in planned if job.mode == "packed"), default=0)
-    if options and longest > options.job_max_min:
+    if longest > options.job_max_min:
         rule = f"a point alone may need a job of {longest} min"
         yield f"launcher.job_max_min={options.job_max_min}: {rule}; raise it, or set a shorter launcher.time_limit_min"
     price, budget = sweep.launcher.get("price_per_node_hour"), sweep.launcher.get("budget")

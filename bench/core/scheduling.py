@@ -116,6 +116,7 @@ class JobSetup(NamedTuple):
     image: str | None = None  # container image
     python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits
     variables: dict[str, str] = {}  # environment variables of the command
+    lacks: str = ""  # package without which this machine cannot submit, and its remedy; empty: none
     start_min: float = 0.0  # minutes that the launcher adds to the time limit of a job, for its start
     dockerfile: str = ""  # of the image, to which `zeroscale prepare` adds staging; empty: the image is made elsewhere
     build: tuple[tuple[str, ...], ...] = ()  # commands that build the image from the Dockerfile in `{folder}`

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from bench.config.compose import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.scheduling import SchedulingOptions
-from bench.core.spec import Device
+from bench.core.spec import Device, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 
@@ -101,7 +102,8 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if this machine lacks the devices, or if a job for a GPU machine requests no GPUs."""
+    """Raise UserError if this machine lacks the devices or an optional package, or if a job for a GPU machine requests
+    no GPUs."""
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):
@@ -115,6 +117,7 @@ def check_devices(composed: Request) -> None:
             raise UserError(f"machine={composed.machine.name}", rule, remedy)
     if launcher or device is None:
         return
+    _check_packages(composed.spec)
     needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine
     local_devices, name = count_local_devices(device), read_device_name(device)
     if local_devices == 0:
@@ -134,6 +137,19 @@ def check_devices(composed: Request) -> None:
         raise UserError(
             needed, f"too many processes for {format_count(count_cores(), 'core')}", f"give at most {max_processes}"
         )
+
+
+def _check_packages(spec: RunSpec) -> None:
+    """Raise UserError if a package of the extra `adapters` that a run needs is not installed on this machine."""
+    adapter, quantizes = spec.adapter, spec.adapter.quantization != "none"
+    needed = [(f"adapter={adapter.name}", name) for name in ("peft", *["bitsandbytes"] * quantizes)]
+    needed = needed if adapter.rank is not None else []
+    if spec.optimizer.name == "adamw_8bit":
+        needed.append(("optimizer.name=adamw_8bit", "bitsandbytes"))
+    for value, package in needed:
+        if importlib.util.find_spec(package) is None:
+            rule = f"needs the package {package}, which is not installed"
+            raise UserError(value, rule, "pip install 'zeroscale[adapters]'")
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:

@@ -2,6 +2,7 @@
 of the adapters is refused in one line."""
 
 import io
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -31,6 +32,22 @@ def test_record_table_and_prediction_have_trained_and_total_parameters(
     row = pd.read_csv(io.StringIO(capsys.readouterr().out)).iloc[0]
     assert (row.parameters, row.trainable_parameters) == (PARAMETERS + trained, trained)
     assert row.adapter == "qlora rank=4 alpha=32 quantization=nf4 double_quantization=true"
+
+
+@pytest.mark.parametrize(
+    ("word", "package"),
+    [("adapter=lora", "peft"), ("adapter=qlora", "bitsandbytes"), ("optimizer.name=adamw_8bit", "bitsandbytes")],
+)
+def test_a_run_without_a_package_of_the_extra_is_refused_before_it_starts(
+    word: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = [word, "model=gpt2_tiny", "engine=ddp", "machine=cpu", "devices_per_node=1", "--results", str(tmp_path)]
+    for verb in (["run", "--dry-run"], ["run"], ["sweep"]):
+        assert cli.main([*verb, *words]) == 2
+        told = f"{word}: needs the package {package}, which is not installed; pip install 'zeroscale[adapters]'"
+        assert told in capsys.readouterr().err
+    assert not list(tmp_path.rglob("record.json"))
 
 
 def test_unknown_adapter_target_is_refused_with_the_known_names(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,13 @@ def test_a_url_that_cannot_be_used_is_refused_in_one_line(url: str, rule: str, m
     with pytest.raises(UserError, match=rule.replace("s3fs", "s3fs_missing")) as raised:
         ObjectStore(url)
     assert "\n" not in str(raised.value) and raised.value.remedy
+
+
+def test_a_missing_package_is_named_with_a_command_that_a_shell_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError) as raised:
+        ObjectStore("gs://bucket/s")
+    assert raised.value.remedy == "pip install 'zeroscale[vertex]'"
 
 
 class _Denied(Exception):

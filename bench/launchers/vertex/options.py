@@ -3,6 +3,7 @@ option."""
 
 import difflib
 import functools
+import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -266,10 +267,25 @@ def job_setup(options: Options) -> JobSetup:
         image=options.image,
         python=options.python,
         variables={DIGEST: image} if image else {},
+        lacks=_find_missing_package(),
         start_min=START_S / 60,
         dockerfile=build_dockerfile(image, has_gpu=has_gpu),
         build=list_commands(image),
     )
+
+
+@functools.cache  # called for every point of a study
+def _find_missing_package() -> str:
+    """Return a text with a package of the extra `vertex` that is not installed, and its remedy; empty if there is
+    none."""
+    for package, module in (("google-cloud-aiplatform", "google.cloud.aiplatform_v1"), ("gcsfs", "gcsfs")):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # a parent of the module
+            found = None
+        if found is None:
+            return f"needs the package {package}, which is not installed; pip install 'zeroscale[vertex]'"
+    return ""
 
 
 def _suggest_gpu(machine_type: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.core import plugins
 from bench.core.errors import UserError
 from bench.core.scheduling import Work
 from bench.launchers.vertex import Options, check, find_log, job_setup, plan
+from bench.launchers.vertex import options as vertex_options
 from bench.sweep import inputs
 
 ROOT = Path(__file__).parents[3]
@@ -291,3 +293,24 @@ def test_defaults_are_those_of_the_file() -> None:
     plain = yaml.safe_load((ROOT / "conf/launcher/vertex.yaml").read_text())
     assert plain.pop("name") == "vertex"
     assert Options.model_validate(plain) == Options()
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("google.cloud.aiplatform_v1", "google-cloud-aiplatform"), ("gcsfs", "gcsfs")]
+)
+def test_a_dry_run_names_a_package_that_is_not_installed(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = f"launcher=vertex: needs the package {package}, which is not installed; pip install 'zeroscale[vertex]'"
+
+    def dry_run() -> str:
+        vertex_options._find_missing_package.cache_clear()
+        assert main(["sweep", *N1, "--dry-run"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    try:
+        assert "pip install" not in dry_run()
+        monkeypatch.setitem(sys.modules, module, None)
+        assert told in dry_run()
+    finally:
+        vertex_options._find_missing_package.cache_clear()
