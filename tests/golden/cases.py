@@ -77,6 +77,9 @@ _RENTED = (
     "launcher.image=registry.example.com/my-project/r/zeroscale:1", "launcher.machine_type=unlisted-8",
 )  # fmt: skip
 
+# Accelerators of machines that are no H100. Google has no MI250X; a P100 fits any machine.
+_ACCELERATORS = {"a100_80": "NVIDIA_A100_80GB", "v100_16": "NVIDIA_TESLA_V100", "mi250x": "NVIDIA_TESLA_P100"}
+
 
 def names(prefix: str) -> list[str]:
     """Return the names of the YAML files in a folder of conf/."""
@@ -108,9 +111,12 @@ def cases(*, whole: bool) -> dict[str, Case]:
 
 def _list_site_overrides(study: str, launcher: str) -> list[str]:
     """Return the overrides with which a study's jobs request GPUs, and those that a launcher always needs."""
-    on_gpus = re.search(r"^  machine: (?!cpu|testbed)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE)
+    on_gpus = re.search(
+        r"^  machine: (?!cpu|testbed)(\w+)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE
+    )
     if launcher == "vertex":
-        return [*_RENTED, *(["launcher.accelerator_type=NVIDIA_H100_80GB"] if on_gpus else [])]
+        kind = _ACCELERATORS.get(on_gpus[1], "NVIDIA_H100_80GB") if on_gpus else ""
+        return [*_RENTED, *([f"launcher.accelerator_type={kind}"] if kind else [])]
     return ["launcher.gpus=--gres=gpu:{devices}"] if on_gpus and launcher in ("slurm", "slurm_testbed") else []
 
 
