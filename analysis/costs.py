@@ -295,4 +295,4 @@ def _format_value(row: Row, name: str) -> str:
 def check_held_out(loss: float | None, table: pd.DataFrame) -> None:
     """Raise UserError if a loss is given, but the run table has no training with a held-out loss."""
     if loss is not None and "validation_loss" not in table:
-        raise UserError(f"--loss {loss:g}", "no run is a training with a held-out loss", "leave --loss away")
+        raise UserError(f"--loss {loss:g}", "no run is a training with a held-out loss", "remove --loss")

@@ -29,7 +29,7 @@ from bench.sweep.snapshot import read_trial_results
 
 
 def import_library(module: str, package: str, extra: str) -> ModuleType:
-    """Import the library that an export format needs. Raises UserError if the library is not installed."""
+    """Import the library that an export format needs. Raise UserError if the library is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -60,7 +60,7 @@ class ExportedRun(NamedTuple):
 
 
 def list_exported_runs(results: Results) -> list[ExportedRun]:
-    """Return an exported run for each row of the run table. Raises UserError if two of them have the same name."""
+    """Return an exported run for each row of the run table. Raise UserError if two of them have the same name."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
     # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
@@ -236,7 +236,7 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
 def write_journal(paths: Sequence[Path], out: Path) -> int:
     """Write the searches of study folders into an Optuna journal at `out`, and return the number of trials.
 
-    Each search becomes an Optuna study. An existing file is replaced. Raises UserError for a folder without a search.
+    Each search becomes an Optuna study. An existing file is replaced. Raise UserError for a folder without a search.
     """
     optuna: Any = import_library("optuna", "optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -145,7 +145,7 @@ class StudyFigures:
 def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
     """Return the tables and figures of all records at or below `paths`.
 
-    Files that are no records are skipped, with a warning. Raises UserError for a path that does not exist.
+    Files that are no records are skipped, with a warning. Raise UserError for a path that does not exist.
     """
     from analysis import results
 

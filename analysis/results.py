@@ -227,7 +227,7 @@ class Results:
 def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None) -> Results:
     """Return the results of all records at or below `paths`. `follow` is the progress callback.
 
-    Raises UserError for a path that does not exist.
+    Raise UserError for a path that does not exist.
     """
     return _judge_rows(find_rows((Path(path) for path in paths), follow), read_record)
 

@@ -37,7 +37,7 @@ def list_published() -> list[str]:
 def read_published(name: str) -> Published:
     """Read one file of published numbers by name; its leading comment lines state the source.
 
-    Raises UserError if the file does not exist.
+    Raise UserError if the file does not exist.
     """
     path = find_published_folder() / f"{name}.csv"
     if not path.is_file():

@@ -72,7 +72,7 @@ def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> 
 
 
 def percentage(text: str) -> float:
-    """Return a percentage as a share: 0.03 for the text `3%`. UserError for any other form."""
+    """Return a percentage as a share: 0.03 for the text `3%`. Raise UserError for any other form."""
     number = text.removesuffix("%").strip()
     if text.endswith("%") and number.replace(".", "", 1).isdecimal():
         return float(number) / 100
@@ -121,7 +121,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
 
 
 def _allowed(args: argparse.Namespace) -> frozenset[str]:
-    """Return the quantities that may change without breaking the gate (`--allow`). Raises UserError for an unknown
+    """Return the quantities that may change without breaking the gate (`--allow`). Raise UserError for an unknown
     quantity."""
     from analysis.compare.judging import FIXED, is_quantity
 

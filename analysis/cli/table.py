@@ -84,7 +84,7 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
     costs.check_held_out(args.loss, found.table)
     frame = costs.tabulate_costs(found, args.price, args.loss)
     if args.columns is not None:
-        raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "leave one of them away")
+        raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "remove one of them")
     if args.format == "md":
         sys.stdout.write(formats.format_markdown_table(*costs.build_text_cells(frame)))
     elif args.format == "text":

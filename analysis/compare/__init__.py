@@ -62,7 +62,7 @@ class SetComparison(NamedTuple):
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results. Raises UserError if a field of `across` does not exist or leaves several possible
+    """Compare two sets of results. Raise UserError if a field of `across` does not exist or leaves several possible
     pairs."""
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed

@@ -65,7 +65,7 @@ def pair_configurations(
     then of B.
 
     Configurations that also differ in protocol, machine or versions are paired with the most similar one, so that the
-    differences can be reported. Raises UserError if a field of `across` does not exist, or if several configurations of
+    differences can be reported. Raise UserError if a field of `across` does not exist, or if several configurations of
     a side could be meant.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
@@ -110,7 +110,7 @@ def _select_members(
 ) -> list[ComparedConfiguration]:
     """Return the configurations that have the values that `across` selects for side "A" or "B".
 
-    Raises UserError if there are none.
+    Raise UserError if there are none.
     """
     kept = list(members)
     for one in across:

@@ -52,7 +52,7 @@ def build_interval_ends(
 
 @functools.cache
 def load_metrics() -> dict[str, Metric]:
-    """Return every metric by name. Raises UserError if two modules define the same name."""
+    """Return every metric by name. Raise UserError if two modules define the same name."""
     found: dict[str, Metric] = {}
     for file in plugins.list_names(plugins.METRIC):
         for metric in plugins.load(plugins.METRIC, file).METRICS:

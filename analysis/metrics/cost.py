@@ -24,7 +24,7 @@ def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
     """Return a run table or summary whose column `cost_per_million_tokens` is computed with the given price per device
     and hour instead of the recorded price.
 
-    The cost is missing if the throughput is. Raises UserError for a price that is not a positive finite number.
+    The cost is missing if the throughput is. Raise UserError for a price that is not a positive finite number.
     """
     check_price(price_per_device_hour)
     # world_size is Int64, whose quotient would be a nullable pandas type instead of float64

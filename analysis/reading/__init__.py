@@ -37,7 +37,7 @@ class FoundRows(NamedTuple):
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
     """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once.
 
-    `follow` is the progress callback for files that are not cached. Raises UserError for a path that does not exist.
+    `follow` is the progress callback for files that are not cached. Raise UserError for a path that does not exist.
     """
     given = [Path(os.path.realpath(path)) if path.is_symlink() and not path.is_dir() else path for path in paths]
     for path in given:

@@ -34,8 +34,8 @@ def write_report(
     """Write the report of a set of runs into the folder `out`, and return the path of its page.
 
     `price` is the price per device and hour, in any currency. Equal records give equal files. The files of an older
-    report are replaced all at once; other files in the folder stay. UserError if there is no record, or if the folder
-    cannot be written.
+    report are replaced all at once; other files in the folder stay. Raise UserError if there is no record, or if the
+    folder cannot be written.
     """
     if results.table.empty:
         raise UserError("", "no record to report", "give a results folder, e.g. results/runs/smoke")

@@ -187,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _write_files(texts: Mapping[str, str], folder: Path) -> None:
-    """Write every file atomically. Raises UserError if the folder cannot be written."""
+    """Write every file atomically. Raise UserError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

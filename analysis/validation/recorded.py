@@ -104,7 +104,7 @@ def _build_sort_key(run: MemoryRun) -> tuple[object, ...]:
 
 def find_recorded_runs(results: Path | None = None) -> RecordedRuns:
     """Return the recorded runs in the folder `results`. The default is the folder of this checkout, or else `results`
-    in the current folder. Raises UserError if the folder has no recorded runs."""
+    in the current folder. Raise UserError if the folder has no recorded runs."""
     of_checkout = Path(__file__).parents[2] / "results"
     found = RecordedRuns(results or (of_checkout if of_checkout.is_dir() else Path("results")))
     for folder in (found.runs, found.inputs):

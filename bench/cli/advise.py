@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_places(args: argparse.Namespace) -> int:
     if args.page:
-        raise UserError("--page", "a comparison of places has no page", "use --json, or leave where away")
+        raise UserError("--page", "a comparison of places has no page", "use --json, or remove where")
     table = api.compare_places(args.overrides, results=args.results, config_dir=args.config_dir)
     print(places_text.format_json(table) if args.json else places_text.format_text(table))
     return 0

@@ -33,7 +33,7 @@ from bench.core.scheduling import JobState
 from bench.core.store import RECORD, read_record
 from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
-from bench.sweep.status import PointStatus, StudyState, describe_wait
+from bench.sweep.status import PointStatus, StudyState, describe_wait, find_job_setup
 
 _WAIT_S = 5.0
 # Seconds for which `--wait` tolerates jobs that cannot start: a job that has just ended may still block them.
@@ -142,7 +142,7 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
         for kind, number in shown.most_common()
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
-    hours, price = view.spent_node_hours(), view.sweeps[-1].launcher.get("price_per_node_hour")
+    hours, price = view.spent_node_hours(), find_job_setup(view.sweeps[-1]).price_per_node_hour
     cost = f" at a cost of {price * hours:.2f}" if price else ""
     spent = f"; {hours:.2f} node-hours spent{cost}, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"

@@ -32,6 +32,7 @@ from bench.core.files import RESULTS
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.quantities import compute_node_hours
+from bench.core.scheduling import JobSetup
 from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
@@ -43,7 +44,7 @@ from bench.sweep.jobs import Job
 from bench.sweep.local_sweep import LocalSweep
 from bench.sweep.pruning import is_far_out_of_memory
 from bench.sweep.snapshot import read_snapshot
-from bench.sweep.status import PointStatus, list_statuses
+from bench.sweep.status import PointStatus, find_job_setup, list_statuses
 from bench.sweep.submitting import JobBatcher
 
 if TYPE_CHECKING:
@@ -178,16 +179,16 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     return "\n".join([*map(terminal.wrap_columns, lines), *_format_scripts(sweep, planned, folder)])
 
 
-def _compute_node_hours(sweep: SweepDefinition, job: Job) -> float:
+def _compute_node_hours(job: Job, setup: JobSetup) -> float:
     """Return the node-hours of a job, or of each task of a job array, that uses its whole time limit."""
-    launcher, options = submitting.load_launcher(sweep)
-    return job.nodes * (job.time_limit_min + launcher.job_setup(options).start_min) / 60
+    return job.nodes * (job.time_limit_min + setup.start_min) / 60
 
 
 def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
     tasks = [len(job.points) if job.mode == "array" else 1 for job in planned]
-    hours = sum(count * _compute_node_hours(sweep, job) for count, job in zip(tasks, planned, strict=True))
-    price, budget = sweep.launcher.get("price_per_node_hour"), sweep.launcher.get("budget")
+    setup = find_job_setup(sweep)
+    hours = sum(count * _compute_node_hours(job, setup) for count, job in zip(tasks, planned, strict=True))
+    price, budget = setup.price_per_node_hour, setup.budget
     cost = f", at a cost of {price * hours:.2f}{f' (budget: {budget:.2f})' if budget else ''}," if price else ""
     return f"{hours:.1f} node-hours{cost} if all of them use their whole time limit"
 
@@ -197,17 +198,18 @@ def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[
     jobs that alone exceed the budget."""
     if not planned:
         return
-    launcher, options = submitting.load_launcher(sweep)
-    if lacks := launcher.job_setup(options).lacks:
-        yield f"launcher={sweep.launcher['name']}: {lacks}"
+    _, options = submitting.load_launcher(sweep)
+    setup = find_job_setup(sweep)
+    if setup.lacks:
+        yield f"launcher={sweep.launcher['name']}: {setup.lacks}"
     longest = max((job.time_limit_min for job in planned if job.mode == "packed"), default=0)
     if longest > options.job_max_min:
         rule = f"a point alone may need a job of {longest} min"
         yield f"launcher.job_max_min={options.job_max_min}: {rule}; raise it, or set a shorter launcher.time_limit_min"
-    price, budget = sweep.launcher.get("price_per_node_hour"), sweep.launcher.get("budget")
+    price, budget = setup.price_per_node_hour, setup.budget
     if not price or not budget:
         return
-    over = [job for job in planned if price * _compute_node_hours(sweep, job) > budget]
+    over = [job for job in planned if price * _compute_node_hours(job, setup) > budget]
     if over:
         shorter = "launcher.job_max_min" if any(len(job.points) > 1 for job in over) else "launcher.time_limit_min"
         rule = f"{format_count(len(over), 'job')} alone may cost more and would be refused"
@@ -384,7 +386,7 @@ class PredictionText:
         """Yield lines with the predicted node-hours of the sweep, infeasible points, and warnings."""
         if known := sum(one.minutes is not None for one in self._runs):
             unknown = f", {len(self._runs) - known} unknown" if known < len(self._runs) else ""
-            price = self._sweep.launcher.get("price_per_node_hour")
+            price = find_job_setup(self._sweep).price_per_node_hour
             cost = f", at a cost of {self._sum_node_hours(price)}," if price else ""
             yield f"predicted: {self._sum_node_hours()} node-hours{cost} for {format_count(known, 'run')}{unknown}"
         if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):

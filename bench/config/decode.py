@@ -56,7 +56,7 @@ def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Reques
 
 def complete_lengths(objective: str, given: Any) -> Any:
     """Return tokens per sample for each token kind. Kinds that are not given have the objective's default length. Raise
-    UserError for a kind that the objective does not have."""
+    Raise UserError for a kind that the objective does not have."""
     known = {kind.name: kind.length for kind in load_file(objectives, objective).KINDS}
     if not isinstance(given, Mapping | None):
         return given  # RunSpec refuses the type

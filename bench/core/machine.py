@@ -90,7 +90,7 @@ class RentedOffer(Frozen):
             return self.price_per_hour
         if self.spot_price_per_hour is None:
             rule = f"the spot price of {self.machine_type} from {self.provider} is unknown"
-            raise UserError("spot", rule, "leave spot away, or add spot_price_per_hour to the machine's file")
+            raise UserError("spot", rule, "remove spot, or add spot_price_per_hour to the machine's file")
         return self.spot_price_per_hour
 
 

@@ -298,7 +298,7 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
     fastest.
 
     `overrides` replace keys of the study. A list of several values becomes an axis; a single value fixes the key. Raise
-    UserError for more than MOST_RUNS runs.
+    Raise UserError for more than MOST_RUNS runs.
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:

@@ -30,7 +30,7 @@ def load_builder(family: str) -> FamilyBuilder:
 
 def load_divided_builder(family: str) -> DividedFamilyBuilder:
     """Return the builder that can build parts of this family's models, for pipelines and tensor parallelism. Raise
-    UserError if the family builds only whole models."""
+    Raise UserError if the family builds only whole models."""
     return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
 
 

@@ -124,7 +124,7 @@ class TrainingNeed:
 
 
 def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNeed:
-    """Return the tokens that a model with this number of parameters needs to reach `loss`. Raises UserError if no
+    """Return the tokens that a model with this number of parameters needs to reach `loss`. Raise UserError if no
     amount of data reaches this loss."""
     floor = law.compute_floor(parameters)
     if not loss > floor:

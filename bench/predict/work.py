@@ -322,7 +322,7 @@ class StepFlops(Frozen):
 def compute_flops_per_step(spec: RunSpec) -> StepFlops:
     """Return the exact number of matmul FLOPs of one optimizer step of `spec`, over all ranks and micro-steps.
 
-    Divide by world size and step time for FLOP/s per device. Raises UserError for an unknown model family, and
+    Divide by world size and step time for FLOP/s per device. Raise UserError for an unknown model family, and
     NoPrediction for a family that does not describe its network.
     """
     network, sample = get_network(spec), spec.sequence

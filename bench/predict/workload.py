@@ -65,7 +65,7 @@ OWN = USUAL
 
 def find_software(name: str) -> Software:
     """Return the class of software with this name, such as `eager` or `fused`, which says how much its kernels are
-    optimised. Raises UserError if there is none."""
+    optimised. Raise UserError if there is none."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
@@ -127,7 +127,7 @@ def describe_parameters(spec: RunSpec) -> str:
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
-    """Return the network with the adapters of a spec. Raises UserError for a target that is not a matrix of it."""
+    """Return the network with the adapters of a spec. Raise UserError for a target that is not a matrix of it."""
     if (adapted := read_adapter(adapter)) is None:
         return network
     check_targets(adapted.targets, [name for stack in network.stacks for part in stack.block for name in part.names])
@@ -205,7 +205,7 @@ def predict_engine_step(spec: RunSpec, device: Device) -> EngineStep:
 
 def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) -> PipelineCosts | None:
     """Return the engine's costs for each position of a pipeline; None for an engine that does not cut a model into
-    stages. Raises UserError if the engine cannot predict them."""
+    stages. Raise UserError if the engine cannot predict them."""
     predict = engines.facts(spec).pipeline
     if predict is None:
         return None

@@ -51,8 +51,8 @@ def find_checkout(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple[ComparedSide, ComparedSide]]:
-    """Yield both sides. Revisions are checked out while the context is open. UserError for a name that is neither a
-    revision nor a Python environment."""
+    """Yield both sides. Revisions are checked out while the context is open. Raise UserError for a name that is neither
+    a revision nor a Python environment."""
     with contextlib.ExitStack() as stack:
         known = [(letter, named, _resolve_name(named, checkout)) for letter, named in (("a", first), ("b", second))]
         a, b = (stack.enter_context(_open_side(*one, checkout)) for one in known)
@@ -164,8 +164,8 @@ def run_rounds(
     `zeroscale run`.
 
     If the machine was busy in a round, both sides are measured again, at most `MOST_AGAIN` times. The earlier runs are
-    moved to the folder `AGAIN`. The first failed run ends all rounds, since it would fail again. UserError if a side
-    cannot run, or runs code other than its own.
+    moved to the folder `AGAIN`. The first failed run ends all rounds, since it would fail again. Raise UserError if a
+    side cannot run, or runs code other than its own.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):

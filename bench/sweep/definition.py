@@ -191,7 +191,7 @@ def write(study_folder: Path, sweep: SweepDefinition) -> Path:
 
 
 def read(study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps defined in a study's folder, oldest first. UserError if no sweep can be read.
+    """Return the sweeps defined in a study's folder, oldest first. Raise UserError if no sweep can be read.
 
     A file that this version cannot decode is logged once and ignored.
     """
@@ -243,7 +243,7 @@ def write_trial(study_folder: Path, trial: Trial) -> bool:
 def read_trials(study_folder: Path) -> list[Trial]:
     """Return the trials of a study's search, ordered by number.
 
-    UserError if one trial cannot be read, since the search would then propose different points.
+    Raise UserError if one trial cannot be read, since the search would then propose different points.
     """
     return [_read_trial(path) for path in sorted((study_folder / TRIALS).glob("*.json"))]
 

@@ -113,8 +113,8 @@ def define_sweep(
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
-    """Return the launcher options that all points share, with the options in `etiquette` added. UserError if points
-    differ in launcher or options, or if the launcher does not support an added option or the autopilot."""
+    """Return the launcher options that all points share, with the options in `etiquette` added. Raise UserError if
+    points differ in launcher or options, or if the launcher does not support an added option or the autopilot."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
@@ -223,7 +223,7 @@ class SingleRun(NamedTuple):
 
 
 def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:
-    """Return a run of one point on this machine; UserError if that is impossible."""
+    """Return a run of one point on this machine. Raise UserError if that is impossible."""
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
@@ -239,8 +239,8 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 def plan_rehearsal(
     overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
-    """Return the planned rehearsal, which runs one rank of a larger run alone on this machine. UserError if that is
-    impossible. With `shapes_only`, tensors have no data, so the rank may be larger than this machine."""
+    """Return the planned rehearsal, which runs one rank of a larger run alone on this machine. Raise UserError if that
+    is impossible. With `shapes_only`, tensors have no data, so the rank may be larger than this machine."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
     device = inputs.find_predicted_device(composed)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from bench import launchers
 from bench.core.formatting import format_count
 from bench.core.plugins import QueueingLauncherPlugin, StoringLauncherPlugin
-from bench.core.scheduling import JobState, SchedulingOptions
+from bench.core.scheduling import JobSetup, JobState, SchedulingOptions
 from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, SweepPoint
@@ -244,6 +244,12 @@ def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin | None
     plain = dict(sweep.launcher)
     launcher = launchers.load_queueing(str(plain.pop("name")))
     return launcher, launcher.Options.model_validate(plain) if launcher else SchedulingOptions()
+
+
+def find_job_setup(sweep: SweepDefinition) -> JobSetup:
+    """Return the environment of a sweep's jobs; the defaults if its launcher has no queue."""
+    launcher, options = load_launcher(sweep)
+    return launcher.job_setup(options) if launcher else JobSetup()
 
 
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:

@@ -140,7 +140,7 @@ def _submit_pending(
 
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
-    """Return the launcher of a sweep and its options. UserError if the launcher has no queue."""
+    """Return the launcher of a sweep and its options. Raise UserError if the launcher has no queue."""
     launcher, options = status.load_launcher(sweep)
     if not launcher:
         raise UserError(f"launcher={sweep.launcher['name']}", "has no queue", "run the sweep on this machine")
@@ -355,8 +355,8 @@ class JobBatcher:
     """Divides points into jobs according to the launcher's mode: one job per point, job arrays of points with equal
     resources, or packed jobs that run several points with equal numbers of nodes and devices.
 
-    `options` are those of the launcher. A limit of the cluster is None if there is none. UserError for a point that
-    cannot finish within the limits.
+    `options` are those of the launcher. A limit of the cluster is None if there is none. Raise UserError for a point
+    that cannot finish within the limits.
     """
 
     def __init__(

@@ -8,6 +8,8 @@ import pytest
 from installed_packages import Install, forget, installing
 from started_runs import Command
 
+from bench.cli import main
+
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
@@ -33,3 +35,20 @@ def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         if command.process.poll() is None:
             os.killpg(command.process.pid, signal.SIGKILL)  # kills the supervisor, whose ranks end with it
             command.process.wait()
+
+
+@pytest.fixture
+def run_advise(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
+    which is one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, fails: bool = False) -> str:
+        assert main(["advise", *words]) == (2 if fails else 0)
+        printed = capsys.readouterr()
+        assert not fails or (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err if fails else printed.out
+
+    return run

@@ -3,41 +3,24 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.cli import main
 from bench.predict.goodput import FailureTerms, predict_goodput
 from bench.predict.scaling_laws import KAPLAN, compute_critical_batch
 
 XL = ("model=gpt2_xl", "machine=h100", "devices_per_node=8", "engine=fsdp")
-Say = Callable[..., str]
+Advise = Callable[..., str]
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
-    which is one line."""
-    monkeypatch.chdir(tmp_path)
-
-    def answer(*words: str, fails: bool = False) -> str:
-        assert main(["advise", *words]) == (2 if fails else 0)
-        printed = capsys.readouterr()
-        assert not fails or (printed.out, printed.err.count("\n")) == ("", 1)
-        return printed.err if fails else printed.out
-
-    return answer
+def advise(run_advise: Advise, *words: str) -> Any:
+    return json.loads(run_advise(*words, "--json"))
 
 
-def advise(say: Say, *words: str) -> Any:
-    return json.loads(say(*words, "--json"))
-
-
-def test_failures_lengthen_the_training(say: Say) -> None:
+def test_failures_lengthen_the_training(run_advise: Advise) -> None:
     words = (*XL, "nodes=16", "tokens=1e12", "price=2")
-    free, failing = advise(say, *words)["winner"], advise(say, *words, "storage=2e9")["winner"]
+    free, failing = advise(run_advise, *words)["winner"], advise(run_advise, *words, "storage=2e9")["winner"]
     parameters = 48 * (12 * 1600**2 + 13 * 1600) + (50257 + 1024) * 1600 + 2 * 1600  # GPT-2 with 1.5 billion parameters
     expected = predict_goodput(128, FailureTerms(14 * parameters / 2e9))
     assert failing["goodput"] == pytest.approx(expected.share, rel=1e-3)
@@ -47,27 +30,27 @@ def test_failures_lengthen_the_training(say: Say) -> None:
     assert "goodput" not in free
 
 
-def test_goodput_has_its_source_or_is_stated_as_not_counted(say: Say) -> None:
+def test_goodput_has_its_source_or_is_stated_as_not_counted(run_advise: Advise) -> None:
     words = (*XL, "nodes=16", "tokens=1e12")
-    assert "a job that never fails: set storage=2e9" in say(*words)
-    output = say(*words, "storage=2e9")
+    assert "a job that never fails: set storage=2e9" in run_advise(*words)
+    output = run_advise(*words, "storage=2e9")
     assert "arXiv 2407.21783" in output and "never fails" not in output
     (row,) = [line for line in output.splitlines() if line.startswith("  goodput")]
     assert "a checkpoint every" in row and "a failure every" in row
-    assert "the failure rate of your node_mtbf" in say(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
+    assert "the failure rate of your node_mtbf" in run_advise(*words, "storage=2e9", "node_mtbf=100d", "restart=5m")
 
 
-def test_deadline_counts_failures(say: Say) -> None:
+def test_deadline_counts_failures(run_advise: Advise) -> None:
     words = (*XL, "nodes=1,2,4,8", "tokens=1e11", "storage=2e9")
-    slow = advise(say, *words)["winner"]["hours"]
+    slow = advise(run_advise, *words)["winner"]["hours"]
     failing = ("node_mtbf=2h", "restart=30m")
-    assert advise(say, *words, *failing)["winner"]["hours"] > 1.3 * slow
-    assert advise(say, *words, f"deadline={1.5 * slow:.3f}h")["winner"]["nodes"] == 1
-    assert advise(say, *words, f"deadline={1.5 * slow:.3f}h", *failing)["winner"]["nodes"] > 1
+    assert advise(run_advise, *words, *failing)["winner"]["hours"] > 1.3 * slow
+    assert advise(run_advise, *words, f"deadline={1.5 * slow:.3f}h")["winner"]["nodes"] == 1
+    assert advise(run_advise, *words, f"deadline={1.5 * slow:.3f}h", *failing)["winner"]["nodes"] > 1
 
 
-def test_target_loss_needs_the_tokens_of_its_scaling_law_and_batch(say: Say) -> None:
-    answer = advise(say, *XL, "loss=2.6", "best=shortest")
+def test_target_loss_needs_the_tokens_of_its_scaling_law_and_batch(run_advise: Advise) -> None:
+    answer = advise(run_advise, *XL, "loss=2.6", "best=shortest")
     winner = answer["winner"]
     batch, critical = winner["global_batch"] * 1024, compute_critical_batch(2.6)
     parameters = (
@@ -80,37 +63,39 @@ def test_target_loss_needs_the_tokens_of_its_scaling_law_and_batch(say: Say) -> 
     assert winner["hours"] <= 1.05 * min(row["hours"] for row in answer["nodes"] if row["fits"])
 
 
-def test_batch_above_the_critical_batch_is_excluded_with_the_reason(say: Say) -> None:
+def test_batch_above_the_critical_batch_is_excluded_with_the_reason(run_advise: Advise) -> None:
     limit = math.floor(compute_critical_batch(3.5) / 1024)
-    answer = advise(say, *XL, "loss=3.5", "best=shortest", "max_global_batch=1000000")
+    answer = advise(run_advise, *XL, "loss=3.5", "best=shortest", "max_global_batch=1000000")
     assert all(row["global_batch"] <= limit for row in [answer["winner"], *answer["nodes"]])
     assert any("beyond the critical batch" in item["why"] for item in answer["left_out"])
-    assert f"ask for {limit} at most" in say(*XL, "loss=3.5", f"batch.global={limit + 1}", fails=True)
+    assert f"ask for {limit} at most" in run_advise(*XL, "loss=3.5", f"batch.global={limit + 1}", fails=True)
 
 
-def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(say: Say) -> None:
+def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(run_advise: Advise) -> None:
     """A target loss is cheapest with a global batch far below the critical batch. With a fixed number of tokens, the
     larger batch is advised, since it has fewer updates."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
-    assert advise(say, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16  # one update per 16 micro-steps
-    assert advise(say, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
+    assert (
+        advise(run_advise, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16
+    )  # one update per 16 micro-steps
+    assert advise(run_advise, *words, "loss=3")["winner"]["global_batch"] == 8 * 8
 
 
-def test_output_names_the_chosen_scaling_law_and_its_validity(say: Say) -> None:
-    output = say(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
+def test_output_names_the_chosen_scaling_law_and_its_validity(run_advise: Advise) -> None:
+    output = run_advise(*XL, "nodes=1", "loss=2.6", "law=chinchilla_corrected")
     assert "arXiv 2404.10102" in output and "arXiv 2001.08361" in output
-    t5 = say("model=t5_v1_1_base", "machine=h100", "devices_per_node=8", "engine=ddp", "nodes=1", "loss=3.2")
+    t5 = run_advise("model=t5_v1_1_base", "machine=h100", "devices_per_node=8", "engine=ddp", "nodes=1", "loss=3.2")
     assert "an encoder with a decoder: a rough guess" in t5
 
 
-def test_samples_and_budget_are_converted_to_tokens_and_node_hours(say: Say) -> None:
+def test_samples_and_budget_are_converted_to_tokens_and_node_hours(run_advise: Advise) -> None:
     words = (*XL, "nodes=1,2", "price=2")
-    assert advise(say, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
-    assert advise(say, *words, "samples=2.5e6", "epochs=4")["asked"]["tokens"] == 1e7 * 1024
-    bought = advise(say, *words, "samples=1e7", "budget=1600")
+    assert advise(run_advise, *words, "samples=1e7")["asked"]["tokens"] == 1e7 * 1024
+    assert advise(run_advise, *words, "samples=2.5e6", "epochs=4")["asked"]["tokens"] == 1e7 * 1024
+    bought = advise(run_advise, *words, "samples=1e7", "budget=1600")
     assert bought["asked"]["node_hours"] == 1600 / (2 * 8)
     assert bought["objective"] == "the fastest, 100 node-hours at most"
-    cheapest = advise(say, *words, "samples=1e7", "budget=1600", "best=cheapest")
+    cheapest = advise(run_advise, *words, "samples=1e7", "budget=1600", "best=cheapest")
     assert cheapest["objective"] == "the fewest node-hours, 100 node-hours at most"
 
 
@@ -136,11 +121,11 @@ def test_samples_and_budget_are_converted_to_tokens_and_node_hours(say: Say) -> 
         (("storage=2e9",), "storage: the training has no length; add tokens=1e12"),
     ],
 )
-def test_invalid_length_question_is_refused_in_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
-    assert line in say(*XL, *words, fails=True)
+def test_invalid_length_question_is_refused_in_one_line(run_advise: Advise, words: tuple[str, ...], line: str) -> None:
+    assert line in run_advise(*XL, *words, fails=True)
 
 
-def test_device_without_a_published_failure_rate_needs_node_mtbf(say: Say) -> None:
+def test_device_without_a_published_failure_rate_needs_node_mtbf(run_advise: Advise) -> None:
     words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
              "storage=1e9")  # fmt: skip
-    assert "published failure rates are those of GPUs; add for example node_mtbf=300d" in say(*words, fails=True)
+    assert "published failure rates are those of GPUs; add for example node_mtbf=300d" in run_advise(*words, fails=True)

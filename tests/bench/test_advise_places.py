@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bench import api
-from bench.cli import main
 
 WORDS = ("model=gpt2_medium", "engine=ddp", "batch.micro=8", "activation_checkpointing=true", "samples=1e6")
 PLACES = "where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
@@ -18,7 +17,7 @@ OFFER = (
     "- {provider: mine, machine_type: box, region: a, devices: 2, price_per_hour: 9, source: contract, "
     "date: 2026-11-01}"
 )
-Say = Callable[..., str]
+Advise = Callable[..., str]
 
 
 def write_machine(folder: Path, offers: str) -> None:
@@ -26,29 +25,14 @@ def write_machine(folder: Path, offers: str) -> None:
     (folder / "machine" / "mine.yaml").write_text(f"defaults: [h100, _self_]\nname: mine\nrented:\n{offers}\n")
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
-    which is one line."""
-    monkeypatch.chdir(tmp_path)
-
-    def answer(*words: str, fails: bool = False) -> str:
-        assert main(["advise", *words]) == (2 if fails else 0)
-        printed = capsys.readouterr()
-        assert not fails or (printed.out, printed.err.count("\n")) == ("", 1)
-        return printed.err if fails else printed.out
-
-    return answer
-
-
-def compare(say: Say, *words: str) -> Any:
-    return json.loads(say(*WORDS, *words, "--json"))
+def compare(run_advise: Advise, *words: str) -> Any:
+    return json.loads(run_advise(*WORDS, *words, "--json"))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_hours_and_costs_are_those_computed_by_hand(say: Say, nodes: int) -> None:
+def test_hours_and_costs_are_those_computed_by_hand(run_advise: Advise, nodes: int) -> None:
     places = PLACES if nodes == 1 else "where=own:h100:8:2.5,rented:a3-highgpu-8g"  # no rate between nodes of L4
-    rows = compare(say, places, f"nodes={nodes}")["rows"]
+    rows = compare(run_advise, places, f"nodes={nodes}")["rows"]
     assert len(rows) == (3 if nodes == 1 else 2)
     for row in rows:
         ranks = row["nodes"] * row["devices_per_node"]
@@ -59,75 +43,79 @@ def test_hours_and_costs_are_those_computed_by_hand(say: Say, nodes: int) -> Non
     assert [row["cost"]["likely"] for row in rows] == sorted(row["cost"]["likely"] for row in rows)
 
 
-def test_rows_that_miss_the_deadline_come_last(say: Say) -> None:
-    free = {row["place"]: row for row in compare(say, PLACES)["rows"]}
+def test_rows_that_miss_the_deadline_come_last(run_advise: Advise) -> None:
+    free = {row["place"]: row for row in compare(run_advise, PLACES)["rows"]}
     slow, fast = free["spot g2-standard-12"]["hours"], free["own h100"]["hours"]
     between = (fast["high"] + slow["low"]) / 2
-    rows = compare(say, PLACES, f"deadline={between:.3f}h")["rows"]
+    rows = compare(run_advise, PLACES, f"deadline={between:.3f}h")["rows"]
     assert [row["meets_deadline"] for row in rows] == [True, True, False]
     assert rows[-1]["place"] == "spot g2-standard-12"
     inside = (slow["likely"] + slow["high"]) / 2
-    found = {row["place"]: row for row in compare(say, PLACES, f"deadline={inside:.3f}h")["rows"]}
+    found = {row["place"]: row for row in compare(run_advise, PLACES, f"deadline={inside:.3f}h")["rows"]}
     assert found["spot g2-standard-12"]["meets_deadline"] is None, "the likely time meets it, the slow end does not"
-    assert "spot g2-standard-12, full training: the least cost" not in say(*WORDS, PLACES, f"deadline={between:.3f}h")
+    assert "spot g2-standard-12, full training: the least cost" not in run_advise(
+        *WORDS, PLACES, f"deadline={between:.3f}h"
+    )
 
 
-def test_every_method_has_a_row_or_a_reason(say: Say) -> None:
+def test_every_method_has_a_row_or_a_reason(run_advise: Advise) -> None:
     """Full training of 8 billion parameters does not fit into one L4, and QLoRA does."""
     words = ("model=llama_3_8b", "samples=1000", "batch.micro=1", "engine=ddp", "adapter=none,qlora")
-    answer = json.loads(say(*words, "where=spot:g2-standard-12", "--json"))
+    answer = json.loads(run_advise(*words, "where=spot:g2-standard-12", "--json"))
     assert [(row["method"], row["nodes"], row["fits"]) for row in answer["rows"]] == [("qlora", 1, True)]
     (left,) = answer["left_out"]
     assert left["what"] == "spot g2-standard-12, full training" and "does not fit" in left["why"]
 
 
-def test_unknown_price_of_an_own_node_is_one_line(say: Say) -> None:
-    output = say(*WORDS, "where=own:h100:8")
+def test_unknown_price_of_an_own_node_is_one_line(run_advise: Advise) -> None:
+    output = run_advise(*WORDS, "where=own:h100:8")
     assert "own h100, full training: the shortest time; no price is known" in output
     assert "own h100: unknown; add the price of a device per hour: where=own:h100:8:2.5" in output
     assert " unknown" in next(line for line in output.splitlines() if line.startswith("  own h100  "))
 
 
-def test_own_price_in_a_machine_file_is_used(say: Say, tmp_path: Path) -> None:
+def test_own_price_in_a_machine_file_is_used(run_advise: Advise, tmp_path: Path) -> None:
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text("defaults: [h100, _self_]\nname: mine\nprice_per_device_hour: 3\n")
-    (row,) = compare(say, "where=own:mine:4", "--config-dir", str(tmp_path))["rows"]
+    (row,) = compare(run_advise, "where=own:mine:4", "--config-dir", str(tmp_path))["rows"]
     assert row["cost"]["likely"] == pytest.approx(row["hours"]["likely"] * 4 * 3)
 
 
-def test_text_has_prices_with_their_date_and_what_costs_leave_out(say: Say) -> None:
-    output = " ".join(say(*WORDS, PLACES).split())
+def test_text_has_prices_with_their_date_and_what_costs_leave_out(run_advise: Advise) -> None:
+    output = " ".join(run_advise(*WORDS, PLACES).split())
     assert "87.8325 USD per hour in us-east4" in output and "read 2026-11-26" in output
     assert "may take back a spot node" in output and "in the same currency (USD)" in output
     assert "Failures are not included" in output
-    assert "Failures are not included" not in say(*WORDS, PLACES, "storage=2e9")
+    assert "Failures are not included" not in run_advise(*WORDS, PLACES, "storage=2e9")
 
 
-def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chosen(say: Say, tmp_path: Path) -> None:
+def test_offers_of_an_own_machine_file_are_found_and_the_cheapest_region_is_chosen(
+    run_advise: Advise, tmp_path: Path
+) -> None:
     other = OFFER.replace("region: a", "region: b").replace("price_per_hour: 9", "price_per_hour: 8, currency: EUR")
     write_machine(tmp_path, f"{OFFER}\n{other}")
-    answer = compare(say, "where=rented:box", "--config-dir", str(tmp_path))
+    answer = compare(run_advise, "where=rented:box", "--config-dir", str(tmp_path))
     (row,) = answer["rows"]
     assert (row["price_per_hour"], row["currency"], row["devices_per_node"], row["machine"]) == (8, "EUR", 2, "mine")
     assert row["price"].endswith("; the lowest price, before 9 USD in a (mine)")
 
 
-def test_own_price_of_a_shipped_node_type_is_shown_with_the_list_price(say: Say, tmp_path: Path) -> None:
+def test_own_price_of_a_shipped_node_type_is_shown_with_the_list_price(run_advise: Advise, tmp_path: Path) -> None:
     write_machine(tmp_path, OFFER.replace("box", "a3-highgpu-8g"))
-    output = " ".join(say(*WORDS, "where=rented:a3-highgpu-8g", "--config-dir", str(tmp_path)).split())
+    output = " ".join(run_advise(*WORDS, "where=rented:a3-highgpu-8g", "--config-dir", str(tmp_path)).split())
     assert "9 USD per hour in a; contract; read 2026-11-01; the lowest price, before 87.8325 USD in us-east4" in output
 
 
-def test_own_machine_file_with_the_name_of_a_shipped_file_is_refused(say: Say, tmp_path: Path) -> None:
+def test_own_machine_file_with_the_name_of_a_shipped_file_is_refused(run_advise: Advise, tmp_path: Path) -> None:
     write_machine(tmp_path, OFFER)
     (tmp_path / "machine" / "mine.yaml").rename(tmp_path / "machine" / "h100.yaml")
-    line = say(*WORDS, "where=rented:a2-highgpu-8g", "--config-dir", str(tmp_path), fails=True)
+    line = run_advise(*WORDS, "where=rented:a2-highgpu-8g", "--config-dir", str(tmp_path), fails=True)
     assert line.startswith("zeroscale: machine=h100: both ") and line.endswith("; give yours another name\n")
 
 
 @pytest.mark.parametrize("place", ["own:h100:8", "rented:a3-highgpu-8g"])
-def test_missing_config_folder_is_refused(say: Say, place: str) -> None:
-    line = say(*WORDS, f"where={place}", "--config-dir", "nosuch", fails=True)
+def test_missing_config_folder_is_refused(run_advise: Advise, place: str) -> None:
+    line = run_advise(*WORDS, f"where={place}", "--config-dir", "nosuch", fails=True)
     assert line == "zeroscale: --config-dir nosuch: no such folder; give one laid out like conf/\n"
 
 
@@ -148,10 +136,10 @@ def test_missing_config_folder_is_refused(say: Say, place: str) -> None:
     ],
 )
 def test_wrong_offer_of_an_own_machine_file_is_one_line_with_its_file(
-    say: Say, tmp_path: Path, place: str, offers: str, expected: str
+    run_advise: Advise, tmp_path: Path, place: str, offers: str, expected: str
 ) -> None:
     write_machine(tmp_path, offers)
-    line = say(*WORDS, f"where=rented:{place}", "--config-dir", str(tmp_path), fails=True)
+    line = run_advise(*WORDS, f"where=rented:{place}", "--config-dir", str(tmp_path), fails=True)
     assert f"{tmp_path}/machine/mine.yaml: " in line and expected in line
 
 
@@ -175,7 +163,7 @@ def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pyt
         (("where=rented:a3-highgpu-8g:8",), "a rented place is rented:NODE_TYPE; write"),
         (("where=rented:",), "where=rented:: a rented place is rented:NODE_TYPE; write for example"),
         (("where=own::8",), "where=own::8: an own place is own:MACHINE:DEVICES or own:MACHINE:DEVICES:PRICE; write"),
-        (("where=spot:gpu_8x_v100",), "spot: the spot price of gpu_8x_v100 from lambda is unknown; leave spot away"),
+        (("where=spot:gpu_8x_v100",), "spot: the spot price of gpu_8x_v100 from lambda is unknown; remove spot"),
         (("where=own:h100:8,own:h100:8",), "where=own:h100:8: a place is given twice; remove one of them"),
         (("where=own:h100:8", "where=own:h100:4"), "where=own:h100:4: where is given twice"),
         (("where=own:h100:8", "machine=h100"), "machine=h100: each place sets it; remove it"),
@@ -185,12 +173,12 @@ def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pyt
         (("where=spot:g2-standard-12", "model=llama_3_8b"), "where: no place can do this training; spot g2-"),
     ],
 )  # fmt: skip
-def test_wrong_place_is_one_line(say: Say, words: tuple[str, ...], line: str) -> None:
-    assert line in say(
+def test_wrong_place_is_one_line(run_advise: Advise, words: tuple[str, ...], line: str) -> None:
+    assert line in run_advise(
         "samples=1000", *(() if any("model=" in word for word in words) else WORDS[:4]), *words, fails=True
     )
 
 
-def test_training_without_a_length_is_refused(say: Say) -> None:
-    line = say(*WORDS[:4], "where=own:h100:8", fails=True)
+def test_training_without_a_length_is_refused(run_advise: Advise) -> None:
+    line = run_advise(*WORDS[:4], "where=own:h100:8", fails=True)
     assert line == "zeroscale: where: the training has no length; add samples=100_000\n"

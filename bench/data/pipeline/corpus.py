@@ -61,7 +61,7 @@ class Tokenizer(NamedTuple):
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer "byt5", a tokenizer from Hugging Face by its name, or a tokenizer in a local folder. Raise
-    UserError if it cannot be loaded."""
+    Raise UserError if it cannot be loaded."""
     import numpy as np
 
     if name == BYT5:

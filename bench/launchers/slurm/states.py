@@ -88,7 +88,7 @@ def parse_sacct(text: str) -> Iterator[JobState]:
     """Yield the job states in the output of sacct. A job that was requeued has one state for each start.
 
     The expected command is `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT`. Raise
-    UserError if the output is not empty and no line can be parsed.
+    Raise UserError if the output is not empty and no line can be parsed.
     """
     is_parsed = False
     for line in text.splitlines():

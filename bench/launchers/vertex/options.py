@@ -23,58 +23,41 @@ from bench.launchers.vertex.image import DIGEST, build_dockerfile, list_commands
 START_S = 120
 """Seconds added to a job's time limit, for the start of its container."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
-_LONGEST_MIN = 7 * 24 * 60 - START_S // 60
-"""Longest time limit, so that a job with its start ends within the service's limit of seven days."""
 _MANY = 500
 """Machines of a worker pool above which a request is probably a slip."""
 
 
-def _check_project(text: str) -> str:
-    if not re.fullmatch(r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", text):
-        raise ValueError("is no project ID or number; `gcloud projects list` lists yours")
-    return text
+def _match(pattern: str, rule: str) -> AfterValidator:
+    """Return a validator that refuses a text unless the whole of it matches a pattern. `rule` says why, and what to
+    write instead."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(rule)
+        return text
+
+    return AfterValidator(check)
 
 
-def _check_region(text: str) -> str:
-    if not re.fullmatch(r"[a-z]+(?:-[a-z]+)+\d+", text):
-        raise ValueError("is no region; write one such as us-central1, without the letter of a zone")
-    return text
-
-
-def _check_image(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+(?::\d+)?(?:/[\w.-]+)+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", text, re.ASCII):
-        raise ValueError("is no image in a registry; write HOST/PROJECT/REPOSITORY/NAME:TAG")
-    return text
-
-
-def _check_endpoint(text: str) -> str:
-    if not re.fullmatch(r"(?:[\w.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?", text):
-        raise ValueError("is no host; write HOST or HOST:PORT, without https://")
-    return text
-
-
-def _check_account(text: str) -> str:
-    if not re.fullmatch(r"[\w.+-]+@[\w.-]+\.\w+", text, re.ASCII):
-        raise ValueError("is no service account; write its address, NAME@PROJECT.iam.gserviceaccount.com")
-    return text
-
-
-def _check_label(text: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text) or text.startswith("zeroscale-"):
-        raise ValueError("is no name of a label; use small letters, digits, '_' and '-', but not zeroscale-…")
-    return text
-
-
-def _check_label_value(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9_-]{0,63}", text):
-        raise ValueError("is no value of a label; use small letters, digits, '_' and '-'")
-    return text
-
-
-def _check_word(text: str) -> str:
-    if not re.fullmatch(r"[\w@./+-]+", text, re.ASCII):
-        raise ValueError("has a character that such a name cannot have; use letters, digits, and any of ._-@/+")
-    return text
+_PROJECT = _match(
+    r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+",
+    "is no project ID or number; `gcloud projects list` lists yours",
+)
+_REGION = _match(r"[a-z]+(?:-[a-z]+)+\d+", "is no region; write one such as us-central1, without the letter of a zone")
+_IMAGE = _match(
+    r"[\w.-]+(?::\d+)?(?:/[\w.-]+)+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?",
+    "is no image in a registry; write HOST/PROJECT/REPOSITORY/NAME:TAG",
+)
+_ENDPOINT = _match(r"(?:[\w.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?", "is no host; write HOST or HOST:PORT, without https://")
+_ACCOUNT = _match(
+    r"[\w.+-]+@[\w.-]+\.\w+", "is no service account; write its address, NAME@PROJECT.iam.gserviceaccount.com"
+)
+_LABEL = _match(
+    r"(?!zeroscale-)[a-z][a-z0-9_-]{0,62}",
+    "is no name of a label; use small letters, digits, '_' and '-', but not zeroscale-…",
+)
+_LABEL_VALUE = _match(r"[a-z0-9_-]{0,63}", "is no value of a label; use small letters, digits, '_' and '-'")
+_WORD = _match(r"[\w@./+-]+", "has a character that such a name cannot have; use letters, digits, and any of ._-@/+")
 
 
 class Options(SchedulingOptions):
@@ -86,25 +69,23 @@ class Options(SchedulingOptions):
     mode: Literal["point", "packed"] = "packed"  # Vertex AI has no job arrays
 
     # where jobs run
-    project: Annotated[str, AfterValidator(_check_project)] | None = None
-    region: Annotated[str, AfterValidator(_check_region)] | None = None
+    project: Annotated[str, _PROJECT] | None = None
+    region: Annotated[str, _REGION] | None = None
     staging_bucket: str | None = Field(None, examples=["gs://my-bucket/zeroscale"])
-    endpoint: Annotated[str, AfterValidator(_check_endpoint)] | None = None
+    endpoint: Annotated[str, _ENDPOINT] | None = None
 
     # machines
-    machine_type: Annotated[str, AfterValidator(_check_word)] | None = Field(None, examples=["a2-highgpu-8g"])
-    accelerator_type: Annotated[str, AfterValidator(_check_word)] | None = Field(None, examples=["NVIDIA_TESLA_T4"])
+    machine_type: Annotated[str, _WORD] | None = Field(None, examples=["a2-highgpu-8g"])
+    accelerator_type: Annotated[str, _WORD] | None = Field(None, examples=["NVIDIA_TESLA_T4"])
     accelerators_per_node: Positive | None = None
     spot: bool = False
     boot_disk_gb: int = Field(200, ge=100, le=64000)
 
     # software that runs
-    image: Annotated[str, AfterValidator(_check_image)] | None = None
-    python: tuple[Annotated[str, AfterValidator(_check_word)], ...] = Field(("python3",), min_length=1)
-    service_account: Annotated[str, AfterValidator(_check_account)] | None = None
-    labels: dict[Annotated[str, AfterValidator(_check_label)], Annotated[str, AfterValidator(_check_label_value)]] = (
-        Field({}, examples=[{"team": "research"}])
-    )
+    image: Annotated[str, _IMAGE] | None = None
+    python: tuple[Annotated[str, _WORD], ...] = Field(("python3",), min_length=1)
+    service_account: Annotated[str, _ACCOUNT] | None = None
+    labels: dict[Annotated[str, _LABEL], Annotated[str, _LABEL_VALUE]] = Field({}, examples=[{"team": "research"}])
 
     # money
     price_per_node_hour: float | None = Field(None, gt=0)
@@ -119,11 +100,6 @@ class Options(SchedulingOptions):
             rule = "the price of a node is unknown"
             remedy = "set price_per_node_hour; files in conf/machine have published prices (rented)"
             raise ValueError(f"launcher.budget={self.budget:g}: {rule}; {remedy}")
-        for name in ("time_limit_min", "job_max_min"):
-            minutes = getattr(self, name)
-            if minutes is not None and minutes > _LONGEST_MIN:
-                rule = "a Vertex AI job with its start lasts at most 7 days"
-                raise ValueError(f"launcher.{name}={minutes:.10g}: {rule}; set {_LONGEST_MIN} or less")
         self._check_bucket()
         return self
 
@@ -269,6 +245,8 @@ def job_setup(options: Options) -> JobSetup:
         variables={DIGEST: image} if image else {},
         lacks=_find_missing_package(),
         start_min=START_S / 60,
+        price_per_node_hour=options.price_per_node_hour,
+        budget=options.budget,
         dockerfile=build_dockerfile(image, has_gpu=has_gpu),
         build=list_commands(image),
     )

@@ -105,7 +105,7 @@ def predict_memory(
     collectives are only simulated.
 
     Raises NoPrediction for a model family that does not describe its network, or for an engine that cannot predict its
-    memory. Raises UserError for sizes that overflow.
+    memory. Raise UserError for sizes that overflow.
     """
     try:
         if places := predict_memory_by_place(spec, device, rehearsed=rehearsed):

@@ -55,7 +55,7 @@ def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0, software: Software = OWN,
 ) -> StepTime:  # fmt: skip
-    """Return the predicted time of one step of `spec`. Raises UserError if the machine's file lacks a number, or if the
+    """Return the predicted time of one step of `spec`. Raise UserError if the machine's file lacks a number, or if the
     engine cannot predict its costs.
 
     `rehearsed_s` is the computing seconds of a step of this spec, from a rehearsal on this machine. `straggler` is the

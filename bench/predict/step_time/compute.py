@@ -201,7 +201,7 @@ class DeviceRates(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # points of a sweep share it
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
-    """Return the rates of a machine, given as JSON so that calls can be cached. Raises UserError if a rate is unknown.
+    """Return the rates of a machine, given as JSON so that calls can be cached. Raise UserError if a rate is unknown.
 
     A calibration of the machine replaces two values of `software`: the host's time to start an operation, and the pace.
     """
@@ -325,7 +325,7 @@ class PassTimes(NamedTuple):
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. If the time was
     measured in a rehearsal (one real rank, the other ranks simulated), it is divided among the passes in proportion to
-    their predicted times. Raises UserError if a rate is unknown."""
+    their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.load.device, context.rates)

@@ -58,7 +58,7 @@ class RankSpan(NamedTuple):
 
 
 def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankSpan, machine: Machine) -> float:
-    """Return the seconds of one collective. Raises UserError if the speed of a link is unknown."""
+    """Return the seconds of one collective. Raise UserError if the speed of a link is unknown."""
     if span.ranks == 1 or not payload_bytes:
         return 0.0
     rows = machine.calibration.collectives if machine.calibration else ()
@@ -119,7 +119,7 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
     of one machine at two link speeds.
 
     A collective's time is a constant time of software plus its bytes divided by the link speed. Measurements at two
-    speeds determine both terms. Raises UserError if the two link speeds are not known or not different, or if either
+    speeds determine both terms. Raise UserError if the two link speeds are not known or not different, or if either
     machine has no calibration.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)

@@ -44,7 +44,7 @@ def predict_idle_share(spec: RunSpec) -> float | None:
     without a pipeline.
 
     The time of a stage is assumed proportional to its FLOPs. Transfers and the update are assumed to take no time.
-    Raises UserError if the engine cannot predict its schedule.
+    Raise UserError if the engine cannot predict its schedule.
     """
     if (costs := _find_costs(spec)) is None:
         return None

@@ -23,8 +23,8 @@ def complete_query(query: AdviceQuery, request: Request, device: Device, rejecte
     failures.
 
     If a loss is given, batches above its critical batch are excluded, and a line is added to `rejected`. At the
-    critical batch, the training takes twice as many tokens as with small batches. UserError if a number is missing, or
-    if the question asks for a larger batch.
+    critical batch, the training takes twice as many tokens as with small batches. Raise UserError if a number is
+    missing, or if the question asks for a larger batch.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:

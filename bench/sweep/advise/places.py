@@ -94,8 +94,8 @@ class PlaceTable(NamedTuple):
 
 
 def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path | None) -> PlaceTable:
-    """Return the table for the arguments of `zeroscale advise`, which must contain `where=…`. UserError if no place can
-    do the training."""
+    """Return the table for the arguments of `zeroscale advise`, which must contain `where=…`. Raise UserError if no
+    place can do the training."""
     where = [text for text in texts if text.startswith(WORD)]
     rest = [text for text in texts if not text.startswith(WORD)]
     if not where:
@@ -161,7 +161,8 @@ def _find_row(
 
 
 def parse_places(text: str, config_dir: Path | None) -> list[Place]:
-    """Return the places of a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`; UserError for the first mistake."""
+    """Return the places of a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`. Raise UserError for the first
+    mistake."""
     places: list[Place] = []
     for item in text.split(","):
         kind, *parts = item.split(":")

@@ -51,7 +51,7 @@ class AdviceQuery(NamedTuple):
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
-    """Return the parsed question of a command line; UserError for the first mistake in it."""
+    """Return the parsed question of a command line. Raise UserError for the first mistake in it."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
     if "where" in words:
         raise UserError("where", "a comparison of places is not one answer", "call compare_places, or remove it")

@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
-    """Return the advice on a question; UserError if no candidate fits or keeps the limits."""
+    """Return the advice on a question. Raise UserError if no candidate fits or keeps the limits."""
     rejected: list[Rejected] = []
     query, requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
@@ -210,7 +210,7 @@ def _drop_errors(
 
 
 def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
-    """Return the advice; UserError if no candidate keeps the question's limits."""
+    """Return the advice. Raise UserError if no candidate keeps the question's limits."""
     question = query.question
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:

@@ -169,8 +169,15 @@ class JobLeader:
         network = self.requested[0].circumstance.network
         others = count_supervisors(self.requested[0].spec, self.job.span) - 1
         address, allocation = network.address(self.host), self.context.allocation
-        is_over = lambda: self.interrupted_by is not None  # noqa: E731
-        self.agents = JobAgents(others, address, self.folder, allocation, self.patience_s, is_over, self.study)
+        self.agents = JobAgents(
+            others,
+            address,
+            self.folder,
+            allocation,
+            self.patience_s,
+            lambda: self.interrupted_by is not None,
+            self.study,
+        )
         plan = self._plan()
         passed: list[Decision] = []
         # The folder is read again for each decision: other jobs of the study add answers meanwhile.

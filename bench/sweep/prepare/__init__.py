@@ -183,7 +183,7 @@ def python(request: Request) -> tuple[str, ...]:
     the launcher names none.
 
     The current interpreter is also used if the jobs' Python is in a container, or is not an absolute path but found by
-    an environment module. UserError if the path of the jobs' Python does not exist on this machine.
+    an environment module. Raise UserError if the path of the jobs' Python does not exist on this machine.
     """
     setup = _setup(request)
     command = setup.python

@@ -36,7 +36,7 @@ class OptunaProposer:
     """
 
     def __init__(self, pool: CandidatePool) -> None:
-        """UserError if Optuna, or another package that the sampler needs, is not installed."""
+        """Raise UserError if Optuna, or another package that the sampler needs, is not installed."""
         self._pool, self._section = pool, pool.section
         self._optuna = _import_optuna(self._section.sampler)
         self._knows_constraints = self._section.sampler in ("tpe", "gp", "nsga2")
@@ -215,7 +215,8 @@ class OptunaProposer:
 
 
 def _import_optuna(sampler: str) -> Any:
-    """Return the module `optuna`; UserError if it, or another package that the sampler needs, is not installed."""
+    """Return the module `optuna`. Raise UserError if it, or another package that the sampler needs, is not
+    installed."""
     wanted = {"cma_es": ("optuna", "cmaes"), "gp": ("optuna", "torch")}.get(sampler, ("optuna",))
     for name in wanted:
         try:

@@ -37,7 +37,8 @@ class SearchPoints:
     def __init__(
         self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
     ) -> None:
-        """UserError for a study without a `search` section, for several values of one key, and for an unknown field.
+        """Raise UserError for a study without a `search` section, for several values of one key, and for an unknown
+        field.
 
         `machine` is given when a search is resumed, since the default in conf/config.yaml may have changed.
         """
@@ -61,7 +62,7 @@ class SearchPoints:
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the point with these values of the space; UserError if a rule excludes it or it cannot run."""
+        """Return the point with these values of the space. Raise UserError if a rule excludes it or it cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
@@ -98,8 +99,8 @@ class PlannedSearch(NamedTuple):
 def plan_search(
     study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
 ) -> PlannedSearch:
-    """Return the planned search. UserError if none of its points can run or its settings are wrong. `etiquette` holds
-    options that limit the load on a scheduler's queue, by name, as in `plan_sweep`."""
+    """Return the planned search. Raise UserError if none of its points can run or its settings are wrong. `etiquette`
+    holds options that limit the load on a scheduler's queue, by name, as in `plan_sweep`."""
     found, _ = find_study(study, overrides, config_dir, "search")
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
     points = SearchPoints(found, texts, config_dir)
@@ -170,7 +171,7 @@ def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefiniti
 
 
 def build_proposer(pool: CandidatePool) -> Proposer:
-    """Return the proposer of trials for a pool. UserError if its sampler is not installed."""
+    """Return the proposer of trials for a pool. Raise UserError if its sampler is not installed."""
     sampler = build_sampler(pool)
     return EarlyEnd(HalvingProposer(pool, sampler) if pool.section.rungs else sampler, pool.section)
 
@@ -186,8 +187,8 @@ def build_sampler(pool: CandidatePool) -> Proposer:
 
 
 def write_search(folder: Path, sweep: SweepDefinition) -> None:
-    """Write a search's definition unless the folder already contains it. UserError if the folder has trials of another
-    search."""
+    """Write a search's definition unless the folder already contains it. Raise UserError if the folder has trials of
+    another search."""
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
         before = next((one for one in reversed(definition.read(folder)) if one.search), None)
         if before and before.search and sweep.search:

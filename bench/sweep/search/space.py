@@ -113,7 +113,7 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
 
 
 BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
-"""Returns the point with these values; UserError if a rule excludes it or it cannot run."""
+"""Returns the point with these values. Raises UserError if a rule excludes it or it cannot run."""
 
 _Item = TypeVar("_Item")
 
@@ -142,7 +142,7 @@ class CandidatePool:
         return found if isinstance(found, SearchCandidate) else None
 
     def list_all(self) -> list[SearchCandidate]:
-        """Return all candidates without duplicates; random candidates if the space is large. UserError if none
+        """Return all candidates without duplicates; random candidates if the space is large. Raise UserError if none
         can run."""
         everything = self.space.list_candidates(self.section.seed)
         found: dict[str, SearchCandidate] = {}

@@ -71,7 +71,7 @@ def test_every_node_reads_its_job_from_the_store() -> None:
 def test_time_limit_and_spot_are_part_of_the_schedule() -> None:
     assert request(options())["scheduling"] == {"disableRetries": True, "strategy": "STANDARD", "timeout": "5520s"}
     assert request(options(*N1, "launcher.spot=true"))["scheduling"]["strategy"] == "SPOT"
-    # Without any limit, the service's own limit of seven days applies.
+    # Without any limit, the service's default of seven days applies.
     assert "timeout" not in request(options(), time_limit_min=None)["scheduling"]
 
 
@@ -185,8 +185,6 @@ def test_the_launcher_is_complete() -> None:
         (("staging_bucket=file:///tmp/b",), "launcher.staging_bucket=file:///tmp/b: is no bucket"),
         (("staging_bucket=gs://",), "launcher.staging_bucket=gs://: is no bucket; write gs://BUCKET"),
         (("staging_bucket=gs://My_Bucket",), "launcher.staging_bucket=gs://My_Bucket: is no bucket; write gs://BUCKET"),
-        (("time_limit_min=1e6",), "launcher.time_limit_min=1000000: a Vertex AI job with its start lasts at most 7 d"),
-        (("job_max_min=10080",), "launcher.job_max_min=10080: a Vertex AI job with its start lasts at most 7 days"),
         (("warning_s=100000",), "warning_s=100000: longer than a packed job, job_max_min=240; warn later"),
         (("machine_type=n1-standard-8", "network.rendezvous_host=foo"),
          "launcher.network.rendezvous_host=foo: no node has a name before the job starts; write {host}"),
