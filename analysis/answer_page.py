@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, choose_looks, get_room_in, mark, shorten_text
 from analysis.drawing.lanes import KEYS, build_lanes, compute_idle, draw_lanes
 from analysis.formats import load_template
-from analysis.report.page import Tips, render_figure
+from analysis.report.page import Tips, draw_folds, pack, render_figure
 from bench.core.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
 from bench.core.formatting import format_number as number
 from bench.predict.advice import find_front, rate_doubt
@@ -144,7 +144,8 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
     known = [one for one in sections if one.lines or one.figures or any(table.rows for table in one.tables)]
     tips, figures = Tips(), [figure for section in known for figure in section.figures]
     drawn = {name: render_figure(name, words, words, picture, tips) for name, words, picture in figures}
-    head = {"title": title, "lead": lead, "command": command, "data": {"tips": list(tips.texts)}}
+    data = pack({"tips": list(tips.texts), "folds": draw_folds(drawn.values())})
+    head = {"title": title, "lead": lead, "command": command, "data": data}
     return load_template("analysis.report", "answer.html.j2").render(sections=known, drawn=drawn, **head)
 
 

@@ -280,7 +280,7 @@ def load_template(package: str, name: str) -> "Template":
     """Return a jinja2 template of `package` or of the report.
 
     It escapes its values, and undefined names raise an error. Its filter `coded` shows text between backticks as code,
-    and keeps options such as --repeats in one line.
+    and keeps options such as --repeats in one line. Its filter `css` returns a text as a string of CSS.
     """
     # imported here because only pages need jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -298,5 +298,9 @@ def load_template(package: str, name: str) -> "Template":
         code = re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
         return Markup(re.sub(r"(?<!\S)--[\w-]+", r'<span class="option">\g<0></span>', code))
 
-    environment.filters["coded"] = show_code
+    def quote_css(text: str) -> Markup:
+        escaped = re.sub(r'["\\<\n]', lambda found: f"\\{ord(found[0]):x} ", text)
+        return Markup(f'"{escaped}"')
+
+    environment.filters |= {"coded": show_code, "css": quote_css}
     return environment.get_template(name)

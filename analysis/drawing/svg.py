@@ -23,6 +23,7 @@ _PNG_DPI = 200
 _KEY, _KEY_IN = "key", (0.34, 0.16)
 _SPARE = re.compile("<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.DOTALL)
 _EMPTY = re.compile("<g[^>]*/>|<g> *</g>|(?<=>) (?=<)")
+_GROUP = re.compile("<g>|<g [^>]*>|</g>")
 _TAG, _DIGITS = re.compile("<[^>]+>"), re.compile(r"(\d\.\d\d)\d+")
 _FLAT = re.compile(r' transform="rotate\(-0 [^"]*"|; stroke-linecap: square|; stroke-linejoin: miter|<defs>\s*</defs>')
 _POINT = re.compile("<(use|text) (?!data-)")
@@ -96,10 +97,24 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
             # a function, since a replacement text would interpret backslashes
             parts[place + 1] = _POINT.sub(lambda found, more=attributes: found[0] + more, parts[place + 1], count=1)
     text = re.sub(r'<g id="[^"]*">', "<g>", "".join(parts)).replace("xlink:href", "href")
-    # Several drawings share a page, so the drawing's name is put in front of ids and references.
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = text.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    # Several drawings share a page, so an id is the drawing's name and a number.
+    numbers = {known: place for place, known in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]*)"', text)))}
+    text = re.sub(r'(?<=\bid=")[^"]*|(?<=url\(#)[^)]*|(?<=href="#)[^"]*', lambda one: f"{name}-{numbers[one[0]]}", text)
     while _EMPTY.search(text):
         text = _EMPTY.sub("", text)
+    text = _remove_plain_groups(text)
     label = f'role="img" aria-label="{html.escape(alt)}"' if alt else 'aria-hidden="true"'
     return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf"<svg {label} \1>", text, count=1)
+
+
+def _remove_plain_groups(text: str) -> str:
+    """Return SVG text without the tags of groups that have no attribute. Such groups change nothing."""
+    kept: list[bool] = []  # of each open group
+
+    def choose(tag: re.Match[str]) -> str:
+        if tag[0] == "</g>":
+            return tag[0] if kept.pop() else ""
+        kept.append(tag[0] != "<g>")
+        return tag[0] if kept[-1] else ""
+
+    return _GROUP.sub(choose, text)

@@ -24,7 +24,7 @@ from bench.core.store import LOG, Unreadable
 MOST_ROWS, MOST_FAILURES = 1000, 200
 """Most rows per table on the page, and most failures. The files next to the page have all of them."""
 TEXT_BYTES = 300_000
-"""Most bytes of records and logs on the page. This limit keeps the page below a megabyte."""
+"""Most bytes of records and logs on the page, before compression. This limit keeps the page below a megabyte."""
 
 _LONG = 20
 """A table with more rows scrolls in its own box."""
@@ -89,6 +89,16 @@ class PageTable(NamedTuple):
     groups: tuple[RowGroup, ...]
     omitted: str
     notes: tuple[str, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Label and unit of each column."""
+        return [f"{heading.label}, {heading.unit}" if heading.unit else heading.label for heading in self.head]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Places of the columns of numbers, from 1."""
+        return [place for place, heading in enumerate(self.head, 1) if heading.number]
 
     @property
     def is_long(self) -> bool:

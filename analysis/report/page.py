@@ -1,7 +1,12 @@
 """The report's page. It passes plain values to the template, and the template escapes texts from records."""
 
+import base64
+import gzip
+import itertools
+import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -39,6 +44,8 @@ FIRST = "answers"
 """Name of the figure that stands directly below the answer."""
 MOST_STUDIES = 3
 """Most studies that the title names."""
+_SHOWN = 6  # panels that the page shows at once of a figure with many panels
+_STYLE = re.compile(r' style="((?!url|[^"]*url\()[^"]*)"')
 
 
 class PagePanel(NamedTuple):
@@ -50,19 +57,28 @@ class PagePanel(NamedTuple):
 
 
 class PageFigure(NamedTuple):
-    """A figure on the page. `keys` are label and symbol of each legend entry. `rows` are its panels, row by row."""
+    """A figure on the page. `keys` are label and symbol of each legend entry. `rows` are its panels, row by row.
+
+    The first `shown` rows are part of the page's HTML. The page's script adds the other rows when they are opened.
+    """
 
     name: str
     title: str
     note: str
     keys: tuple[tuple[str, Markup], ...]
     rows: tuple[tuple[PagePanel, ...], ...]
+    shown: int
 
     @property
     def span(self) -> int:
         """Number of grid columns of the page that the figure takes, at most three."""
         panels = [panel for row in self.rows for panel in row]
         return 3 if any(panel.wide for panel in panels) else min(3, max(map(len, self.rows)))
+
+    @property
+    def folded(self) -> int:
+        """Number of panels that the script adds."""
+        return sum(map(len, self.rows[self.shown :]))
 
 
 def render_page(
@@ -81,21 +97,23 @@ def render_page(
     # Details and tooltips refer to rows by their index on the page, so they use the same lists as the tables.
     details = build_details(configurations, runs, evidence)
     tips = Tips(configurations)
-    drawn, listed = [], list_figures()
+    drawn, listed, styles = [], list_figures(), SharedStyles()
     # Figures take most of the time, so progress is counted in figures.
     for number, figure in enumerate(listed):
         follow(f"figures, {number} of {len(listed)}", number / len(listed))
         if (picture := figure.build(found.results)).panels:
             alt = f"{figure.alt} The tables hold the numbers."
-            drawn.append(render_figure(figure.name, figure.title, alt, picture, tips))
+            drawn.append(render_figure(figure.name, figure.title, alt, picture, tips, styles))
     follow("the page", None)
     shown = [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups]
+    folds = draw_folds(drawn)
+    if claims:
+        folds["claims"] = _render_macro("table.html.j2", "list_comparisons", HEAD, claims.comparisons)
     return load_template("analysis.report", "report.html.j2").render(
         **_build_summary(found, page_facets, left),
         glance=[figure for figure in drawn if figure.name == FIRST],
         figures=[figure for figure in drawn if figure.name != FIRST],
         claims=claims,
-        claims_head=HEAD,
         facets=page_facets,
         tables=shown,
         ran_once=_ran_once(found),
@@ -104,8 +122,48 @@ def render_page(
         flags=_count("flags", FLAGS, found.rows),
         notes=_count("notes", NOTES, found.rows),
         columns=list_columns().values(),
-        data={**details, "tips": list(tips.texts)},
+        styles=styles.build_rules(),
+        data=pack({**details, "tips": list(tips.texts), "folds": folds}),
     )
+
+
+def _render_macro(template: str, macro: str, *values: Any) -> str:
+    return str(getattr(load_template("analysis.report", template).module, macro)(*values))
+
+
+def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
+    """Return the HTML of the panels that the page's script adds, by the name of their figure."""
+    return {
+        figure.name: _render_macro("figures.html.j2", "draw_rows", figure.rows[figure.shown :])
+        for figure in figures
+        if figure.folded
+    }
+
+
+def pack(data: Mapping[str, Any]) -> str:
+    """Return the page's data as JSON, compressed by gzip and written in base64. It has no character that could end the
+    script element around it."""
+    # mtime=0, so that equal records give equal pages
+    return base64.b64encode(gzip.compress(json.dumps(data).encode(), mtime=0)).decode()
+
+
+class SharedStyles:
+    """Style attributes of the SVG elements of a page, as classes. Each style is stored once."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, str] = {}
+
+    def __call__(self, svg: str) -> str:
+        """Return an SVG element whose style attributes are replaced by classes. Styles that refer to an id of the
+        element stay."""
+        return _STYLE.sub(lambda style: f' class="{self._name(style[1])}"', svg)
+
+    def _name(self, style: str) -> str:
+        return self._classes.setdefault(style, f"s{len(self._classes)}")
+
+    def build_rules(self) -> Markup:
+        """Return the CSS rules of the classes."""
+        return Markup("\n".join(f".{name} {{ {style} }}" for style, name in self._classes.items()))
 
 
 class Tips:
@@ -125,8 +183,11 @@ class Tips:
         return f'data-t="{self.texts.setdefault(text, len(self.texts))}"{opens}'
 
 
-def render_figure(name: str, title: str, alt: str, picture: Picture, describe: Describe) -> PageFigure:
-    """Return a figure for the page. Each group of panels begins a new row."""
+def render_figure(
+    name: str, title: str, alt: str, picture: Picture, describe: Describe, share: Callable[[str], str] = str
+) -> PageFigure:
+    """Return a figure for the page. Each group of panels begins a new row. `share` replaces the style attributes of an
+    SVG element by classes."""
     rows: dict[str, list[PagePanel]] = {}
     # Two panels in a row take half the page each. They are drawn wider than panels of a row of three.
     halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
@@ -134,9 +195,14 @@ def render_figure(name: str, title: str, alt: str, picture: Picture, describe: D
         heading = " · ".join(panel.title)
         words = ". ".join(dict.fromkeys(filter(None, (title, heading, alt))))
         svgs = render_panel(f"{name}-{place}", panel, words, describe, halved=halved)
-        rows.setdefault(panel.group, []).append(PagePanel(heading, tuple(map(Markup, svgs)), panel.wide))
+        shown = tuple(Markup(share(svg)) for svg in svgs)
+        rows.setdefault(panel.group, []).append(PagePanel(heading, shown, panel.wide))
     keys = tuple((key.label, Markup(render_key(key, name))) for key in picture.keys)
-    return PageFigure(name, title, picture.note, keys, tuple(map(tuple, rows.values())))
+    # A few more panels than `_SHOWN` are not worth a click.
+    most = _SHOWN if len(picture.panels) > 1.5 * _SHOWN else len(picture.panels)
+    pieces = [tuple(row[start : start + most]) for row in rows.values() for start in range(0, len(row), most)]
+    shown_rows = sum(end <= most for end in itertools.accumulate(map(len, pieces)))
+    return PageFigure(name, title, picture.note, keys, tuple(pieces), shown_rows)
 
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:

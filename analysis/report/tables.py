@@ -90,6 +90,11 @@ class TableCell(NamedTuple):
     interval: str = ""
 
     @property
+    def sort_text(self) -> str:
+        """The sort key as text. Eight digits of a number are enough for its place."""
+        return f"{self.key:.8g}" if isinstance(self.key, float) else str(self.key)
+
+    @property
     def full(self) -> str:
         return f"{self.text} ({self.interval})" if self.interval else self.text
 

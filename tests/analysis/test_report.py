@@ -131,6 +131,13 @@ def test_page_highlights_differences_between_environments(page: Page) -> None:
 
 def test_page_is_smaller_than_a_megabyte(tmp_path: Path) -> None:
     page = report.write_report(results.read(["results/measured/two_cores.zip/smoke"]), tmp_path)
+    assert page.stat().st_size < 400_000
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("archive", sorted(path.name for path in Path("results/measured").glob("*.zip")))
+def test_pages_of_all_recorded_studies_are_smaller_than_a_megabyte(tmp_path: Path, archive: str) -> None:
+    page = report.write_report(results.read([f"results/measured/{archive}"]), tmp_path)
     assert page.stat().st_size < 1_000_000
 
 

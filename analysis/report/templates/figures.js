@@ -10,9 +10,8 @@ for (const button of document.querySelectorAll("[data-hides]")) {
 }
 
 const tip = document.getElementById("tip");
-const words = JSON.parse(document.getElementById("data").textContent).tips;
 const tell = (point) => {
-  tip.replaceChildren(...words[point.dataset.t].split("\n").map((line) => {
+  tip.replaceChildren(...page.tips[point.dataset.t].split("\n").map((line) => {
     const part = document.createElement("p");
     part.textContent = line;
     return part;
@@ -24,7 +23,7 @@ const tell = (point) => {
   tip.style.top = `${at.top > box.height + 12 ? at.top - box.height - 8 : at.bottom + 8}px`;
 };
 const untell = () => { tip.hidden = true; };
-for (const figure of document.querySelectorAll("figure svg:has([data-t])")) {
+const listen = (figure) => {
   const points = [...figure.querySelectorAll("[data-t]")];
   figure.tabIndex = 0;
   for (const point of points) {
@@ -47,5 +46,21 @@ for (const figure of document.querySelectorAll("figure svg:has([data-t])")) {
       seen[place].dispatchEvent(new Event("click"));
     } else if (event.key === "Escape") untell();
   });
-}
+};
+for (const figure of document.querySelectorAll("figure svg:has([data-t])")) listen(figure);
+
+// Adds the other panels of a figure, and the comparisons of claims, when they are opened, and all of them for print.
+const folds = document.querySelectorAll("details[data-fold]");
+const unfold = (fold) => {
+  if (fold.dataset.added) return;
+  fold.dataset.added = "yes";
+  fold.insertAdjacentHTML("beforeend", page.folds[fold.dataset.fold]);
+  fold.querySelectorAll("svg:has([data-t])").forEach(listen);
+  const hidden = [...fold.closest("figure, section").querySelectorAll("[data-hides][aria-pressed=false]")];
+  const names = hidden.map((button) => button.dataset.hides);
+  for (const part of fold.querySelectorAll("[data-series]"))
+    part.toggleAttribute("hidden", names.includes(part.dataset.series));
+};
+for (const fold of folds) fold.addEventListener("toggle", () => unfold(fold));
+addEventListener("beforeprint", () => folds.forEach(unfold));
 addEventListener("scroll", untell, {passive: true});

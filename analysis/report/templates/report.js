@@ -1,7 +1,3 @@
-// Data of the page: columns, runs, configurations and the texts of points. Text of records is only ever set as the text
-// of elements, never as HTML.
-const page = JSON.parse(document.getElementById("data").textContent);
-
 const element = (tag, text, ...children) => {
   const made = document.createElement(tag);
   made.textContent = text;
@@ -17,8 +13,11 @@ for (const button of document.querySelectorAll("th button")) {
     const upwards = head.getAttribute("aria-sort") !== "ascending";
     for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", upwards ? "ascending" : "descending");
-    const key = (row) => row.cells[column].dataset.key;
     const numeric = head.classList.contains("number");
+    const key = ({cells: {[column]: cell}}) => {
+      const text = cell.dataset.key ?? cell.textContent;
+      return text === "–" || numeric && isNaN(text) ? undefined : text;
+    };
     const compare = (a, b) => numeric ? a - b : a < b ? -1 : a > b ? 1 : 0;
     const order = (one, other) => {
       const a = key(one), b = key(other);

@@ -16,6 +16,7 @@ from records import failed, machine, run, save, scattered, spec, steps
 from analysis import report, results
 from bench.core.spec import EngineSpec
 
+ROOT = Path(__file__).parents[3]
 REQUIRE = "ZEROSCALE_REQUIRE_CHROMIUM"
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -91,6 +92,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reported(runs, folder / "out")
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Report of recorded runs, whose figures have many panels."""
+    return reported(ROOT / "results" / "measured" / "two_cores.zip", tmp_path_factory.mktemp("recorded"))
+
+
 def reported(runs: Path, out: Path) -> Path:
     return report.write_report(results.read([runs]), out)
 
@@ -109,6 +116,8 @@ def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
         found.page.on("console", lambda message: found.errors.append(message.text))
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.goto(path.as_uri() + fragment)
+        if more.get("java_script_enabled", True) and found.page.locator("#data").count():
+            found.page.wait_for_selector("body[data-ready]")  # the script unpacks its data first
         return found
 
     yield open_page

@@ -166,7 +166,9 @@ def test_tables_fit_the_screen_and_are_stacked_on_narrow_screens(
 def test_numbers_are_separated_from_the_text_of_the_next_column(opened: Open, models: Path) -> None:
     page = opened(models).page
     gaps = page.evaluate(
-        """[...document.querySelectorAll('td.number + td:not(.number)')].map((cell) => {
+        """[...document.querySelectorAll('th.number + th:not(.number)')].flatMap((head) =>
+             [...head.closest('table').querySelectorAll('tr[data-f]')].map((row) => row.cells[head.cellIndex])
+           ).map((cell) => {
              const [number, text] = [cell.previousElementSibling, cell].map((one) => {
                const range = document.createRange();
                range.selectNodeContents(one);
@@ -274,3 +276,34 @@ def test_all_numbers_are_visible_without_scripts(opened: Open, sweep: Path) -> N
     assert page.locator("#filters").is_hidden()
     assert points(page).count() == 7
     expect(page.locator("noscript")).to_be_visible()
+
+
+def test_more_panels_of_a_figure_appear_when_they_are_opened(opened: Open, recorded: Path) -> None:
+    page, _, errors = opened(recorded)
+    known = page.locator("figure").filter(has=page.locator("[data-fold]")).first
+    fold = known.locator("[data-fold]")
+    promised = int(fold.locator("summary").inner_text().split()[0])
+    assert fold.locator(".panel").count() == 0
+    entries = known.locator("[data-hides]").all()
+    for entry in entries:
+        entry.click()
+    fold.locator("summary").click()
+    expect(fold.locator(".panel")).to_have_count(promised)
+    assert fold.locator("[data-series]").count() > 0
+    assert fold.locator("[data-series]:visible").count() == 0, "series that the legend hides stay hidden"
+    for entry in entries:
+        entry.click()
+    fold.locator("use[data-t]:visible").first.dispatch_event("pointerenter")
+    expect(page.locator("#tip")).to_be_visible()
+    assert errors == []
+
+
+def test_print_has_every_panel_and_every_comparison(opened: Open, recorded: Path) -> None:
+    page = opened(recorded).page
+    folds = page.locator("[data-fold]")
+    assert folds.count() > 1
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for fold in folds.all():
+        assert fold.locator(".panel, td").count() >= int(
+            fold.locator("summary").inner_text().replace("All ", "").split()[0]
+        )
