@@ -169,8 +169,8 @@ FITTED_TO_MODEL = ("reduce_bucket_size",)
 """Options of a preset that are sizes in elements. If the model has fewer parameters than such a size, the option is
 lowered to the number of parameters.
 
-DeepSpeed allocates the full size of a bucket. Without this limit, 50,000,000 elements would dominate the memory of a
-tiny model.
+DeepSpeed allocates the full size of a bucket. Without this reduction, a preset's bucket of 50,000,000 elements would
+dominate the memory of a tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {
@@ -234,8 +234,8 @@ class Aio(Frozen):
 
 
 class Options(Zero):
-    """Options of the presets in conf/engine: the fields of the ZeRO section, and options outside it in DeepSpeed's
-    config."""
+    """Options of the presets in conf/engine: the fields of DeepSpeed's ZeRO section, and options of its config outside
+    this section."""
 
     communication_data_type: Precision | None = Field(
         None, description="type in which gradients are communicated; None: the run's precision"

@@ -125,7 +125,7 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
     if there are none.
 
     Used for verification in the first steps only. On a CPU, torch 2.13 sums the squares of a large fp32 tensor with
-    errors that grow with its size. For example, its norm of 2^27 elements is 1.4 % too small.  Clipping uses torch's
+    errors that grow with its size. For example, its norm of 2^27 elements is 1.4 % too small. Clipping uses torch's
     norm in every step.
     """
     total = torch.zeros((), dtype=torch.float64)
