@@ -1,7 +1,7 @@
 """Training engines, one folder each. A folder with `facts.py` is an engine; folders without it hold code that several
 engines share.
 
-Planning a run and reading a record import only an engine's `__init__`, which does not import torch
+Code that plans runs or reads records imports only an engine's `__init__`, which does not import torch
 (`bench.core.plugins.EnginePlugin`). The engine's module `engine` builds the `Engine`
 (`bench.core.plugins.EngineBuilder`).
 """
@@ -109,8 +109,8 @@ class OptionalMembers(Protocol):
         ...
 
     def transfer_wait_s(self) -> float:
-        """Return the seconds of `idle_s` that were spent outside collectives, such as waiting for a neighbour's send.
-        The value equals `idle_s` if the engine does not separate the two."""
+        """Return the part of the seconds of `idle_s` in which no collective was running, such as a wait for a
+        neighbour's send. The value equals `idle_s` if the engine cannot separate the two."""
         ...
 
     def list_passes(self) -> "list[TimedPass]":
@@ -119,8 +119,8 @@ class OptionalMembers(Protocol):
         ...
 
     def step_phases_s(self) -> dict[str, float]:
-        """Return the seconds of each phase of the last step on this rank, such as forward or backward. The call may
-        wait for the device."""
+        """Return the seconds that the parts of the last step (such as forward or backward) took on this rank, by name.
+        The call may wait for the device."""
         ...
 
 
@@ -163,11 +163,11 @@ def load_builder(backend: str) -> EngineBuilder:
 
 
 def decode_options(kind: type[AnyOptions], spec: RunSpec) -> AnyOptions:
-    """Return the engine options of a spec, decoded from plain data to the engine's options class `kind`."""
+    """Return the engine options of a spec as an instance of `kind`, the engine's options class."""
     return cast(AnyOptions, _decode_cached(kind, json.dumps(spec.engine.options)))
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share options, and decoding takes as long as predicting
+@functools.lru_cache(maxsize=1024)  # configurations of a sweep share options, and decoding takes as long as predicting
 def _decode_cached(kind: type[BaseModel], plain: str) -> BaseModel:
     return kind.model_validate_json(plain)
 

@@ -30,7 +30,7 @@ def load_builder(family: str) -> FamilyBuilder:
 
 def load_divided_builder(family: str) -> DividedFamilyBuilder:
     """Return the builder that can build parts of this family's models, for pipelines and tensor parallelism. Raise
-    Raise UserError if the family builds only whole models."""
+    UserError if the family builds only whole models."""
     return plugins.load(plugins.DIVIDED_FAMILY_BUILDER, family)
 
 
@@ -41,8 +41,8 @@ def load_stored_builder(family: str) -> StoredFamilyBuilder:
 
 
 def find_family(config: object) -> str:
-    """Return the name of the family for a Hugging Face config.json: the family that has its model type, otherwise the
-    general family `hugging_face`."""
+    """Return the name of the family that builds the model of a Hugging Face config.json. It is the family that lists
+    the config's model type, otherwise the general family `hugging_face`."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     families = plugins.list_usable(plugins.FAMILY)
     return next((name for name, family in families if kind in family.MODEL_TYPES), "hugging_face")
@@ -82,7 +82,7 @@ def get_network(model: ModelSpec) -> Stacks:
     return network
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+@functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
 def _build_network(family: str, plain: str) -> Stacks | None:
     plugin = load(family)
     return plugin.stacks(plugin.Shape.model_validate_json(plain))
@@ -90,7 +90,7 @@ def _build_network(family: str, plain: str) -> Stacks | None:
 
 def count_expected_parameters(model: ModelSpec) -> int | None:
     """Return the number of parameters that a model must have: the published number if there is one, otherwise the
-    number in its described layers. Return None if both are unknown."""
+    number that follows from the description of its layers. Return None if both are unknown."""
     if model.parameters is not None:
         return model.parameters
     described = build_network(model)

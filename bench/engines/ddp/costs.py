@@ -1,6 +1,6 @@
-"""Memory and transfers of DistributedDataParallel, in addition to those of the forward and backward passes. Every
-rank holds all weights, gradients and optimizer state, and gradients are all-reduced. Frozen weights have neither
-gradients nor optimizer state."""
+"""Memory and transfers that DistributedDataParallel adds to those of the forward and backward passes. Every rank holds
+all weights, gradients and optimizer state, and gradients are all-reduced. Frozen weights have neither gradients nor
+optimizer state."""
 
 from typing import NamedTuple
 

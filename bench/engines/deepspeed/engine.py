@@ -2,7 +2,8 @@
 
 In bf16, stages 1 to 3 hold 16 bytes per parameter in total. Of these, 12, 14 or 16 bytes are partitioned among the
 ranks at stage 1, 2 or 3. DeepSpeed divides the loss of each micro-step by the number of micro-steps, and updates at the
-end of the last one. `train_step` is therefore DeepSpeed's documented loop.
+end of the last one. `train_step` therefore calls forward, backward and step for every micro-batch, as DeepSpeed's
+documentation does.
 """
 
 import copy
@@ -66,7 +67,7 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
 
 
 def _configure(spec: RunSpec) -> dict[str, Any]:
-    """Return DeepSpeed's config. With offload to NVMe, the offloaded files are in a folder of this run. Raise UserError
+    """Return DeepSpeed's config. With offload to NVMe, `nvme_path` becomes a folder for this run alone. Raise UserError
     if files cannot be written there."""
     config = build_deepspeed_config(decode_options(spec), spec)
     for name in ("offload_param", "offload_optimizer"):

@@ -64,8 +64,8 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
 
 
 def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """Return the section `optimizer`. It is absent for optimizers that DeepSpeed does not have; the engine passes them
-    to deepspeed.initialize."""
+    """Return the section `optimizer` of DeepSpeed's config. Return an empty dict for optimizers that DeepSpeed does not
+    have; the engine passes these to deepspeed.initialize."""
     if optimizer.name != "adamw":
         return {}
     params = {
@@ -103,13 +103,14 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def find_division(stage: int, ranks: int) -> Division:
-    """Return the number of ranks that partition weights, gradients and optimizer state at a ZeRO stage (arXiv
-    1910.02054, section 5)."""
+    """Return the numbers of ranks among which weights, gradients and optimizer state are partitioned at a ZeRO stage
+    (arXiv 1910.02054, section 5). A number of 1 means not partitioned."""
     return Division(*(ranks if stage >= first else 1 for first in (3, 2, 1)))
 
 
 def find_frozen(options: Options) -> FrozenWeights:
-    """Return the frozen weights that a ZeRO stage supports. Stages below 3 do not change weights that are not trained.
+    """Return the forms of frozen weights (not quantised, nf4, int8) that a ZeRO stage supports. Stages 0 to 2 do not
+    change frozen weights, so they support every form of them.
 
     Stage 3 partitions nf4's packed bytes like other weights. Until backward, bitsandbytes keeps the packed weights that
     were gathered for forward.

@@ -1,10 +1,10 @@
 """Options of DeepSpeed 0.19, and the check of specs for this engine. The options are the whole ZeRO section, and those
 outside it that affect speed, memory or numerical results.
 
-Names and defaults are DeepSpeed's (runtime/zero/config.py, runtime/zero/offload_config.py,
+Names and defaults of options are those of DeepSpeed (runtime/zero/config.py, runtime/zero/offload_config.py,
 runtime/zenflow/zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.py), with two
-exceptions. Deprecated options are excluded. Options in WRITTEN_OUT have no default, because they decide the result of a
-comparison of stages.
+exceptions. Deprecated options are excluded. Options listed in WRITTEN_OUT have no default, because they decide the
+result of a comparison of ZeRO stages.
 
 Specs are checked before a run starts. DeepSpeed checks most of these rules only after every rank has started, and does
 not check some of them at all.
@@ -31,7 +31,9 @@ class OffloadParam(Frozen):
     nvme_path: str | None = None
     buffer_count: NonNegativeInt = 5
     buffer_size: NonNegativeInt = Field(100_000_000, description="number of elements per buffer")
-    max_in_cpu: NonNegativeInt = Field(1_000_000_000, description="elements kept in host memory with device=nvme")
+    max_in_cpu: NonNegativeInt = Field(
+        1_000_000_000, description="number of elements that stay in host memory with device=nvme"
+    )
     pin_memory: bool = True
 
 
@@ -81,13 +83,13 @@ class Zero(Frozen):
     """DeepSpeed's section `zero_optimization`. Sizes are elements, not bytes."""
 
     stage: Literal[0, 1, 2, 3] = Field(
-        description="partitioned states: 0: none; 1: optimizer state; 2: gradients, too; 3: weights, too"
+        description="partitioned among ranks: 0: nothing; 1: optimizer state; 2: also gradients; 3: also weights"
     )
 
     # gradients
     reduce_bucket_size: Positive | None = Field(
         None,
-        description="elements per bucket; a preset's size is at most the model's number of parameters",
+        description="elements per bucket; a preset's larger size is reduced to the model's number of parameters",
     )
     overlap_comm: bool | None = Field(
         None, description="True: gradients are reduced during backward, for which stages 1 and 2 need a second bucket"
@@ -110,21 +112,21 @@ class Zero(Frozen):
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     stage3_param_persistence_threshold: NonNegativeInt | None = None
     stage3_max_live_parameters: NonNegativeInt | None = Field(
-        None, description="gathered elements above which no further weights are prefetched"
+        None, description="number of gathered elements at which prefetching of weights stops"
     )
     stage3_max_reuse_distance: NonNegativeInt | None = None
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
     stage3_module_granularity_threshold: int = 0
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
-    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="elements that AdamW updates at a time")
+    sub_group_size: NonNegativeInt = Field(1_000_000_000, description="number of elements that AdamW updates at a time")
     memory_efficient_linear: bool = True
     override_module_apply: bool = True
     leaf_module: LeafModule = LeafModule()
 
     # ZeRO++ (arXiv 2306.10209), stage 3
     zero_hpz_partition_size: NonNegativeInt = Field(
-        1, description="number of ranks that share the secondary weight partition of ZeRO++; 1: none"
+        1, description="number of ranks that share the secondary weight partition of ZeRO++; 1: no such partition"
     )
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False
@@ -167,8 +169,8 @@ FITTED_TO_MODEL = ("reduce_bucket_size",)
 """Options of a preset that are sizes in elements. If the model has fewer parameters than such a size, the option is
 lowered to the number of parameters.
 
-DeepSpeed allocates the full size of a bucket. Without this limit, 50,000,000 elements would dominate the memory of a
-tiny model.
+DeepSpeed allocates the full size of a bucket. Without this reduction, a preset's bucket of 50,000,000 elements would
+dominate the memory of a tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {
@@ -185,8 +187,8 @@ STAGES: dict[str, tuple[int, ...]] = {
                      "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
                      "offload_param", "save_muon_momentum_buffer_in_memory"), (3,)),
 }  # fmt: skip
-"""Stages at which an option has an effect. Setting it at another stage raises an error, because a sweep over it would
-repeat the same measurement."""
+"""ZeRO stages at which an option has an effect. Setting the option at another stage raises an error, because a sweep
+over its values would repeat the same measurement."""
 
 
 class Bf16(Frozen):
@@ -232,8 +234,8 @@ class Aio(Frozen):
 
 
 class Options(Zero):
-    """Options of the presets in conf/engine: the fields of the ZeRO section, and options outside it in DeepSpeed's
-    config."""
+    """Options of the presets in conf/engine: the fields of DeepSpeed's ZeRO section, and options of its config outside
+    this section."""
 
     communication_data_type: Precision | None = Field(
         None, description="type in which gradients are communicated; None: the run's precision"

@@ -60,7 +60,7 @@ def cut_units(costs: Sequence[int], stages: int) -> list[range]:
 
 def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
     """Return the smallest possible cost of the most expensive stage, found by bisection. `before` has the summed costs
-    of all units before each unit."""
+    of all units before each unit, and `dearest` is the cost of the most expensive unit."""
     low, high = max(dearest, -(-before[-1] // stages)), before[-1]
     while low < high:
         middle, end = (low + high) // 2, 0

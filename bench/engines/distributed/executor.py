@@ -1,8 +1,9 @@
 """Torch module with the pipeline stages of one rank, and the executor that runs the rank's actions of a schedule.
 
-Autograd computes the passes; isend and irecv transfer their results. A receive buffer lives from its receive to the
-backward of its pass. The output of a stage is freed once it is sent; only its gradient edge keeps the autograd graph.
-Memory therefore depends on the number of passes in flight, not on the number of micro-batches.
+Autograd computes the passes; isend and irecv transfer their results. The input of a forward pass stays in its receive
+buffer until the backward of this pass. The output of a stage is freed once it is sent; its gradient edge alone keeps
+the autograd graph alive. Memory therefore depends on the number of forward passes whose backward is still to come, not
+on the number of micro-batches.
 """
 
 import time
@@ -73,7 +74,7 @@ class RankStages(Module):
 
 
 def _replace(module: Module, old: Parameter, new: Parameter) -> None:
-    """Replace a parameter by another one wherever a module uses it."""
+    """Replace the parameter `old` by `new` wherever the module or its submodules use it."""
     for name, parameter in list(module.named_parameters(remove_duplicate=False)):
         if parameter is old:
             owner, _, own = name.rpartition(".")
@@ -109,7 +110,7 @@ class Neighbours:
         self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
-        """Start to receive the input of the pass `states_of` from stage `source`."""
+        """Start to receive, from stage `source`, the input of the pass `states_of`."""
         buffers = [torch.empty(shape, dtype=self._like.dtype, device=self._like.device) for shape in self._shapes]
         works = [_require(dist.irecv(buffer, self._find_rank(source))) for buffer in buffers]
         self._coming[states_of] = buffers, works
@@ -213,8 +214,8 @@ class ScheduleExecutor:
         return losses
 
     def read_times_s(self) -> tuple[float, float]:
-        """Return two times of the last step in seconds: the time from its first to its last action, and how much of
-        this time the rank waited for neighbours."""
+        """Return two times of the last step in seconds: the time from its first to its last action, and the part of
+        this time in which the rank waited for other ranks of the pipeline."""
         read_s = self._neighbours.read_s
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 

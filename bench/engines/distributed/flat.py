@@ -84,10 +84,11 @@ class WholeParameters:
         """Arguments:
 
         `group` has the ranks with copies of these parameters. `counted` has the indices of the parameters that count in
-        the gradient norm on this rank; a parameter on several stages counts on one of them. `among` are the
-        tensor-parallel ranks that share each matrix; None if matrices are whole. `holders` are the ranks of one model
-        copy whose stages share these parameters, such as a tied embedding; None if no other rank has them. Each holder
-        computes only the gradient of its own use, so the gradients of all holders are summed.
+        the gradient norm on this rank; a parameter that several stages share is counted on only one of their ranks.
+        `among` are the tensor-parallel ranks that share each matrix; None if matrices are whole. `holders` are the
+        ranks of one model copy whose stages share these parameters, such as a tied embedding; None if no other rank has
+        them. Each of these ranks computes only the gradient of its own use of the parameter, so their gradients are
+        summed.
         """
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
@@ -154,7 +155,7 @@ class GatheredParameters:
             self._coming = None
 
     def release(self) -> None:
-        """Free the memory of the whole weights. Autograd graphs that saved a weight stay valid. Only the storage is
+        """Free the memory of the whole weights. Autograd graphs that saved a weight stay valid: only the storage is
         emptied, and the next `gather` fills the same tensor again."""
         self.wait()  # if no pass has waited for the last gather
         self._whole.untyped_storage().resize_(0)
@@ -182,7 +183,7 @@ class GatheredParameters:
         return gradient
 
     def publish(self) -> None:
-        """Do nothing: the next `gather` makes the weights from the updated master weights."""
+        """Do nothing: the next `gather` computes the weights from the updated master weights."""
 
 
 class DividedUpdate:
@@ -213,8 +214,9 @@ class DividedUpdate:
         self._steps += 1
 
     def _compute_norms(self) -> tuple[Tensor, Tensor]:
-        """Return two global gradient norms, 0-d: the norm for clipping, and a more exact norm for verification. Each
-        parameter counts once. After the first SUMMED_STEPS steps, both are the norm for clipping."""
+        """Return two global gradient norms, 0-d: the norm for clipping, and a more exact norm for verification. A
+        parameter that several ranks hold counts once. After the first SUMMED_STEPS steps, both results are the norm for
+        clipping."""
         found = [
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]

@@ -1,9 +1,9 @@
 """Functions that several engines call on each rank: weights of micro-batches, evaluation, and saving of the random
 state.
 
-With loss_mean=tokens, the loss of a step is the mean over all its target tokens. This mean does not depend on how
-samples are divided into micro-batches and ranks. With loss_mean=micro_batches, the loss is the mean over the losses of
-the micro-batches. It depends on the division if samples have different numbers of target tokens.
+With the option loss_mean=tokens, the loss of a step is the mean over all its target tokens. This mean does not depend
+on how samples are divided into micro-batches and ranks. With loss_mean=micro_batches, the loss is the mean over the
+losses of the micro-batches. It depends on the division if samples have different numbers of target tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,12 +57,13 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     """Yield the micro-batches of a step with their weights. The mean of the weights over micro-batches and ranks is 1.
     Collective.
 
-    If the loss is the mean over all target tokens, their number is needed before the first backward. All micro-batches
-    are then loaded at once, and the numbers of target tokens are summed over the ranks. Otherwise, each micro-batch is
-    loaded when it is needed.
+    Weights differ from 1 only if the loss is the mean over target tokens, and samples may have different numbers of
+    them (`objectives.weighs_targets`). The number of target tokens in the whole step is then needed before the first
+    backward. All micro-batches are therefore loaded at once, and their numbers of target tokens are summed over the
+    ranks. In all other runs, each micro-batch is loaded when it is needed.
 
-    A micro-batch without any target token has weight 0. Its own mean would be 0 / 0 = NaN, also after multiplication by
-    0. It therefore gets one target token. The loss of a step without any target token is NaN.
+    A micro-batch without any target token has weight 0. Its mean loss would be 0 / 0 = NaN, and NaN × 0 is still NaN.
+    One of its tokens is therefore made a target token. The loss of a step without any target token is NaN.
     """
     if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)

@@ -104,8 +104,8 @@ def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
-    """Return the passes of a rank: some forwards, then forwards and backwards in turn, then the remaining backwards.
-    The number of first forwards is just large enough that the gradient for the first backward arrives in time."""
+    """Return the passes of a rank: some forwards, then forwards and backwards in turn, then the remaining backwards. It
+    begins with just enough forwards for the gradient of the first backward to arrive in time."""
     ranks, chunks, micro_batches = size
     total, following = micro_batches * chunks, ranks - rank - 1  # ranks after this one
 
@@ -152,11 +152,12 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the lists of passes in `computation` with sends and receives added. Each send follows its pass. If all
-    passes take equally long, the receiver reaches its receive when the sender reaches the send.
+    """Return the lists of passes in `computation` with sends and receives added. Each send follows the pass whose
+    result it sends. If all passes take equally long, the receiving rank reaches its receive when the sending rank
+    reaches the send.
 
-    All lists follow one global order of actions. Two transfers therefore have the same order on both of their ranks,
-    and there is no deadlock, even if both ends of a transfer wait for each other.
+    All lists follow one global order of actions. Two transfers between the same ranks therefore have the same order on
+    both ranks. So there is no deadlock, even if both ends of a transfer wait for each other.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
     places, done = [0] * size.ranks, set[Action | None]([None])
@@ -168,7 +169,7 @@ def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Ord
         ]
         if not ready:
             raise ValueError("no rank can go on: each waits for a pass that comes after its own next pass")
-        # all passes of this moment come before all transfers, so a rank receives after its own concurrent pass
+        # all passes that are ready come before their transfers, so a rank receives after its own concurrent pass
         for action in ready:
             places[size.rank_of(action.stage)] += 1
             lists[size.rank_of(action.stage)].append(action)
@@ -193,8 +194,8 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
     """Return the actions of a rank (`order`) with the gathers, releases and reductions of its stages added.
 
     The weights of a stage are whole while it computes. Meanwhile, the weights of the `ahead` stages that compute next
-    are gathered. Whole weights that one of these stages needs are not released. All weights are released at the end of
-    the step. The gradients of a stage are reduced after its last backward.
+    are gathered. Weights that are already whole and belong to one of these stages are not released. All weights are
+    released at the end of the step. The gradients of a stage are reduced after its last backward.
     """
     stages = [action.stage for action in order if action.computes]
     last = {action.stage: action for action in order if action.kind == "backward"}

@@ -52,7 +52,7 @@ def simulate_passes(
     passes: Sequence[LinkedPass], size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[float]:
     """Return the end time of each of `passes` in seconds. `forward_s` and `backward_s` have the seconds that each stage
-    takes for one micro-batch. `hop` gives the seconds of a transfer between two ranks."""
+    takes for one micro-batch. `hop` returns the seconds of a transfer between two ranks."""
     ends_s, free_s, ranks = list[float](), [0.0] * size.ranks, size.ranks
     # states come from the previous rank, gradients from the next one; a stage's neighbours may be on its own rank
     coming_s = [hop((rank - 1) % ranks, rank) if ranks > 1 else 0.0 for rank in range(ranks)]
@@ -67,8 +67,9 @@ def simulate_passes(
 
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
-    """Return the moments (passes and reductions) at which a rank can hold the most data. A moment is dropped if another
-    moment of the same stage and kind of action holds at least as much of every kind of data."""
+    """Return the points in time (passes and reductions) at which a rank's memory can be at its peak. A point in time is
+    dropped if the rank holds at least as much of every kind of data at another one with the same stage and the same
+    kind of action."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
@@ -83,7 +84,7 @@ def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMome
 
 
 class _Walk:
-    """Data that a rank holds, updated action by action."""
+    """Counts of the data that a rank holds, updated with each action."""
 
     def __init__(self, size: PipelineSize, rank: int) -> None:
         self._size, self._stages = size, size.stages_of(rank)

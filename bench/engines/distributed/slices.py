@@ -1,7 +1,7 @@
-"""Tensor parallelism with plain slices: every rank keeps some rows or columns of a matrix. A region is a group of
-layers, such as attention or feed-forward, in which each rank computes a partial result. The partial results are summed
-at the end of the region (arXiv 1909.08053). Outside regions, sequence parallelism divides the tokens among the ranks
-(arXiv 2205.05198).
+"""Tensor parallelism with plain tensors: every rank keeps a slice of each matrix, some of its rows or columns. A region
+is a group of layers, such as attention or feed-forward, in which each rank computes a partial result. The partial
+results are summed at the end of the region (arXiv 1909.08053). Outside regions, sequence parallelism divides the tokens
+among the ranks (arXiv 2205.05198).
 
 A region begins with `enter` and ends with `leave`. Its first matrices are sliced by rows of torch's weight, and its
 last matrix is sliced by columns, so the ranks exchange nothing within the region. Embedding and cross-entropy divide
@@ -90,7 +90,7 @@ class _Boundary(torch.autograd.Function):
 
 
 def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the tensor without any exchange, because every rank already has it."""
+    """Return the tensor without any exchange between ranks, because every rank already has the whole tensor."""
     return tensor.view_as(tensor)
 
 
@@ -155,7 +155,7 @@ class Slice(NamedTuple):
 
 def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
     """Replace the weights of some modules by parameters with the shape of this rank's slice. `dimensions` maps the last
-    word of a module's name to the dimension that is sliced.
+    component of a module's dotted name to the dimension that is sliced.
 
     A bias is sliced only if its weight is sliced by rows. Weights must still be on the meta device, and each sliced
     dimension must be a multiple of the number of ranks.

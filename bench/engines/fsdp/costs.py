@@ -1,13 +1,13 @@
-"""Costs of FSDP2 in addition to those of the forward and backward passes: memory of partitioned and gathered weights,
+"""Costs that FSDP2 adds to those of the forward and backward passes: memory of partitioned and gathered weights,
 gradients and optimizer state, and the collectives of a step.
 
-Imports no torch. Formulas follow the allocations and collectives of torch 2.13; no value is fitted to a measurement.
-Sources are in torch/distributed/fsdp/_fully_shard: unshard, wait_for_unshard, reshard and post_backward of
-_fsdp_param_group.py, foreach_all_gather and foreach_reduce of _fsdp_collectives.py.
+This module does not import torch. Its formulas follow the allocations and collectives of torch 2.13; no value is fitted
+to a measurement. Sources are in torch/distributed/fsdp/_fully_shard: unshard, wait_for_unshard, reshard and
+post_backward of _fsdp_param_group.py, foreach_all_gather and foreach_reduce of _fsdp_collectives.py.
 
 An FSDP unit is a block of layers, or all parameters outside blocks. A unit is gathered into one flat tensor and then
-copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next
-unit is gathered ahead. The input of a reduction stays until the next reduction.
+copied out of it. In forward, the flat tensor stays until the next unit has been copied out. In backward, the next unit
+is gathered while the current unit computes. The input of a reduction stays allocated until the next reduction.
 
 Every unit is gathered for forward. A block that was resharded is gathered again for backward. The gradients of a block
 are reduce-scattered when its backward ends; the gradients of parameters outside blocks are reduced last. Tests compare
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
     enters: NDArray[np.bool_]  # (segments,): forward enters a block here
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+@functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
 def _find_sizes(model: ModelSizes, ranks: int) -> Sizes:
     root, *blocks = model.units
     block_of = {module.segment: OUTSIDE if module.block is None else module.block for module in model.modules}
@@ -87,7 +87,7 @@ class FsdpRun(NamedTuple):
     copies: int
     width: int  # bytes per element of gathered weights and of fresh gradients
     reduced: int  # bytes per element of gradients while they are reduced
-    gloo: bool  # True if gloo (not NCCL, no rehearsal) runs collectives; it copies the larger tensor
+    gloo: bool  # True if gloo (not NCCL, no rehearsal) runs collectives; it copies the larger of input and output
 
     @property
     def padded(self) -> int:
@@ -123,7 +123,8 @@ class FsdpRun(NamedTuple):
 
 
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
-    """Return the values for `spec`. With `rehearsed`, collectives run on a fake process group and need no memory."""
+    """Return the values that decide memory and transfers of the run `spec`. If `rehearsed` is true, collectives run on
+    a fake process group and need no memory."""
     options = decode_options(spec)
     if model.quantised:
         raise NoPrediction("quantised weights with FSDP2", "no prediction of their partitions", "choose engine=ddp")
@@ -153,8 +154,8 @@ class FsdpMemory(NamedTuple):
 
     def initialisation(self, discarded: int) -> Terms:
         """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its random values are
-        drawn. The largest tensor, the head, is drawn when the partitions of all other tensors exist. Afterwards all
-        partitions of trained weights are cast to fp32, one after the other."""
+        drawn. The largest tensor is assumed to be the head, which is drawn last, when the partitions of all other
+        tensors exist. Afterwards all partitions of trained weights are cast to fp32, one after the other."""
         run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -213,7 +214,8 @@ class FsdpMemory(NamedTuple):
 
 def _keep(run: FsdpRun) -> Array:
     """Return the bytes of weights that earlier blocks keep from forward to backward, for each segment of the model,
-    (segments,). Depending on reshard_after_forward, a block keeps all of its weights, a share of them or none."""
+    (segments,). Depending on the option reshard_after_forward, a block keeps all of its weights (false), a share of
+    them (a number of ranks) or none (true)."""
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -222,8 +224,8 @@ def _keep(run: FsdpRun) -> Array:
 
 
 def _cast(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of the copy of a rank's trained weights in the run's precision, from which a unit is gathered.
-    Return 0 in fp32 or on a single rank, where there is no copy."""
+    """Return the bytes of a rank's copy of its trained weights in the run's precision, from which a unit is gathered.
+    `elements` is the size of the whole unit. Return 0 in fp32 or on a single rank, where there is no copy."""
     return run.width * elements // run.ranks * (run.width < FULL and run.ranks > 1)
 
 
@@ -241,9 +243,9 @@ def _count_earlier_gradients(run: FsdpRun) -> int:
 
 
 def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
-    """Return the bytes of gradients that are not reduced yet in the backward of each segment of the model, (segments,).
-    They are the gradients that this backward pass has computed so far for the segment's block and for parameters
-    outside blocks."""
+    """Return the bytes of not yet reduced gradients during the backward of each segment of the model, (segments,). They
+    are the gradients that this backward pass has computed so far for the segment's block and for parameters outside
+    blocks."""
     outside = np.where(run.sizes.of == OUTSIDE, work.parameters, 0)
     fresh = np.cumsum(outside[::-1])[::-1]
     for block in range(len(run.sizes.blocks)):
@@ -256,8 +258,8 @@ def _count_own_gradients(run: FsdpRun, work: BackwardWork) -> Array:
 
 
 def _count_other_gradients(run: FsdpRun) -> Array:
-    """Return the bytes of two kinds of gradients in the backward of each segment of the model, (segments,): gradients
-    that this micro-step has already reduced, and gradients that earlier micro-steps left."""
+    """Return the bytes of two kinds of gradients during the backward of each segment of the model, (segments,):
+    gradients that this micro-step has already reduced, and gradients that earlier micro-steps left."""
     until, parts = run.sizes.until, run.sizes.trained_blocks // run.ranks
     done = np.append(np.cumsum(parts[::-1])[::-1], 0)[until + 1]  # elements in blocks whose backward is over
     left = done * (not run.offloaded)
@@ -272,8 +274,9 @@ def _count_other_gradients(run: FsdpRun) -> Array:
 
 
 def _reduce(run: FsdpRun, elements: Array) -> Array:
-    """Return the peak bytes of a reduction in addition to the gradients that it reduces. It first copies the gradients
-    to its input. Then it frees them, and allocates gloo's copy of the input, the output, and the output in fp32."""
+    """Return the peak bytes of a reduction in addition to the gradients that it reduces. The reduction first copies the
+    gradients to its input. Then it frees the gradients. It allocates gloo's copy of the input, the output, and a copy
+    of the output in fp32."""
     copied = run.reduced * elements
     output = run.reduced + (FULL if run.reduced < FULL else 0)
     gone = (run.reduced if run.accumulates_whole else run.width) * elements
@@ -282,8 +285,8 @@ def _reduce(run: FsdpRun, elements: Array) -> Array:
 
 
 def predict_step(spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
-    """Return FSDP2's costs of an optimizer step: updated elements and transfers. Raise UserError for options whose time
-    is not predicted."""
+    """Return FSDP2's costs of an optimizer step: the number of elements that a rank updates, and its collectives. Raise
+    UserError for offload, whose time is not predicted."""
     run = build_fsdp_run(spec, model, device)
     if run.offloaded:
         rule = "transfers between device and host, and AdamW on the host, are not predicted"
@@ -295,8 +298,8 @@ def _list_transfers(run: FsdpRun) -> list[Transfer]:
     """Return the collectives of one rank in an optimizer step; empty for a single rank. On a CPU, no collective
     overlaps with computation.
 
-    Gradients are reduce-scattered among the ranks of a copy. Each rank then all-reduces its share over the copies. All
-    ranks of a node do this at the same time, over the links between all nodes.
+    Gradients are reduce-scattered among the ranks of a copy. Each rank then all-reduces its share over the copies. The
+    ranks of a node do this at the same time, and share the node's link to the other nodes.
     """
     if run.ranks == 1:
         return []

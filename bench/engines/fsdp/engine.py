@@ -4,11 +4,11 @@ blocks.
 Trained weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take
 12 bytes per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Frozen
 weights have the run's precision, and neither gradients nor moments. Embedding, head and last norms are gathered once
-per micro-step and stay whole until its backward ends, because both passes begin or end with them.
+per micro-step and stay whole until its backward ends, because forward and backward begin or end with them.
 
-fully_shard partitions a model that already exists. While the model is built and its weights are drawn, each parameter
-is on the meta device, and a `Shard` holds this rank's rows of it. No rank therefore holds more than one whole tensor at
-any time.
+fully_shard partitions a model that already exists. A whole model might not fit on one rank, so each parameter moves to
+the meta device as soon as it is built. After its values are drawn, a `Shard` holds only this rank's rows of it. No rank
+therefore ever holds more than one whole tensor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,9 +55,9 @@ __all__ = ["FullyShardedEngine", "build", "construction", "parameter_count", "wh
 REPLICATE, SHARD = "replicate", "shard"
 """Names of the mesh's dimensions: copies of the model, and the ranks that share one copy."""
 _SAVED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Content of a checkpoint: trained weights. Frozen weights are rebuilt as at the start of the run."""
+"""Options for checkpoints: only trained weights are saved. A resumed run rebuilds frozen weights as at its start."""
 _HERE = "_zeroscale_shard"
-"""Name of the attribute of a parameter on the meta device that holds its `Shard`."""
+"""Attribute under which a parameter on the meta device holds its `Shard`."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 def hold(parameter: Parameter, like: Parameter) -> Parameter:
     """Return a frozen parameter on the meta device whose `Shard` holds this rank's rows of `parameter`, which is whole
-    and equal on all ranks. `like` is a parameter of the same model."""
+    and equal on all ranks. `like` is another parameter of the same model; the `Shard` gets its device mesh."""
     empty, shard = Parameter(torch.empty_like(parameter.data, device="meta"), False), Shard(_get_shard(like).mesh)
     shard.keep(parameter.data)
     setattr(empty, _HERE, shard)
@@ -188,8 +188,8 @@ class ShardedUpdate:
         self.steps += 1
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
-        """Return the sum of `square` over all ranks with one collective. DTensor's own norm makes one call for every
-        parameter."""
+        """Return the sum of `square`, a squared norm of this rank's gradients, over the ranks that share a copy of the
+        model. It takes one collective; DTensor's own norm takes one for every parameter."""
         parameter = self._parameters[0]
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
@@ -352,7 +352,8 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
     """Fill each partitioned parameter with this rank's rows in its dtype. FSDP reads these rows later, when it
-    initialises itself in the first forward pass."""
+    initialises itself in the first forward pass. `kept` has the parameters whose `Shard` holds the rows, by name. The
+    rows move to the device `place` if it is not None."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

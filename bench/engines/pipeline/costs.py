@@ -1,8 +1,10 @@
-"""Costs of a pipeline in addition to those of its forward and backward passes: memory of flat tensors
+"""Costs that a pipeline adds to those of its forward and backward passes: memory of flat tensors
 (`bench.engines.distributed.flat`), transfers between data-parallel copies, and simulated schedules. They are computed
-for each place in the pipeline; ranks with copies or slices of the same stages have the same place.
+once for each position in the pipeline. All ranks with the same stages have the same position: data-parallel copies, and
+tensor-parallel ranks with slices of the stages.
 
-Imports no torch. Formulas follow the allocations of flat tensors and AdamW; no value is fitted to a measurement.
+This module does not import torch. Its formulas follow the allocations of flat tensors and AdamW; no value is fitted to
+a measurement.
 """
 
 import functools
@@ -42,16 +44,16 @@ PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
 NORM_BYTES = 4
 """Bytes of the squared gradient norm in fp32."""
 SETTLED, REPEATED = 3, 3
-"""Numbers of groups of micro-batches that are simulated. A group has one micro-batch for each rank. After SETTLED
-groups, a schedule repeats itself. The next REPEATED groups are simulated too, and each later group is assumed to take
-their mean time.
+"""Numbers of groups of micro-batches that are simulated. A group has one micro-batch for each rank of the pipeline.
+After SETTLED groups, a schedule repeats itself. The next REPEATED groups are simulated too. Each later group is not
+simulated, and is assumed to take the mean time of these REPEATED groups.
 
-In 300 random schedules, step times were exact if all stages were equal. If one stage was up to three times as slow as
-another, they were within 1 % of a simulation of the whole schedule.
+This was compared with simulations of whole schedules for 300 random schedules. Step times were exact if all stages were
+equally fast. If one stage was up to three times as slow as another, step times were within 1 %.
 """
 FILLED = 3
-"""Number of groups of micro-batches after which the activations kept on a rank no longer grow. A group has one
-micro-batch for each rank. Holds for schedules whose backwards begin as early as possible."""
+"""Number of groups of micro-batches after which the memory of activations on a rank no longer grows. A group has one
+micro-batch for each rank of the pipeline. This holds for schedules whose backwards begin as early as possible."""
 
 
 class PipelineRun(NamedTuple):
@@ -60,22 +62,22 @@ class PipelineRun(NamedTuple):
     schedule: ScheduleName
     size: PipelineSize
     ahead: int | None  # number of stages whose weights are gathered in advance; None: no weights are partitioned
-    copies: int
-    tensor: int
-    sequence: bool
+    copies: int  # data-parallel copies
+    tensor: int  # tensor-parallel ranks
+    sequence: bool  # True with sequence parallelism
     width: int  # bytes per element of weights and gradients
     optimizer: OptimizerSpec
     device: Device
-    gloo: bool  # True if gloo gathers and reduces; it works on a copy of the larger tensor
+    gloo: bool  # True if gloo gathers and reduces; it works on a copy of the larger of input and output
     devices_per_node: int
     world_size: int
 
 
 class FlatTensors(NamedTuple):
-    """Sizes in elements of the flat tensors on a rank at one place in the pipeline, padded so that all data-parallel
+    """Sizes in elements of the flat tensors on a rank at one position in the pipeline, padded so that all data-parallel
     copies have equal partitions."""
 
-    kept: tuple[int, ...]  # whole on every copy: parameters of this place alone, then of each set of places
+    kept: tuple[int, ...]  # whole on every copy: parameters of this position alone, then of each set of positions
     gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
     copies: int
 
@@ -88,8 +90,8 @@ class FlatTensors(NamedTuple):
 def predict_pipeline(
     spec: RunSpec, network: Stacks, parts: tuple[Part, ...], device: Device, rehearsed: bool
 ) -> PipelineCosts:
-    """Return the costs of every place in a pipeline whose stages are `parts`. If `rehearsed` is true, collectives run
-    on a fake process group and need no memory."""
+    """Return the costs of every position in a pipeline whose stages are `parts` of the model. If `rehearsed` is true,
+    collectives run on a fake process group and need no memory."""
     options, copies = decode_options(spec), spec.data_parallel
     run = PipelineRun(
         schedule=options.schedule,
@@ -108,7 +110,7 @@ def predict_pipeline(
     return _predict(run, network, parts)
 
 
-@functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their micro-batch or checkpointing share it
+@functools.lru_cache(maxsize=4096)  # shared by configurations of a sweep that differ in micro-batch or checkpointing
 def _predict(run: PipelineRun, network: Stacks, parts: tuple[Part, ...]) -> PipelineCosts:
     places = tuple(_build_place(run, network, parts, rank) for rank in range(run.size.ranks))
     schedule = run.schedule, run.size
@@ -158,8 +160,8 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
-    """Return the flat tensors at one place in the pipeline. Parameters that several stages of the model share are not
-    gathered with any stage. Each set of places that share parameters has a flat tensor of its own for them."""
+    """Return the flat tensors at one position in the pipeline. Parameters that several stages share are never gathered;
+    they stay whole. If positions share parameters, these are in a separate flat tensor for each set of positions."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)
@@ -176,8 +178,8 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the number of parameter elements that one place in the pipeline shares with other places. The keys are
-    the sorted places that share them."""
+    """Return the number of parameter elements that one position in the pipeline shares with other positions. The keys
+    are the sorted positions that share them."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -202,9 +204,9 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the memory peak of building the stages in bytes, by kind. Each parameter is drawn, and a sliced
-    parameter is whole while it is drawn. Then, stage by stage, the parameters move to a new flat tensor. A flat
-    tensor that is partitioned among data-parallel copies is also copied to master weights."""
+    """Return the memory peak of building the stages in bytes, by kind. Each parameter is drawn, and a sliced parameter
+    is whole while it is drawn. Then, stage by stage, the parameters move to a new flat tensor. If a flat tensor is
+    partitioned among data-parallel copies, this rank's partition is also copied to master weights."""
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + sum(flat.kept))
@@ -224,8 +226,9 @@ def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, 
 def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms:
     """Return the memory peak of the optimizer's step in bytes, by kind. AdamW updates this rank's partition in fp32.
 
-    Gradients that are kept whole are reduced first. When the reduction ends, the partition exists in the run's
-    precision and in fp32. After the step, updated weights are gathered. In both collectives, gloo works on a copy.
+    Gradients that are kept whole are reduced first. When the reduction ends, this rank's partition of the gradients
+    exists in the run's precision and in fp32. After the step, updated weights are gathered. In both collectives, gloo
+    works on a copy.
     """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
@@ -279,8 +282,8 @@ def _list_gathered(
 def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
-    """Return the all-reduces of gradients over ranks that share parameters. If several places in the pipeline share
-    parameters, each data-parallel copy sums the gradients of its partition over these places. With sequence
+    """Return the all-reduces of gradients over ranks that share parameters. If several positions in the pipeline share
+    parameters, each data-parallel copy sums the gradients of its partition over these positions. With sequence
     parallelism, gradients of parameters that are not sliced are summed over the tensor-parallel ranks, which have
     different tokens."""
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
@@ -314,9 +317,10 @@ def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
 def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
-    """Return a transfer with one collective for each of `sizes` (bytes), over the data-parallel copies of a place in
-    the pipeline. The ranks of the copies are `parallel.tensor` apart; the ranks between them have other slices, and
-    communicate at the same time. `alone` is the number of bytes that cannot overlap with computation."""
+    """Return a transfer with one collective for each of `sizes` (bytes), over the data-parallel copies of a position in
+    the pipeline. The rank numbers of two neighbouring copies differ by `parallel.tensor`. The ranks between them have
+    other slices, and communicate at the same time. `alone` is the number of bytes that cannot overlap with computation.
+    """
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
     at_once = min(tensor, run.devices_per_node)
@@ -334,9 +338,9 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass at each place in the pipeline, in seconds. A long schedule is simulated with two
-    smaller numbers of micro-batches. The difference of the two results gives the time of a group of micro-batches, and
-    each group that is not simulated is assumed to take this time."""
+    """Return the end of the last pass at each position in the pipeline, in seconds. A long schedule is simulated twice,
+    with two smaller numbers of micro-batches. The two end times give the mean time of a group of micro-batches (see
+    SETTLED). Each group that is not simulated is assumed to take this time."""
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
@@ -358,7 +362,7 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the start and end of each pass in a simulated schedule. The passes of one place in the pipeline are in
+    """Return the start and end of each pass in a simulated schedule. The passes of one position in the pipeline are in
     execution order."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
@@ -371,9 +375,9 @@ def list_passes(
     return found
 
 
-@functools.lru_cache(maxsize=256)  # points of a sweep that differ in their model or batch share it
+@functools.lru_cache(maxsize=256)  # shared by configurations of a sweep that differ in their model or batch
 def build_orders(schedule: ScheduleName, size: PipelineSize, ahead: int | None) -> tuple[Order, ...]:
-    """Return every rank's actions in a step. Raise UserError if the schedule does not exist for this size.
+    """Return the ordered actions of every rank in a step. Raise UserError if the schedule does not exist for this size.
 
     `ahead` is the number of stages whose weights are gathered in advance. It is None if weights are not partitioned.
     """

@@ -59,8 +59,8 @@ class PipelineEngine:
         self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
 
     def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
-        """Partition the optimizer update among data-parallel copies, as the options say. Return the parameters that
-        are gathered when needed, by stage."""
+        """Partition the optimizer update of the trained parameters `named` among data-parallel copies, as the option
+        `sharding` says. Return the parameters that are gathered when needed, by stage."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
         # zero3 gathers stage by stage; parameters that several stages share stay whole
@@ -93,13 +93,13 @@ class PipelineEngine:
         return groups[self._here._replace(data=0)]
 
     def _list_holders(self, stages: RankStages, name: str) -> tuple[int, ...]:
-        """Return the places in the pipeline that share a parameter; empty if only one place has it."""
+        """Return the positions in the pipeline that share a parameter; empty if only one position has it."""
         holders = sorted({stage % self._spec.parallel.pipeline for stage in stages.shared.get(name, ())})
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """Return the groups of ranks that share parameters within this data-parallel copy and tensor-parallel slice.
-        The keys are the places in the pipeline that share them. Every rank creates all groups in the same order."""
+        The keys are the positions in the pipeline that share them. Every rank creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice
@@ -133,8 +133,8 @@ class PipelineEngine:
 
     def idle_s(self) -> float:
         """Return the seconds that this rank waited for neighbours, plus the seconds by which the longest step of any
-        rank exceeds the step of this rank. Together they are the pipeline bubble: waits during the schedule and after
-        it. Return 0 without a pipeline."""
+        rank exceeds the step of this rank. These are the two parts of the pipeline bubble: waits during the schedule
+        and a wait after it. Return 0 without a pipeline."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0

@@ -53,7 +53,7 @@ def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
     return _cut_network(network, tuple(spec.sequence.items()), stages, decode_options(spec).cut)
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+@functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
 def _cut_network(
     network: Stacks, tokens: tuple[tuple[str, int], ...], stages: int, by: Literal["flops", "blocks"]
 ) -> tuple[Part, ...]:

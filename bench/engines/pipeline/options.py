@@ -27,8 +27,8 @@ class Options(Frozen):
         "zero1",
         description="what the data-parallel ranks of a stage divide among themselves. zero1: AdamW's state; zero3: "
         "also weights and gradients, except parameters that several stages share. With zero3, a stage's "
-        "weights are gathered to compute it, and during this, those of the next `gather_ahead` stages are "
-        "gathered",
+        "weights are gathered before it computes. While it computes, the weights of the next `gather_ahead` "
+        "stages are gathered",
     )
     gather_ahead: Annotated[int, Field(ge=0)] = 1
 

@@ -1,7 +1,8 @@
 """Optimizer code that engines share, without importing torch: loss scaling for fp16, checks of specs, and the memory of
 optimizer states and temporaries.
 
-A loss scale lifts small gradients into fp16's range. A step with an overflow is skipped.
+The loss is multiplied by a loss scale, which lifts small gradients into fp16's range. A step whose gradients overflow
+is skipped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +24,11 @@ BLOCK_8BIT, SMALLEST_8BIT = 256, 4096
 """Two constants of bitsandbytes, in elements: the size of a block, which has its own scale, and the size of the
 smallest tensor whose moments have 8 bits."""
 TABLES_8BIT = 2 * FULL * 256
-"""Bytes of the two tables, one for each moment, with the fp32 values for which the 256 codes of an 8-bit moment stand.
-"""
+"""Bytes of two lookup tables, one for each of AdamW's moments. Each has the fp32 values of the 256 codes of an 8-bit
+moment."""
 SCARCE = 2
-"""Up to this number, tensors of equal size are assumed not to be neighbours in the optimizer's list. Examples are
-embedding and head, or the position biases of two stacks."""
+"""Number up to which tensors of equal size are assumed not to follow each other in the optimizer's list of tensors.
+Examples are embedding and head, or the position biases of two stacks."""
 
 
 class LossScale(Frozen):
@@ -38,7 +39,7 @@ class LossScale(Frozen):
     initial_scale_power: int = Field(16, ge=0, description="exponent of 2 of the initial dynamic loss scale")
     loss_scale_window: Positive = Field(1000, description="steps without overflow after which the loss scale doubles")
     hysteresis: Positive = Field(
-        2, description="number of the overflow from which on the loss scale halves; before it, only the step is skipped"
+        2, description="number of overflows at which the loss scale halves; at earlier ones, only the step is skipped"
     )
     consecutive_hysteresis: bool = Field(
         False, description="True: a step without overflow resets the count of `hysteresis`"
@@ -137,12 +138,12 @@ def count_moment_bytes(optimizer: OptimizerSpec, sizes: Iterable[EqualTensors]) 
 def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
     """Return the bytes of the temporaries of an optimizer's step for tensors of these sizes.
 
-    On a GPU torch 2.13's AdamW computes all square roots at once. On a CPU it computes one tensor's root and quotient
-    while the temporaries of the previous tensor are still allocated. The same number of temporaries are live in
-    Adafactor: the squared gradient, its sum with a constant, and the previous tensor's update.
+    On a GPU torch 2.13's AdamW computes the square roots of all tensors at once. On a CPU it computes one tensor's root
+    and quotient while the temporaries of the previous tensor are still allocated. Adafactor has as many temporaries at
+    once: the squared gradient, its sum with a constant, and the previous tensor's update.
 
-    On a CPU bitsandbytes converts a tensor's moments to fp32, next to a copy of the gradient, a root and a quotient.
-    Kernels that update in place have no temporaries.
+    On a CPU bitsandbytes has five temporaries: the tensor's two moments in fp32, a copy of the gradient, a root and a
+    quotient. Kernels that update in place have no temporaries.
     """
     if optimizer.name == "adamw_8bit":
         wide = [size.elements for size in sizes if size.elements >= SMALLEST_8BIT]

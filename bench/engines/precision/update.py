@@ -53,7 +53,8 @@ def on_device(precision: Precision) -> Iterator[None]:
     deepspeed.zero.Init does.
 
     A random generator draws different numbers on a GPU than on a CPU. Engines therefore start from the same weights
-    only if each of them initialises on the device. The peak of memory has no fp32 copy of the model.
+    only if each of them initialises on the device. Weights have the run's precision from the start, so no fp32 copy of
+    the model raises the peak of memory.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(precision))
@@ -123,8 +124,8 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
     """Return the sum of the squares of all gradients in fp64, 0-d. It is on the device of the gradients, or on the host
     if there are none.
 
-    Used for verification in the first steps only. On a CPU torch 2.13 sums the squares of one large fp32 tensor with
-    errors that grow with its size. For example, the norm of 2^27 elements is 1.4 % too small. Clipping uses torch's
+    Used for verification in the first steps only. On a CPU, torch 2.13 sums the squares of a large fp32 tensor with
+    errors that grow with its size. For example, its norm of 2^27 elements is 1.4 % too small. Clipping uses torch's
     norm in every step.
     """
     total = torch.zeros((), dtype=torch.float64)
@@ -136,8 +137,8 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the clipping factor, 0-d and at most 1: gradients with this norm, multiplied by it, have a norm of at most
-    `limit`."""
+    """Return the factor, 0-d and at most 1, by which clipping multiplies gradients that have this norm. Their norm is
+    then at most `limit`."""
     return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 

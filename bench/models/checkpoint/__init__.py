@@ -33,8 +33,9 @@ def split_name(checkpoint: str) -> tuple[str, str | None]:
 
 
 def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
-    """Return the folder of a checkpoint. If it is a name on the Hub, fetch those files of it that are not in the cache.
-    Raise UserError if there is no such folder or name, or if the Hub cannot be reached."""
+    """Return the folder of a checkpoint. If it is a name on the Hub, fetch its files that match the patterns `files`
+    and are not in the local cache. Raise UserError if there is no such folder or name, or if the Hub cannot be reached.
+    """
     if is_folder(checkpoint):
         return Path(checkpoint)
     if not _HUB_NAME.fullmatch(checkpoint):
@@ -44,15 +45,15 @@ def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
 
 
 def fetch_once(checkpoint: str, is_first: bool, barrier: Callable[[], None]) -> Path:
-    """Return the folder of a checkpoint. If files have to be fetched, the first rank of a node fetches them for all
-    ranks of the node. Collective."""
+    """Return the folder of a checkpoint. If files have to be fetched, the first rank of a node (`is_first`) fetches
+    them for all ranks of the node. `barrier` waits for all ranks. Collective."""
     if is_first:
         find_folder(checkpoint)
     barrier()
     return find_folder(checkpoint)
 
 
-@functools.cache  # all points of a study ask for the same config.json
+@functools.cache  # all configurations of a study read the same config.json
 def _fetch(name: str, files: tuple[str, ...]) -> Path:
     repository, revision = split_name(name)
     try:
@@ -95,7 +96,8 @@ def list_files(checkpoint: str, folder: Path) -> list[Path]:
 
 
 def check_shape(model: str, shape: Mapping[str, Any], stored: Mapping[str, Any], checkpoint: str) -> None:
-    """Raise UserError if the shape in a checkpoint's config.json is not the shape of the model with this name."""
+    """Raise UserError if a value of `stored`, the shape in a checkpoint's config.json, differs from that of `shape`,
+    the shape of the model named `model`."""
     for name, value in stored.items():
         if shape.get(name) != value:
             rule = f"its {CONFIG} has {name}={value}, and model={model} has {shape.get(name)}"

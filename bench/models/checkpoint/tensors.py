@@ -40,7 +40,7 @@ _ADAPTER = re.compile(r"(?P<owner>.+)\.(?P<kind>lora_[AB])\.default\.weight")
 """Pattern of the names that peft gives to the two matrices of an adapter. `owner` is the name of the adapted matrix."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3
-"""Maximum number of tensors that an error lists."""
+"""Maximum number of tensors that an error names; it counts the others."""
 
 
 def _keep(tensor: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class StoredTensors:
 
     def find(self, name: str) -> str | None:
         """Return the name under which a tensor is stored; None if it is not in the checkpoint. A checkpoint of a model
-        without a head, such as GPT-2's, lacks the first word of each name."""
+        without a head, such as GPT-2's, has each name without its first component."""
         return next((stored for stored in (name, name.partition(".")[2]) if stored in self._files), None)
 
     def read(self, stored: str) -> Tensor:
-        """Return a tensor as a view of its file."""
+        """Return a tensor as a view of its file, which is mapped into memory."""
         tensor: Tensor = self._files[stored].get_tensor(stored)
         return tensor
 
@@ -146,8 +146,8 @@ def count_tensors(spec: RunSpec) -> int:
 
 
 def _match(spec: RunSpec, family: StoredFamilyBuilder, stored: StoredTensors) -> dict[str, list[str]]:
-    """Return the stored names of each parameter of the whole model, by the parameter's name; a tied parameter may have
-    several. Raise UserError if the stored tensors are not exactly those of the model."""
+    """Return the names under which each parameter of the whole model is stored, by the parameter's name. A tied
+    parameter may be stored several times. Raise UserError if the stored tensors are not exactly those of the model."""
     model = family.build(spec, torch.device("meta"))
     aliases: dict[Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -253,8 +253,8 @@ class ShardWriter:
             self._write()
 
     def finish(self) -> None:
-        """Write the remaining tensors, and the index. The number of files is part of their names, so they are renamed
-        now."""
+        """Write the remaining tensors, and the index. Each file's name contains the number of files, so the files are
+        renamed now."""
         if self._waiting:
             self._write()
         count = len(self._files)

@@ -29,7 +29,7 @@ GPT2_NAMES = {
     "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn", "qkv_proj": "c_attn",
     "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj",
 }  # fmt: skip
-"""Words in the parameter names of this model, mapped to the words that transformers' GPT-2 uses in their place."""
+"""Components of this model's dotted parameter names, mapped to those of transformers' GPT-2."""
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> nn.Module:
@@ -67,11 +67,11 @@ def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the name and layout that transformers gives to a parameter: in its GPT-2 if the attention matrices are
-    fused, otherwise in its Llama, whose names and layout the model has.
+    """Return the name and layout of a parameter in transformers. A model with fused attention matrices is a GPT-2
+    there. Every other model is a Llama there, with the same names and layout as here.
 
-    GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then the values; the
-    fused matrix of this model is ordered by head.
+    In transformers, GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then
+    the values. The fused matrix of this model is ordered by head.
     """
     shape = Shape.model_validate(spec.model.shape)
     if not shape.fused:
@@ -132,8 +132,8 @@ def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
 
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Biases are 0 and
-    scales of norms 1, as in transformers. In GPT-2, the last matrix of each sub-layer has a standard deviation smaller
-    by 1 / √(number of sub-layers). Every rank draws the same values."""
+    scales of norms 1, as in transformers. In GPT-2, the standard deviation of each sub-layer's last matrix is divided
+    by √(number of sub-layers). Every rank draws the same values."""
     shape = Shape.model_validate(spec.model.shape)
     residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
     for name, parameter in module.named_parameters():  # shared parameters appear once

@@ -21,10 +21,10 @@ from bench.models.modules.chunked_loss import ChunkedHead
 
 def build_rotary_tables(shape: Shape, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of rotary embeddings for every position: (length, d_head). If each sample has its
-    own positions, the shape is (batch, 1, length, d_head).
+    own positions, the shape is (batch, 1, length, d_head). `places` are the positions, (length,) or (batch, length).
 
-    Angles are computed in fp32 whatever the model's precision, because bf16 does not distinguish all positions above
-    256.
+    Angles are computed in fp32 at every precision of the model, because bf16 cannot represent all integer positions
+    above 256.
     """
     assert shape.rotary_base is not None
     even = torch.arange(0, shape.d_head, 2, dtype=torch.float32, device=places.device)
@@ -47,9 +47,9 @@ def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     """Return the rotary frequencies of Llama 3.1, (d_head / 2,).
 
-    Turns are the rotations of a dimension over the context length of the original pre-training. Dimensions with fewer
-    than `low_freq_factor` turns are slowed down by `factor`. Dimensions with more than `high_freq_factor` turns are
-    unchanged. Frequencies in between are interpolated.
+    The turns of a dimension are the number of its rotations over the context length of the original pre-training.
+    Dimensions with fewer than `low_freq_factor` turns are slowed down by `factor`. Dimensions with more than
+    `high_freq_factor` turns are unchanged. Frequencies in between are interpolated.
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -58,8 +58,8 @@ def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 class Output(NamedTuple):
-    """Output of a forward pass. Engines read `loss`, 0-d. Without labels there are `logits` in its place, (batch,
-    length, vocabulary)."""
+    """Output of a forward pass. With labels it has only `loss`, 0-d, which engines read. Without labels it has only
+    `logits`, (batch, length, vocabulary)."""
 
     loss: Tensor | None
     logits: Tensor | None = None
@@ -134,8 +134,9 @@ class SelfAttention(nn.Module):
     def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention computed by torch's scaled_dot_product_attention. `mask` is true where a token may attend.
 
-        On a GPU, kernels with grouped heads support neither a mask nor fp32. Keys and values are then repeated for each
-        head. Otherwise torch would choose a kernel that stores all scores.
+        On a GPU, torch's kernels for grouped heads support neither a mask nor fp32. With a mask or in fp32, keys and
+        values are therefore repeated for each head. Without this repetition, torch would choose a kernel that stores
+        all attention scores.
         """
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
@@ -152,7 +153,8 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """MLP with two matrices and an activation between them. The gated form has a third matrix."""
+    """MLP with two matrices and an activation between them. The gated form has a third matrix, whose product scales the
+    activation."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -258,8 +260,8 @@ class CausalLanguageModel(nn.Module):
     """Decoder with its head and next-token loss."""
 
     _keys_to_ignore_on_load_unexpected = r"\.attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$"
-    """Names of constant tensors in older checkpoints, which are ignored, as in transformers: GPT-2's masks and Llama's
-    frequencies."""
+    """Patterns for the names of constant tensors in older checkpoints, which are ignored, as in transformers. They are
+    GPT-2's mask buffers and Llama's rotary frequencies."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
         super().__init__()

@@ -134,13 +134,14 @@ class Shape(Frozen):
     )
     gated: bool = Field(False, description="True: the MLP has a third matrix, whose product scales the activation")
     biases: bool = Field(True, description="True: all matrices except the head have a bias")
-    fused: bool = Field(True, description="True: queries, keys and values are one matrix product")
+    fused: bool = Field(True, description="True: queries, keys and values come from one matrix")
     separate_head: bool = Field(
-        False, description="True: the head has its own matrix; False: it shares the embedding's"
+        False, description="True: the head has its own matrix; False: it uses that of the embedding"
     )
     scaled_residuals: bool = Field(
         True,
-        description="True: the initial deviation of each sub-layer's last matrix is divided by √(number of sub-layers)",
+        description="True: the initial standard deviation of each sub-layer's last matrix is divided by "
+        "√(number of sub-layers)",
     )
     rotary_base: float | None = Field(
         None, gt=0, description="base of the rotary position embedding; None: a learned table of positions"

@@ -1,7 +1,7 @@
 """Torch code that several model families share. This folder is not itself a family.
 
-Weights depend only on a seed; they are the same on every rank and in every engine. To build a part of a model, the
-whole model is created on the meta device, other parts are removed, and only then is memory allocated.
+Initial weights depend only on a seed; they are the same on every rank and in every engine. To build a part of a model,
+the whole model is created on the meta device, other parts are removed, and only then is memory allocated.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -47,8 +47,8 @@ def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
 def check_adapter(module: Module, adapter: AdapterSpec) -> None:
     """Raise UserError if the model cannot have these adapters or frozen parameters.
 
-    The reasons are a target that is no matrix of a block, a pattern that finds no parameter or all of them, and a
-    library that is not installed. The model may be on the meta device.
+    Possible reasons: an adapter target that is not a matrix of a block, a pattern `adapter.frozen` that matches no
+    parameter or all parameters, or a library that is not installed. The model may be on the meta device.
     """
     if adapter.frozen:
         names = [name for name, _ in module.named_parameters()]  # a shared parameter has one name
@@ -107,8 +107,9 @@ def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
 def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
     """Replace the matrices of all blocks by quantised ones, one at a time.
 
-    Matrices that transformers keeps in fp32 are not quantised. T5 converts activations to the dtype of `wo` before it
-    multiplies them. If `wo` were packed into bytes, this would destroy the activations without any error.
+    Matrices that transformers keeps in fp32 are not quantised. T5 converts activations to the dtype of its matrix `wo`
+    before it multiplies them with it. If `wo` were packed into bytes, this conversion would destroy the activations
+    without any error.
     """
     hold = getattr(engine, "hold", None)  # an engine that partitions parameters before it is built
     kept = frozenset(getattr(module, "_keep_in_fp32_modules", None) or ())

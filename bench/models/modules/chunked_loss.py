@@ -36,9 +36,9 @@ class ChunkedHead(torch.nn.Module):
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of the logits of `states` (n, width) and `weight` (vocabulary, width), for `labels` (n,).
-    Softmax and loss are computed in fp32. Matmuls, and the sum of the weight's gradient over chunks, have the dtype of
-    the states."""
+    """Mean cross-entropy of the logits of `states` (n, width) and `weight` (vocabulary, width), for `labels` (n,), with
+    the logits of `rows` tokens at a time. Softmax and loss are computed in fp32. Matmuls, and the sum of the weight's
+    gradient over chunks, have the dtype of the states."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:

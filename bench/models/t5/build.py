@@ -62,7 +62,8 @@ KINDS: dict[tuple[bool, bool], Any] = {
     (True, False): UMT5ForConditionalGeneration,
     (True, True): Umt5WithChunkedLoss,
 }
-"""Class of the model to build. The key has two flags: every layer has its own position biases; the loss is chunked."""
+"""Class of the model to build. The key is two booleans: True if every layer has its own position biases, and True if
+the loss is chunked."""
 
 
 _FLEX = "flex_attention_with_position_bias"

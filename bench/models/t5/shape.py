@@ -33,11 +33,11 @@ class Shape(Frozen):
     )
     relative_attention_buckets: Positive = 32
     relative_attention_max_distance: Positive = Field(
-        128, description="distance in tokens from which all pairs share one bias"
+        128, description="distance in tokens from which on all pairs of tokens have the same bias"
     )
     bias_per_layer: bool = Field(
         False,
-        description="True: every layer has its own position biases, as in umT5; False: the first layer's are shared",
+        description="True: every layer has its own position biases, as in umT5; False: all layers use the first's",
     )
 
     @property

@@ -1,7 +1,9 @@
-"""Costs of ZeRO in addition to those of the forward and backward passes: memory of states, gradient buckets and
-gathered layers; transfers; host memory.
+"""Costs that ZeRO adds to those of the forward and backward passes: device memory, collectives, and host memory for
+offload. Device memory consists of states (weights, gradients and optimizer state), gradient buckets and gathered
+layers.
 
-Imports no torch. Formulas follow the allocations of DeepSpeed 0.19.8; no value is fitted to a measurement. Sources:
+This module does not import torch. Its formulas follow the allocations of DeepSpeed 0.19.8; no value is fitted to a
+measurement. Sources:
 
 - states: runtime/zero/stage_1_and_2.py, stage3.py and runtime/fp16/unfused_optimizer.py; their partition among ranks is
   ZeRO's (arXiv 1910.02054, section 5);
@@ -10,8 +12,9 @@ Imports no torch. Formulas follow the allocations of DeepSpeed 0.19.8; no value 
 - offload: `cpu_offload` in stage_1_and_2.py, `offload_optimizer` and `offload_param` in stage3.py and
   partition_parameters.py, CPUAdam's state in ops/adam/cpu_adam.py.
 
-Models are built on the device at every stage (bench.engines). The host holds a copy of the weights in two cases only:
-they are offloaded, or they are flattened there because the device cannot hold them twice. ZenFlow is not counted.
+Models are built on the device at every ZeRO stage (see bench.engines). The host holds a copy of the weights in two
+cases only: they are offloaded, or stages 1 and 2 flatten them there because the device cannot hold them twice. The
+memory of ZenFlow is not predicted.
 """
 
 import functools
@@ -51,8 +54,8 @@ DOUBLE = 8
 
 
 def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Device) -> EngineStep:
-    """Return ZeRO's costs of an optimizer step: updated elements and transfers. Raise UserError for options whose time
-    is not predicted."""
+    """Return ZeRO's costs of an optimizer step: the number of elements that a rank updates, and its collectives. Raise
+    UserError for options whose step time cannot be predicted: quantised collectives and offload."""
     run = build_zero_run(options, spec, model, device)
     if options.zero_quantized_weights or options.zero_quantized_gradients:
         raise UserError("time with quantised collectives", "their bytes and kernels are not predicted", "measure it")
@@ -68,8 +71,8 @@ class ZeroMemory(NamedTuple):
     run: ZeroRun
 
     def resident(self) -> Terms:
-        """Return the bytes of weights, gradients and optimizer state between steps, by kind. Stages 1 to 3 keep
-        master weights even in fp32, in addition to the weights that are gathered from them."""
+        """Return the bytes of weights, gradients and optimizer state between steps, by kind. At stages 1 to 3, a rank
+        keeps its partition of the master weights even in fp32, next to the weights themselves."""
         run = self.run
         separate = run.width < FULL or run.stage > 0
         terms = {
@@ -87,9 +90,9 @@ class ZeroMemory(NamedTuple):
         return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
     def initialisation(self, discarded: int) -> Terms:
-        """Return the memory peak of initialisation in bytes, by kind. Stages 1 and 2 make a flat copy of the weights
-        on the device only if both copies fit there. If this is unknown, the flat copy is not counted, because it
-        never decides whether a model fits."""
+        """Return the memory peak of initialisation in bytes, by kind. Stages 1 and 2 make a flat copy of the weights on
+        the device only if the device can hold the weights twice. Where this is unknown, the flat copy is not counted.
+        This cannot change whether a model fits: a flat copy for which the device has no room is made in host memory."""
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * discarded // run.ranks)
@@ -115,10 +118,12 @@ class ZeroMemory(NamedTuple):
         """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
 
         1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
-        2. Master weights are made from the partitions (below fp32 through a copy). Then a gradient of zeros is made.
-        3. After gradients and bucket are allocated, each tensor is gathered again for its hook. gloo copies it.
+        2. Master weights are made from the partitions, in bf16 and fp16 through a temporary copy. Then a gradient of
+           zeros is allocated.
+        3. Gradients and the bucket are allocated. Then each tensor is gathered again while its gradient hook is
+           registered. For this gather, gloo needs a copy of the tensor.
 
-        AdamW's moments are allocated in the first step.
+        AdamW's moments are allocated later, in the first optimizer step.
         """
         run = self.run
         weights, live = {"weights": _count_partition_bytes(run)}, self.resident()
@@ -141,8 +146,9 @@ class ZeroMemory(NamedTuple):
         return SegmentBytes(none + _count_kept_gradients(self.run), none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes while each segment of the model runs its backward. Stage 3 uses DeepSpeed's own linear
-        layer, which never leaves a gradient transposed."""
+        """Return the bytes while each segment of the model runs its backward. At stages 0 to 2, torch's linear layers
+        compute some gradients transposed, which cannot be added in place (`work.transposed`). Stage 3 uses DeepSpeed's
+        own linear layer, which has no such gradients."""
         run = self.run
         if run.stage == 3:
             return _predict_stage_3(run, 1)
@@ -250,8 +256,8 @@ def _count_updated_at_once(run: ZeroRun) -> int:
 def _count_averaged(run: ZeroRun) -> int:
     """Return the number of elements of averaged gradients that stages 1 and 2 keep, on the rank that keeps the most.
 
-    A tensor that overlaps with the rank's partition counts with its full size. The embedding and the head, the first
-    and last tensors, have the largest effect.
+    A tensor that lies partly in the rank's partition counts with its full size. This matters most for the embedding and
+    the head, which are the first and the last tensor.
     """
     return int(_find_kept_whole(run, np.array(run.model.largest)))
 
@@ -275,8 +281,9 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets are counted from
     the first gradient on. This rank's averaged gradients are counted from the first full bucket on.
 
-    A bucket is reduced between two operations, when their working memory is free. The first bucket is reduced before
-    the averaged gradients are allocated.
+    A bucket is reduced between two operations of backward, when their working memory is free. The reduction uses this
+    free memory for its copy of the bucket, so only the excess counts. At the first bucket the memory for averaged
+    gradients is free too, because they are allocated after its reduction.
     """
     oversize = np.where(fresh > run.width * run.bucket, fresh, 0)  # gradients that are larger than a bucket
     waiting = np.append(oversize[1:], 0)  # kept until its reduction in the next segment of backward
@@ -313,12 +320,13 @@ class SegmentPeak(NamedTuple):
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
     """Return the bytes of stage 3 while each segment of the model runs its forward (`number` 0) or backward (1). They
-    are the peak of the replayed gathers and reductions, and the gradient bucket, which is always allocated."""
+    are the sum of two numbers: the peak in the replay of gathers and reductions, and the gradient bucket, which is
+    always allocated."""
     peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
     return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
 
 
-@functools.lru_cache(maxsize=1024)  # points of a sweep share it
+@functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
     """Return the memory peaks of forward and backward on one of `ranks` ranks. If `gloo` is true, a reduction makes
     one more copy of its packed gradients."""
@@ -328,11 +336,11 @@ def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: 
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the memory peak of each segment of the model in one pass. `sizes` and `padded` are the elements of one
-    tensor of each size without and with padding, (tensor sizes,).
+    """Return the memory peak of each segment of the model in one pass. `sizes` and `padded`, (tensor sizes,), have the
+    elements of one tensor of each size, without and with padding. `gathers` is True if there are several ranks.
 
     Before a bucket is reduced, its gradients are packed by rank into a new tensor. A single gradient that needs no
-    padding is reduced in place. The padding is a tensor of its own.
+    padding is reduced in place. The padding is allocated as a further tensor.
     """
     whole = (walk.exact + walk.padded @ padded) * gathers  # (stops,)
     plain, packed = walk.reduced @ sizes, walk.reduced @ padded
@@ -374,8 +382,9 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 
 
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
-    """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. The upper bound
-    adds the separate buffers in which the tensors lay before, because the pinned allocator keeps that memory."""
+    """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. Before, each
+    tensor lay in a buffer of its own. The upper bound adds these buffers, because torch's allocator of page-locked
+    memory keeps the memory of freed buffers."""
     low, high = _pin(run.width * run.partitioned, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.all_tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)

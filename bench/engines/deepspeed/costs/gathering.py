@@ -1,11 +1,11 @@
 """Replay of a step of ZeRO stage 3, module by module: the weights that DeepSpeed's coordinator gathers and releases,
 and the gradients that are reduced.
 
-The replay follows DeepSpeed 0.19.8 once its trace of modules is complete: _fetch_sub_module_impl, __params_to_release
-and __release_param of runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of
-partition_parameters.py, reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The number of ranks changes only
-the padding of tensors, not the coordinator's decisions. One replay therefore serves all points of a sweep that have the
-same model and limits.
+The replay follows DeepSpeed 0.19.8 in the steps after it has recorded the order in which modules run (its trace):
+_fetch_sub_module_impl, __params_to_release and __release_param of runtime/zero/partitioned_param_coordinator.py,
+AllGatherCoalescedHandle of partition_parameters.py, reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The
+number of ranks changes only the padding of tensors, not the coordinator's decisions. One replay therefore serves all
+configurations of a sweep that have the same model and limits.
 """
 
 import functools
@@ -20,24 +20,28 @@ from bench.core.network import EqualTensors, WeightModule
 
 
 class GatheringLimits(NamedTuple):
-    """DeepSpeed's options that decide when weights are gathered and released and gradients are reduced. Sizes are
-    elements."""
+    """DeepSpeed's options that decide when weights are gathered and released, and when gradients are reduced. Sizes are
+    numbers of elements."""
 
-    prefetch: int
-    live: int
-    reuse: int
-    persistence: int
-    bucket: int
-    contiguous: bool
-    checkpointing: bool
+    prefetch: int  # stage3_prefetch_bucket_size
+    live: int  # stage3_max_live_parameters
+    reuse: int  # stage3_max_reuse_distance
+    persistence: int  # stage3_param_persistence_threshold
+    bucket: int  # reduce_bucket_size
+    contiguous: bool  # contiguous_gradients
+    checkpointing: bool  # activation checkpointing, an option of the spec
 
 
 class PassReplay(NamedTuple):
-    """Live elements at each stop of a pass, one row per stop. A stop is the execution of one module. Tensors that are
-    padded for equal partitions are counted by size, one column for each of the model's `all_tensors`."""
+    """Weights and gradients in memory at each stop of a forward or backward pass, one row per stop. A stop is the
+    execution of one module.
+
+    Some fields are numbers of elements. The others are numbers of tensors, with one column for each tensor size (each
+    entry of the model's `all_tensors`). Padding depends on the number of ranks, so it is added to these tensors later.
+    """
 
     segment: Array  # (stops,)
-    exact: Array  # (stops,): elements of weights that were copied out of a flat tensor
+    exact: Array  # (stops,): elements of weights without padding, which were copied out of a flat tensor
     padded: Array  # (stops, sizes): number of padded weights, gathered alone or in flat tensors
     fresh: Array  # (stops,): elements of gradients outside the bucket
     reduced: Array  # (stops, sizes): number of gradients in the bucket that is reduced at this stop
@@ -82,8 +86,8 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops of backward. A checkpointed block is recomputed after the weight of its last module has been
-    gathered. The recomputation ends before that module."""
+    """Yield the stops of backward. The backward of a checkpointed block begins with the gather of its last module's
+    weight. Then the block is recomputed, except for that module."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
@@ -101,8 +105,8 @@ def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iter
 
 
 class WeightCoordinator:
-    """State of the replayed coordinator: gathered weights, weights whose gather has started, and the order of their
-    next uses."""
+    """State of the replayed coordinator: weights that are gathered, weights whose gather has started, and the order in
+    which modules use weights."""
 
     def __init__(self, stops: Sequence[WeightFetch], sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
@@ -114,7 +118,7 @@ class WeightCoordinator:
         self._queue = iter([(step, weight) for step, weight in enumerate(self._order) if weight is not None])
         self._persistent = {w for w, elements in self._elements.items() if elements <= limits.persistence}
         self._whole = set(self._persistent)
-        self._packs: dict[int, _Pack] = {}  # flat tensors of weights whose gather has started or that are not used yet
+        self._packs: dict[int, _Pack] = {}  # by weight, until its first use: the flat tensor of its gather
         self._alone: set[int] = set()  # whole weights that stay in the padded tensor into which they were gathered
         self._last_fetched_for = dict.fromkeys(self._elements, -1)
         # elements of all stops before each stop, and the step that uses the weight of each stop next
@@ -160,7 +164,9 @@ class WeightCoordinator:
             self.padded[self._size[weight]] += 1
 
     def _wait(self, weight: int) -> None:
-        """Unpack the flat tensor that holds `weight`. The flat tensor is freed after all its weights have been used."""
+        """Copy all weights out of the flat tensor into which `weight` was gathered, unless this has already been done.
+        The flat tensor is freed after all its weights have been used. A weight that was gathered alone stays in its
+        tensor."""
         pack = self._packs.pop(weight, None)
         if pack is None:
             return
@@ -178,7 +184,8 @@ class WeightCoordinator:
                 self.padded[self._size[member]] -= 1
 
     def release(self, allowed: bool) -> None:
-        """Release the weight of this stop unless it is used again soon. Advance to the next stop."""
+        """Release the weight of this stop if that is `allowed`, unless the weight is used again soon. Advance to the
+        next stop."""
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
@@ -210,8 +217,9 @@ class Bucket:
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
     def add(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Add a gradient, given by the index of its tensor size. Return the elements of gradients outside the bucket
-        during this call, and the bucket content that was reduced before the gradient was added.
+        """Add a gradient. `size` is the index of its tensor size. Return the elements of gradients outside the bucket
+        during this call, and the content of the bucket that was reduced before the gradient was added (zeros if none
+        was). The content is a number of gradients by tensor size.
 
         A gradient larger than the bucket stays outside it until the next gradient comes.
         """

@@ -37,7 +37,7 @@ class ZeroRun(NamedTuple):
     model: ModelSizes
     device: Device
     room: int | None  # bytes of the device's memory; None: unknown
-    gloo: bool  # True if gloo reduces; False with NCCL, and in a rehearsal
+    gloo: bool  # True if gloo reduces; False with NCCL, and in a rehearsal (one rank alone, without its peers)
     stage: int
     ranks: int
     width: int  # bytes per element of weights and gradients
@@ -59,7 +59,8 @@ class ZeroRun(NamedTuple):
 
     @property
     def small(self) -> list[EqualTensors]:
-        """Small tensors that stage 3 never partitions (persistence threshold). Their elements include padding."""
+        """Tensors that stage 3 never partitions, because they are at most as large as DeepSpeed's persistence
+        threshold. Their elements include padding."""
         threshold = self.options.stage3_param_persistence_threshold or 0
         small = (size for size in self.model.all_tensors if size.elements <= threshold)
         return [EqualTensors(self.padded(size.elements), size.number) for size in small]
@@ -83,16 +84,16 @@ class ZeroRun(NamedTuple):
 
     @property
     def on_device(self) -> int:
-        """Elements of this rank's optimizer state that are on the device: the whole partition, or what offload leaves
-        there."""
+        """Elements of this rank's optimizer state that are on the device: the whole partition, or the share that
+        offload leaves on the device."""
         tier = self.optimizer_tier
         return self.partition if tier is None else round((1 - tier.ratio) * self.partition)
 
     @property
     def flattens_on_host(self) -> bool | None:
         """True if stages 1 and 2 flatten the weights in host memory. DeepSpeed does so if the device's free memory
-        cannot hold a second copy of the weights. None if this differs between the lower and upper bound of
-        CUDA_BASE_BYTES."""
+        cannot hold a second copy of the weights. None if this depends on how much memory CUDA itself uses, which is
+        known only between the bounds CUDA_BASE_BYTES."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
         copies = self.width * (self.model.elements + self.partition * self.ranks)
@@ -119,8 +120,8 @@ def build_zero_run(
     options: Options, spec: RunSpec, model: ModelSizes, device: Device, room: int | None = None, *,
     rehearsed: bool = False,
 ) -> ZeroRun:  # fmt: skip
-    """Return the values for `spec` on a device with `room` bytes of memory. If `rehearsed` is true, collectives run on
-    a fake process group and need no memory."""
+    """Return the values that decide memory and transfers of the run `spec` on a device with `room` bytes of memory. If
+    `rehearsed` is true, collectives run on a fake process group and need no memory."""
     stage, ranks = options.stage, spec.data_parallel
     if stage == 0:
         partition = model.elements
@@ -196,7 +197,7 @@ def _list_partitioned(run: ZeroRun) -> list[Transfer]:
 
 
 def _overlaps(run: ZeroRun) -> bool:
-    """Return True if gradient buckets are reduced while backward continues."""
+    """Return True if backward continues while gradient buckets are reduced."""
     return bool(run.options.overlap_comm) and run.device == "cuda"
 
 
