@@ -37,9 +37,9 @@ class DeviceDriver(Protocol):
         """Return the number of devices."""
 
     def ask(self, device: int | str, question: Question) -> Any:
-        """Return the value that answers a question about a device.
+        """Return the value of a property of a device, such as its name or its energy.
 
-        None if there is no such device, or if the device does not support the question. `device` is the driver's device
+        None if there is no such device, or if the device does not report the property. `device` is the driver's device
         number or the device's own name: the UUID for NVIDIA, the PCI address for AMD.
         """
 
@@ -224,8 +224,8 @@ def _load_driver() -> DeviceDriver | None:
 
 
 def query(device: int | str, question: Question) -> Any:
-    """Return the value that answers a question about a device, as `DeviceDriver.ask` does. None if it is unknown or if
-    no driver was found."""
+    """Return the value of a property of a device, such as its name or its energy, as `DeviceDriver.ask` does. None if
+    the value is unknown, or if no driver was found."""
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -266,8 +266,8 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     run.
 
     In a container, the driver may report other process ids than the run sees. If no process on the device is in `own`,
-    one process is assumed to be the rank, and all other processes count as background load. The memory of the
-    background load is then unknown, unless there is no other process.
+    one of the processes is assumed to be the run's rank, and all others count as background load. Their memory is then
+    unknown; it is 0 if there is only one process.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:
