@@ -77,8 +77,8 @@ class InjectedFault(NamedTuple):
 
 
 class Refused(Exception):
-    """Error for a run that would not measure what its record claims, because the model, the machine or the transport is
-    a different one."""
+    """Error for a run that would not measure what its record claims, because the actual model, machine or transport
+    differs from the stated one."""
 
 
 class WrongTransport(Refused):
