@@ -53,7 +53,7 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return the seconds for a part. The requested parts divide the total time in proportion to SHARES."""
+        """Return the seconds for measuring a part. The requested parts share the total time in proportion to SHARES."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 

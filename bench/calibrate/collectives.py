@@ -239,7 +239,7 @@ def _build_call(
 
 
 def _broadcast_number(number: int, members: "Group") -> int:
-    """Return the number that rank 0 passed, on all ranks of a group."""
+    """Return rank 0's `number` on all ranks of a group."""
     import torch
     import torch.distributed as dist
 

@@ -191,9 +191,9 @@ def measure_within(
 
 
 def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
-    """Return the first shape that needs only a small share of the remaining time `left_s`. If there is no such shape,
-    return the first shape that fits into the remaining time, or None. `known` are pairs of FLOPs and rate of measured
-    shapes."""
+    """Return the first shape that needs at most 10 % of the remaining time `left_s`. If there is no such shape, return
+    the first shape that fits into the remaining time, or None. `known` are pairs of FLOPs and rate of measured shapes.
+    """
     if not known:
         return waiting[0] if waiting else None
 

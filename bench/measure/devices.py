@@ -88,7 +88,8 @@ class NvidiaDriver:
 def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
     """Return the seconds for which power and thermal limits have throttled a device, by reason.
 
-    The times are NVML's violation times. The key `all` is the current host time in seconds, as the reference.
+    The times are NVML's violation times. The key `all` is the host's clock in seconds: its difference between two
+    readings is the elapsed time, with which the other differences are compared.
     """
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}

@@ -124,7 +124,7 @@ class LaunchedBlock:
     fetched: list[FetchedBatches]  # one entry per step, also in losses and norms
     losses: list[Reading]
     norms: list[Reading]
-    skipped: list[int]  # numbers of steps without an update (fp16 overflow), counted from this process's first step
+    skipped: list[int]  # numbers of steps without an update, counted from this process's first step
     together: bool  # True if all ranks began the block at the same time
 
 
@@ -166,8 +166,9 @@ class Series:
     def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
         """Append the steps of a block. `ranks` has one tensor (ranks, columns) per step.
 
-        `skipped` are the numbers of skipped steps. If `together` is true, all ranks began the block at the same time,
-        after a barrier. Otherwise each rank began it right after its previous block.
+        `skipped` are the numbers of the steps without an update, because their gradients were not finite. If `together`
+        is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began it right after
+        its previous block.
         """
         self.ranks.extend(ranks)
         own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)

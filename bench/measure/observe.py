@@ -2,9 +2,9 @@
 table of all steps.
 
 After the window a few untimed steps are inspected. They give the bytes of each kind of collective, the time outside of
-collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give counted
-FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank waits for the stragglers in
-collectives. They are visible in the time outside of collectives.
+collectives, and values that the engine reports about a step, such as its idle time. For models without a FLOP formula
+they also give counted FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank waits for the
+stragglers in collectives. They are visible in the time outside of collectives.
 """
 
 import io
@@ -42,8 +42,8 @@ def count_flops(run: Callable[[], object]) -> int:
     """Return the matmul FLOPs of `run` on this rank, including those of recomputed activations.
 
     As in bench.predict.work, fused attention counts as if it were not causal, and its backward pass counts twice the
-    FLOPs of the forward pass. torch's own formula for the backward pass adds recomputed scores, and torch has no
-    formula for CPU kernels.
+    FLOPs of the forward pass. torch's own formulas are replaced, because they add recomputed scores to the backward
+    pass and lack the CPU kernels.
     """
     formulas: dict[Any, Callable[..., int]] = {}
     for name in _KERNELS:

@@ -174,7 +174,8 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
-    """Return the total CPU seconds of the run's processes and of kernel threads so far."""
+    """Return the total CPU seconds of the run's processes and of kernel threads so far. The run's processes are those
+    in `sessions`, their descendants and their ancestors."""
     # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 

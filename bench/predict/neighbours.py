@@ -93,8 +93,8 @@ def identify_model(model: Mapping[str, Any]) -> str:
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs of a model on a machine. If at least ENOUGH of them used `engine`, return only the runs with this
-    engine."""
+    """Return the runs in `known` that used this model on this machine. If at least ENOUGH of them used `engine`, return
+    only the runs with this engine."""
     of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
     of_engine = [found for found in of_model if found.engine == engine]
     return of_engine if len(of_engine) >= ENOUGH else of_model
@@ -172,7 +172,7 @@ def collect_measured(
             points.setdefault(format_decisive(record.spec), []).append(record)
     ok = {key: _select_latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
     timed = {key: found for key, runs in ok.items() if (found := _time_point(runs))}
-    # a point that once ran did fit: an earlier run out of memory had another cause
+    # a configuration that once ran does fit, so an earlier run out of memory had another cause
     out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
     compared = [compare_with_prediction(r, PredictedRun(predict(r.spec), None)) for key in timed for r in ok[key]]
     model = identify_model(like.model.model_dump())

@@ -120,7 +120,7 @@ class TrainingNeed:
     critical_batch: float  # tokens per step
 
     def compute_tokens(self, batch: float) -> float:
-        """Return the tokens that the training takes with `batch` tokens per step."""
+        """Return the number of tokens that reaching the loss takes with `batch` tokens per step."""
         return self.least_tokens * (1 + batch / self.critical_batch)
 
 

@@ -107,8 +107,8 @@ def compute_backward(forward: PassWork) -> PassWork:
     Every product of forward has two products of equal size in backward, for the gradients of its two factors. There is
     no product for the gradient of a frozen weight, or of a tensor before the first trained parameter. A fused attention
     kernel has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691,
-    section 3.1). Element-wise traffic doubles: the gradient of every result is read, and that of every operand is
-    written. The number of operations doubles.
+    section 3.1). Element-wise traffic doubles: in addition, the gradient of every result is read, and the gradient of
+    every operand is written. The number of operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
@@ -257,7 +257,8 @@ def _compute_projections(
     network: Stacks, part: Attention, load: Workload, rows: int, others: int, reached: bool
 ) -> PassWork:
     """Return the work of the weight matrices of an attention, except for its output projection. `rows` is the number of
-    tokens that give queries, and `others` the number of tokens that give keys and values."""
+    tokens that give queries, and `others` the number of tokens that give keys and values. `reached` says whether
+    backward computes the gradient of the attention's input."""
     named, far = list_named_matrices(network, part), part.over is not None
     first, *rest = named[:-1]
     found = _compute_matrices(network, load, [first], rows, reached)
@@ -365,9 +366,9 @@ def compute_recomputed_flops(
     of tokens by kind.
 
     torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul, so
-    that matmul is not recomputed. There are two exceptions. The first is an operation after it that saves a tensor as
-    well: dropout saves its mask, and the clamp with which transformers guards T5's fp16 activations saves its input.
-    The second is a `compiled` block, which is recomputed completely. The function assumes that weights have
+    that matmul is not recomputed. There are two exceptions. The first is an operation after the last matmul that saves
+    a tensor as well: dropout saves its mask, and the clamp with which transformers guards T5's fp16 activations saves
+    its input. The second is a `compiled` block, which is recomputed completely. The function assumes that weights have
     `precision`, as without autocast.
     """
     load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)

@@ -65,8 +65,8 @@ OWN = USUAL
 
 
 def find_software(name: str) -> Software:
-    """Return the class of software with this name, such as `eager` or `fused`, which says how much its kernels are
-    optimised. Raise UserError if there is none."""
+    """Return the class of software with this name, such as `eager` or `fused`. A class says how much the kernels of
+    training software are optimised. Raise UserError if there is no such class."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
@@ -130,7 +130,8 @@ def describe_parameters(spec: RunSpec) -> str:
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
-    """Return the network with the adapters of a spec. Raise UserError for a target that is not a matrix of it."""
+    """Return the network with the adapters of a spec. Raise UserError if the adapters target a matrix that the network
+    does not have."""
     if (adapted := read_adapter(adapter)) is None:
         return network
     check_targets(adapted.targets, [name for stack in network.stacks for part in stack.block for name in part.names])

@@ -150,7 +150,8 @@ class Advice(NamedTuple):
     adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return True if the winner is better than `rival` at the low and the high end of every prediction error."""
+        """Return True if the winner stays better than `rival` within the whole range of every prediction error. This is
+        tested at the low and the high end of each error."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 

@@ -84,8 +84,8 @@ class CandidateSearch(NamedTuple):
     cannot divide the global batch."""
 
     candidates: list[Candidate]
-    short: list[Shortage]  # one for each engine, node count and checkpointing without a candidate
-    undivided: list[RunSpec]  # points whose ranks cannot divide the global batch
+    short: list[Shortage]  # one for each combination of engine, node count and checkpointing without a candidate
+    undivided: list[RunSpec]  # configurations whose ranks cannot divide the global batch
 
 
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:

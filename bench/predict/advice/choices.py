@@ -113,7 +113,8 @@ def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) ->
 
 
 def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
-    """Return the seconds per token, or the device-seconds per token if `per_device`."""
+    """Return the seconds per token, or the device-seconds per token if `per_device`, of a choice whose step takes
+    `step_s` seconds."""
     return step_s * (choice.spec.world_size if per_device else 1) / choice.time.tokens
 
 

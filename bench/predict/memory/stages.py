@@ -52,8 +52,8 @@ def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
     """Return for each stage the index of the first stage that is equal to it, so that equal stages are predicted only
     once.
 
-    Stages are equal if they have the same number of blocks of each stack, and if they agree in four properties: for
-    each stack, whether its last block is in the stage; whether the stage is the first; and whether it is the last.
+    Stages are equal if they have the same number of blocks of each stack and the same special layers: the last block of
+    a stack, the model's embedding, and its head.
     """
     first: dict[object, int] = {}
     layers = [stack.layers for stack in network.stacks]
@@ -314,7 +314,7 @@ class MomentCounts(NamedTuple):
     """Number of live objects of each kind at each point in time of the schedule, for one position of the pipeline.
     Examples of kinds are received states and gathered weights."""
 
-    of_each: NDArray[np.float64]  # shape (moments, sizes); sizes are those of `_list_sizes`
+    of_each: NDArray[np.float64]  # shape (points in time, kinds); `_list_sizes` has the bytes of each kind
     forwards: NDArray[np.int64]  # row indices of forward passes
     others: NDArray[np.int64]  # row indices of backward passes and of reductions of gradients
 

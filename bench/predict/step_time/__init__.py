@@ -129,7 +129,7 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
 
 
 def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
-    """Return the name of the largest part of the step."""
+    """Return a name for the largest part of the step, such as "links between nodes" or a kind of computing."""
     exposed_s = sum(one.exposed_s for one in moved)
     if idle_s > max(own.total, exposed_s):
         return "waiting for other stages"

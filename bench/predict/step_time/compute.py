@@ -70,8 +70,8 @@ BESIDE = 3.0
 """Order p of the norm that combines host time and device time of a pass, (host^p + device^p)^(1/p).
 
 Infinity would mean full overlap (the longer time), and 1 no overlap (the sum). During large products the host runs
-ahead of the device; small operations wait for the host. Each pass has both. Chosen on two thirds of the traces of GPT
-(analysis.validation.published_times).
+ahead of the device; small operations wait for the host. Each pass has both. The value was chosen on two thirds of the
+published traces of GPT; the other traces were held out (analysis.validation.published_times).
 """
 BETWEEN_S = 1.5e-6
 """Seconds between two operations on a GPU whose queue is never empty, from the end of one to the start of the next.

@@ -38,7 +38,8 @@ _BACKWARD = 2
 of the weights, each with as many FLOPs as forward."""
 EXCHANGE_OPERATIONS = 2
 """Number of operations that the host starts for one exchange of tensor parallelism: an autograd function and the
-collective. Chosen together with BESIDE in `compute`; 1 or 3 would be plausible too."""
+collective. The value was chosen together with BESIDE of bench.predict.step_time.compute; 1 or 3 would be plausible too.
+"""
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
