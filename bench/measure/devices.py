@@ -266,9 +266,9 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     """Return how many processes outside of the run use a device, and their memory. `own` are the process ids of the
     run.
 
-    In a container, the driver may report other process ids than the run sees. If no process on the device is in `own`,
-    one of the processes is assumed to be the run's rank, and all others count as background load. Their memory is then
-    unknown; it is 0 if there is only one process.
+    In a container, the driver may report other process ids than the run sees. So if no process on the device is in
+    `own`, one of the processes is assumed to be the run's rank. All others then count as background load. Their memory
+    is unknown, or 0 if there is only one process.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -1,10 +1,10 @@
 """Conversion of the results of all ranks into the Observations of an attempt (one try at a run), and into a Parquet
 table of all steps.
 
-After the window a few untimed steps are inspected. They give the bytes of each kind of collective, the time outside of
-collectives, and values that the engine reports about a step, such as its idle time. For models without a FLOP formula
-they also give counted FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank waits for the
-stragglers in collectives. They are visible in the time outside of collectives.
+After the window a few untimed steps are inspected. They give the bytes of each kind of collective, and the time outside
+of collectives. They also give values that the engine reports about a step, such as its idle time. For models without a
+FLOP formula they also give counted FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank
+waits for the stragglers in collectives. They are visible in the time outside of collectives.
 """
 
 import io

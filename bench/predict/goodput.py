@@ -101,9 +101,9 @@ def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
 def compute_goodput(reliability: Reliability, interval_s: float) -> float:
     """Return the goodput, from 0 to 1, of a job that writes a checkpoint after every `interval_s` of computing.
 
-    This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average,
-    including failures during writes and restarts. M is the mean time between failures and R the restart time. The
-    goodput is τ divided by that time.
+    This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) seconds on
+    average, including failures during writes and restarts. M is the mean time between failures and R the restart time.
+    The goodput is τ divided by that time.
     """
     mtbf_s, write_s, restart_s = reliability
     try:

@@ -107,8 +107,8 @@ def compute_backward(forward: PassWork) -> PassWork:
     Every product of forward has two products of equal size in backward, for the gradients of its two factors. There is
     no product for the gradient of a frozen weight, or of a tensor before the first trained parameter. A fused attention
     kernel has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691,
-    section 3.1). Element-wise traffic doubles: in addition, the gradient of every result is read, and the gradient of
-    every operand is written. The number of operations doubles.
+    section 3.1). Element-wise traffic is twice that of forward, since the gradient of every result is read and the
+    gradient of every operand is written. The number of operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
@@ -230,8 +230,8 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes moved for each pair of a query and a key between the two products of an attention that writes
-    its scores to memory.
+    """Return the bytes moved between the two products of an attention that writes its scores to memory, per pair of a
+    query and a key.
 
     transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax. Each operation reads and
     writes all scores. Llama's softmax is in fp32, so it also converts them.
@@ -348,8 +348,8 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
 
     A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts all pairs of tokens, masked or
     not. Scores count once, although fused kernels recompute them in backward (the convention of PaLM, arXiv 2204.02311,
-    appendix B). Backward has two matmuls of equal size for every matmul of forward, but none for the gradient of a
-    frozen weight, or of a tensor before the first trained parameter.
+    appendix B). Backward has two matmuls of equal size for every matmul of forward. There is no matmul for the gradient
+    of a frozen weight, or of a tensor before the first trained parameter.
     """
     return _count_training_flops(network, tuple(sample.items()))
 

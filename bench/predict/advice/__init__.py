@@ -118,7 +118,7 @@ class AdviceQuestion(NamedTuple):
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Return True if `choice` keeps the limits on hours and node-hours even at the slow end of its interval, and
+        """Return True if `choice` keeps the limits on hours and node-hours even at the slow end of its interval. Return
         False if it misses a limit at its likely time. Return None if only the slow end misses a limit. If the question
         has no length of training, there are no hours to compare, and the result is True."""
         hours = self.predict_hours(choice)

@@ -1,5 +1,5 @@
-"""Predicted memory of one rank by phase (such as forward) and term (such as activations), the largest micro-batch that
-fits, and the host memory of a node.
+"""Predicted memory of one rank, by phase (such as forward) and term (such as activations). Also the largest micro-batch
+that fits, and the host memory of a node.
 
 Tensor bytes follow from the allocations of torch and transformers and from the facts that each engine declares. Nothing
 here is fitted to a measurement. Other memory of a process is a named constant below with a low and a high value; their
@@ -33,7 +33,7 @@ from bench.predict.workload import Workload, build_workload, get_network, predic
 FRAGMENTATION = (0.0, 0.1)
 """Bytes that torch's caching allocator reserves beyond live tensors, low and high, as a share of the temporary tensors'
 bytes. The low value is the best case. The high value is a tenth. Blocks of at least 10 MiB are rounded up to a multiple
-of 2 MiB, and their sizes differ from step to step, so freed blocks are not always reused."""
+of 2 MiB. Their sizes differ from step to step, so a freed block does not always fit the next tensor."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
 """Resident bytes of a rank's process without tensors, low and high, by kind of device. The process has loaded torch,

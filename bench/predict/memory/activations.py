@@ -107,8 +107,8 @@ def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
 
 
 def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reached: bool) -> list[Segment]:
-    """Return the segments of one block. If the block attends to another stack, the gradient of that stack's output is
-    kept until the backward of that stack, and every block adds to it. `reached` says whether backward computes the
+    """Return the segments of one block. If the block attends to another stack, every block adds to the gradient of that
+    stack's output. This gradient is kept until the backward of that stack. `reached` says whether backward computes the
     gradient of the block's input."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
@@ -150,9 +150,9 @@ def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
 
 
 def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
-    """Return the embedding of a stack with its positions and with the tensors that are made once for all blocks. These
-    tensors are the bucket indices of the position bias, zeros in place of a bias, cosines and sines for rotary
-    positions, and the mask that separates documents.
+    """Return the segment of a stack's embedding, with its positions and with the tensors that are made once for all
+    blocks. These tensors are the bucket indices of the position bias, zeros in place of a bias, cosines and sines for
+    rotary positions, and the mask that separates documents.
 
     One embedding matrix serves all stacks, and each stack adds to its gradient. The gradients from the other stacks are
     kept until the backward of the first stack ends. With a tied head, the gradients from all stacks are kept. nn.Linear

@@ -105,8 +105,7 @@ steps of a publication may lie outside the interval (analysis.validation.publish
 CALIBRATED = (0.8, 1.6)
 """Low and high ratio of true to predicted computing time with calibrated rates. The high ratio is far above 1, since
 calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes within one
-machine), steps took 0.87 to 1.57 times their prediction, and ZeRO stage 3 had the largest factor (results/predictions).
-"""
+machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor (results/predictions)."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""
@@ -326,8 +325,8 @@ class PassTimes(NamedTuple):
 
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. If the time was
-    measured in a rehearsal (one real rank, the other ranks simulated), it is divided among the passes in proportion to
+    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. The total may come
+    from a rehearsal (one real rank, the other ranks simulated). It is then divided among the passes in proportion to
     their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)

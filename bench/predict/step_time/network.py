@@ -41,8 +41,8 @@ SCALES = {
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
 """Low and high ratio of true to predicted time of exposed communication, for which the step waits. Steps on several
-nodes of the testbed (a cluster of CPU nodes within one machine) had ratios of 0.77 to 1.12, at the two link speeds for
-which it was calibrated (results/predictions)."""
+nodes of the testbed (a cluster of CPU nodes within one machine) had ratios of 0.77 to 1.12 (results/predictions). The
+testbed was calibrated at both link speeds of these runs."""
 
 
 class RankSpan(NamedTuple):
@@ -95,8 +95,8 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 def _find_link_share(link: str, payload_bytes: float) -> float:
     """Return the share of a link's speed that an all-reduce of this payload reaches.
 
-    The time is interpolated linearly between published payloads, and is never shorter than that of a smaller payload.
-    Below the smallest payload the time is constant. Above the largest payload the rate is constant.
+    The time is interpolated linearly between published payloads. It is never shorter than the time of a smaller
+    payload. Below the smallest payload the time is constant. Above the largest payload the rate is constant.
     """
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
