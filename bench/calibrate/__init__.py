@@ -31,8 +31,8 @@ SHARES: dict[Part, float] = {
 """Share of the requested time for each part of a calibration. Only `matmul`, `contention` and `collectives` may use
 their whole share. The other parts do a fixed amount of work."""
 ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""The part of a calibration that is skipped, by kind of device. A CPU has no link to a host, and ranks do not share a
-GPU."""
+"""The part of a calibration that is skipped, by kind of device. A CPU is the host itself, so it has no link to a host.
+A GPU is not shared by ranks, so it has no contention."""
 _DIGITS = 4  # significant digits of measured numbers in the file
 
 
@@ -53,7 +53,7 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return the seconds for a part. The requested parts divide the total time in proportion to SHARES."""
+        """Return the seconds for measuring a part. The requested parts share the total time in proportion to SHARES."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 
@@ -73,8 +73,9 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
     """Return the machine `published` under a new name, with the measured numbers in place of the published numbers. The
     field `calibrated` lists the replaced numbers.
 
-    Numbers that were not measured are kept, including numbers of an earlier calibration. The speed of a link is the
-    best bus bandwidth of an all-reduce over it. So it is the rate of a collective, and not that of the cable.
+    Numbers that were not measured are kept, including those of an earlier calibration. As the speed of a link, the
+    machine gets the best bus bandwidth of an all-reduce over this link. So it is the rate that a collective reaches,
+    and not the rate of the cable.
     """
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
@@ -111,8 +112,9 @@ def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
 
 
 def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
-    """Return the best bus bandwidth of an all-reduce in bytes/s. With `between_nodes`, only measurements over the
-    largest number of nodes count, and otherwise only measurements within a node. None if there is no such measurement.
+    """Return the best measured bus bandwidth of an all-reduce in bytes/s; None if there is no such measurement. If
+    `between_nodes` is true, only measurements over the largest number of nodes count. Otherwise only measurements
+    within a node count.
 
     For each group of ranks only the largest payload counts, since a smaller payload may be sent faster in a burst. In a
     ring over nodes, each node sends at this rate, whatever the number of its ranks.

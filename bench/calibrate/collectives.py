@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Group = torch.distributed.ProcessGroup
 
 ROUND_S = 0.3
-"""Seconds of work of one process alone between two barriers. Ranks leave a barrier a few milliseconds apart, which is
-short compared with this time."""
+"""Seconds of one round of work, between two barriers, if a single process works. Ranks leave a barrier a few
+milliseconds apart, so a round must be much longer."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
@@ -52,8 +52,8 @@ def count_rounds(sharers: int, seconds: float) -> int:
     """Return the number of rounds that fit into `seconds` even in the worst case, within fixed bounds. In each round,
     every number of processes from 1 to `sharers` is timed once.
 
-    In the worst case all processes take turns on one core. In the best case each has its own core, and they take as
-    long as one process.
+    In the worst case all processes share one core, so n processes take n times as long as one. In the best case each
+    process has its own core, so they take as long as one process.
     """
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
@@ -158,7 +158,8 @@ def thin_out(count: int) -> list[int]:
 
 
 def list_payloads(device: str, ranks: int) -> list[int]:
-    """Return the payloads to measure, in bytes. Each can be divided into whole fp32 numbers for every rank."""
+    """Return the payloads to measure, in bytes, from small to large. Each is rounded up so that every rank has the same
+    whole number of fp32 values."""
     found, size, share = [], 8, _NUMBER_BYTES * ranks
     while size <= LARGEST_BYTES[device]:
         found.append(-(-size // share) * share)
@@ -171,8 +172,8 @@ def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
     the remaining time, both in seconds. `last` is true for the last payload. Return 0 if the minimum number of calls
     does not fit.
 
-    Most of the remaining time is kept for the next payload, whose calls take up to GROWTH times as long. The last
-    payload may use all of it.
+    A payload may use one part in GROWTH of the remaining time. The rest is kept for the next payload, whose calls take
+    up to GROWTH times as long. The last payload may use all remaining time.
     """
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
         return 0
@@ -238,7 +239,7 @@ def _build_call(
 
 
 def _broadcast_number(number: int, members: "Group") -> int:
-    """Return the number that rank 0 passed, on all ranks of a group."""
+    """Return rank 0's `number` on all ranks of a group."""
     import torch
     import torch.distributed as dist
 

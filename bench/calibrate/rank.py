@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def measure(folder: Path) -> None:
-    """Run the measurements of a request. Every rank takes part in those that need all ranks. Rank 0 alone runs the
-    other measurements, while the other ranks wait."""
+    """Run the measurements of a request. All ranks take part in the measurements of contention and collectives. Rank 0
+    runs every other measurement alone, while the other ranks wait. `folder` has the request, and gets the result."""
     import torch
     import torch.distributed as dist
 
@@ -71,8 +71,8 @@ def measure(folder: Path) -> None:
 
 
 def _list_measurements(request: CalibrationRequest, device: "torch.device") -> dict[Part, Callable[[float], Any]]:
-    """Return a measuring function for each part. Its argument is the number of seconds for the part. Parts with a fixed
-    amount of work ignore it."""
+    """Return a measuring function for each part of a calibration. Its argument is the number of seconds for the part.
+    Parts with a fixed amount of work, such as `attention`, ignore this argument."""
     nodes, ranks = request.nodes, request.ranks_per_node
     precisions = rates.list_precisions(request.machine, device)
     return {

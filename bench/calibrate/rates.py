@@ -163,8 +163,8 @@ def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
     """Return shapes in an order in which the first n shapes, for any n, are spread evenly over all shapes.
 
-    The shapes are ordered by the reversed bits of their indices (van der Corput's sequence). Whenever the time ends,
-    every shape that was not measured has a measured neighbour.
+    The shapes are ordered by the reversed bits of their indices (van der Corput's sequence). So when the time for
+    measuring ends, each shape that was not measured has a measured shape near it.
     """
     bits = max(1, (len(shapes) - 1).bit_length())
     turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
@@ -175,6 +175,7 @@ def measure_within(
     shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
 ) -> dict[Shape, float]:
     """Return the FLOP/s of as many shapes as can be measured in `seconds` of `clock`, but of at least one shape.
+    `time_product` measures a shape and returns its seconds per product.
 
     The measured shapes are spread evenly over all shapes. A shape that needs much of the remaining time is measured
     only if no cheaper shape is left. The time of a shape is estimated from the measured shape with the nearest number
@@ -190,9 +191,9 @@ def measure_within(
 
 
 def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], left_s: float) -> Shape | None:
-    """Return the first shape that needs only a small share of the remaining time `left_s`. If there is no such shape,
-    return the first shape that fits into the remaining time, or None. `known` are pairs of FLOPs and rate of measured
-    shapes."""
+    """Return the first shape that needs at most 10 % of the remaining time `left_s`. If there is no such shape, return
+    the first shape that fits into the remaining time, or None. `known` are pairs of FLOPs and rate of measured shapes.
+    """
     if not known:
         return waiting[0] if waiting else None
 
@@ -208,7 +209,8 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
 def describe_unmeasured(
     products: Sequence[tuple[int, int]], precisions: Sequence[Precision], rates: Sequence[MatmulRate]
 ) -> str | None:
-    """Return a text that lists the shapes not measured for lack of time or memory; None if all were measured."""
+    """Return a text on the shapes that were not measured, for lack of time or memory: their number and FLOPs in each
+    precision. None if all were measured."""
     wanted = sort_shapes(products)
     measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
     lines = []
@@ -229,7 +231,7 @@ def measure_matmul(
     machine: Machine, products: Sequence[tuple[int, int]], device: "torch.device", seconds: float
 ) -> tuple[MatmulRate, ...]:
     """Return the rates of as many shapes as can be measured in `seconds`, with equal time for each precision. Shapes
-    that need more than a fixed share of the memory are skipped."""
+    that need too much memory are skipped: more than half of a GPU's free memory, or an eighth of the host's memory."""
     import torch
 
     from bench.engines.precision.update import torch_dtype

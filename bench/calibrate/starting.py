@@ -67,8 +67,9 @@ def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
-    """Return the environment variables of the ranks: those of the user, and the variables that a run would set. The
-    user's values have priority, except for the address of the rendezvous."""
+    """Return the environment variables of the ranks: the user's variables, and the variables that a training run would
+    set. The user's values have priority, except for the address of the rendezvous and PYTHONUNBUFFERED. On a CPU,
+    CUDA_VISIBLE_DEVICES is emptied."""
     chosen = choose_openmp_variables(request.device, request.ranks_per_node)
     if request.nodes == 1:
         chosen["GLOO_SOCKET_IFNAME"] = "lo"  # with one node, the host name may not resolve
@@ -86,8 +87,8 @@ _NEARLY = 0.99  # largest progress that is shown while a calibration still runs
 
 
 def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progress], None]) -> CalibrationResult:
-    """Run a calibration and return its result. Call `follow` with the progress. Raise UserError with the reason of the
-    first failed rank.
+    """Run a calibration and return its result. Meanwhile, call `follow` with the progress twice per second. Raise
+    UserError with the reason of the first failed rank.
 
     The processes use a folder in `parent`, which all nodes must share; it is removed afterwards. Ctrl-C ends every
     process.

@@ -27,7 +27,8 @@ class Answer(NamedTuple):
 
 
 def generate(engine: OptionalMembers, tensors: dict[str, Tensor], ends: Tensor | None, limit: int) -> Tensor:
-    """Return the tokens of the model's answers, (micro, limit). Tokens after EOS have no meaning.
+    """Return the tokens of the model's answers to a batch of prompts, with shape (micro, limit). Tokens after EOS have
+    no meaning. `tensors` has the prompts.
 
     `limit` is the maximum number of tokens of an answer. `ends` has the number of tokens of each prompt, and the answer
     continues the prompt. If `ends` is None, `tensors` are the inputs of an encoder, and the decoder writes the answer.

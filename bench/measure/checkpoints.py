@@ -43,6 +43,7 @@ class SavedTraining(NamedTuple):
 
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
     """Return the checkpoint with the most steps that any attempt at the same repeat has saved; None if there is none.
+    (A repeat is one measurement of a configuration, and an attempt is one try at it.)
 
     `attempt` is the folder of any attempt at this repeat. If `goes_on_from` is the config_id of a run, the checkpoints
     of the same repeat in that run are included.

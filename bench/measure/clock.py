@@ -63,9 +63,9 @@ class DeviceClock(Clock):
     The times of a block are read while the next block runs. So the device always has work in its queue, and the host
     runs ahead of the device as in an untimed training.
 
-    Each block begins with its own event. If the host is slower than the device, this excludes host work between two
-    blocks. A busy device reaches the event right after the last step of the previous block. On an idle device the time
-    of the first step also contains the launch of that step.
+    Each block begins with its own event. So if the host is slower than the device, the host's work between two blocks
+    counts for no step. A busy device reaches this event right after the last step of the previous block. If the device
+    is idle, it reaches the event at once, and the time of the first step also contains the launch of that step.
     """
 
     blocks_ahead = 1

@@ -61,8 +61,8 @@ class CollectiveCounter(TorchDispatchMode):
 
     The time of a collective starts when this rank's device has finished its earlier work, and ends when the collective
     is complete. The counter waits for every collective immediately after its launch. All ranks launch the collectives
-    of a group in the same order, so waiting cannot deadlock. The mode leaves compiled code compiled, and higher-order
-    operators such as flex attention run unchanged.
+    of a group in the same order, so waiting cannot deadlock. Under this mode compiled code stays compiled, and
+    higher-order operators such as flex attention run unchanged.
     """
 
     supports_higher_order_operators = True

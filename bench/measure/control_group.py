@@ -12,7 +12,8 @@ _UNLIMITED = 2**60
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders that may be this process's control group for a controller, the most likely folder first.
+    """Return the folders that may be this process's control group for a controller such as `memory`, the most likely
+    folder first.
 
     In a container, the path in /proc may be the path on the host, while the group itself is mounted at the top.
     """

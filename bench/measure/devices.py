@@ -37,9 +37,9 @@ class DeviceDriver(Protocol):
         """Return the number of devices."""
 
     def ask(self, device: int | str, question: Question) -> Any:
-        """Return the value that answers a question about a device.
+        """Return the value of a property of a device, such as its name or its energy.
 
-        None if there is no such device, or if the device does not support the question. `device` is the driver's device
+        None if there is no such device, or if the device does not report the property. `device` is the driver's device
         number or the device's own name: the UUID for NVIDIA, the PCI address for AMD.
         """
 
@@ -88,7 +88,8 @@ class NvidiaDriver:
 def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
     """Return the seconds for which power and thermal limits have throttled a device, by reason.
 
-    The times are NVML's violation times. The key `all` is the current host time in seconds, as the reference.
+    The times are NVML's violation times. The key `all` is the host's clock in seconds: its difference between two
+    readings is the elapsed time, with which the other differences are compared.
     """
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}
@@ -224,8 +225,8 @@ def _load_driver() -> DeviceDriver | None:
 
 
 def query(device: int | str, question: Question) -> Any:
-    """Return the value that answers a question about a device, as `DeviceDriver.ask` does. None if it is unknown or if
-    no driver was found."""
+    """Return the value of a property of a device, such as its name or its energy, as `DeviceDriver.ask` does. None if
+    the value is unknown, or if no driver was found."""
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -265,9 +266,9 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     """Return how many processes outside of the run use a device, and their memory. `own` are the process ids of the
     run.
 
-    In a container, the driver may report other process ids than the run sees. If no process on the device is in `own`,
-    one process is assumed to be the rank, and all other processes count as background load. The memory of the
-    background load is then unknown, unless there is no other process.
+    In a container, the driver may report other process ids than the run sees. So if no process on the device is in
+    `own`, one of the processes is assumed to be the run's rank. All others then count as background load. Their memory
+    is unknown, or 0 if there is only one process.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

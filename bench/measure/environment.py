@@ -209,8 +209,8 @@ def _count_threads(devices_per_node: int) -> int:
     """Return the number of OpenMP threads of a rank: OMP_NUM_THREADS if the user has set it, else the rank's share of
     the cores.
 
-    The number of cores of the scheduler's job counts as well. Without core binding, it can be less than the number of
-    cores in the process's affinity mask.
+    The share is taken from the cores in the process's affinity mask, or from those of the scheduler's job if they are
+    fewer. They are fewer if the scheduler does not bind processes to cores.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():

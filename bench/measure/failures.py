@@ -77,8 +77,8 @@ class InjectedFault(NamedTuple):
 
 
 class Refused(Exception):
-    """Error for a run that would not measure what its record claims, because the model, the machine or the transport is
-    a different one."""
+    """Error for a run that would not measure what its record claims, because the actual model, machine or transport
+    differs from the stated one."""
 
 
 class WrongTransport(Refused):
@@ -131,8 +131,7 @@ def classify_error(
 
     `oom_kills` is the number of processes in this control group that the kernel's out-of-memory killer ended since the
     rank started. `others_bytes` is the memory of other processes on the rank's device. If it is large and the device
-    ran out of memory, the outcome is `error` instead of `oom`, because the configuration may fit without the other
-    processes.
+    ran out of memory, the outcome is `error` instead of `oom`. The configuration may fit without the other processes.
     """
     kind, rule = _find_outcome(error, oom_kills)
     if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:

@@ -111,10 +111,11 @@ def add_counts(hosts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
     """Return the transport ("infiniband" or "sockets") whose counters show at least half of `moved_bytes`. `sent` has
-    the bytes sent by interface or port. If both do, the transport is "infiniband".
+    the bytes sent by interface or port. If the counters of both transports show this, the result is "infiniband".
 
-    Return None if neither does. The bytes then went between devices of a node, or over a network without these
-    counters. RDMA over Ethernet is counted on InfiniBand ports, and on some systems also on the network interface.
+    Return None if the counters of neither transport show it. The bytes then went between devices of a node, or over a
+    network without these counters. RDMA over Ethernet is counted on InfiniBand ports, and on some systems also on the
+    network interface.
     """
     ports = sum(count for name, count in sent.items() if "/" in name)
     interfaces = sum(count for name, count in sent.items() if "/" not in name and name != "lo")
@@ -152,7 +153,8 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
-    """Return the bandwidth of each node: the larger of the bandwidths with its two neighbours.
+    """Return the bandwidth of each node: the larger of its two bandwidths, each measured with one neighbour in the
+    ring.
 
     `pairs[n]` is the bandwidth between node n and the next node. Because of the maximum, a fast node next to a slow
     node is not reported as slow. With only two nodes, both get the same bandwidth, and a slow node cannot be

@@ -6,7 +6,7 @@ mean step time would be biased. A window with a stall, for example, would be pro
 weight.
 
 Rank 0 decides between blocks of steps whether to continue, and the other ranks follow. If each rank decided by itself,
-some ranks would wait forever.
+decisions could differ, and some ranks would wait forever for ranks that have stopped.
 
 The copy of micro-batches on a side stream follows torch's notes on CUDA semantics. It has not been tested on a GPU yet.
 """
@@ -69,7 +69,8 @@ class SideStreamCopy:
 
 
 WindowEnd = Literal["window", "time", "slower"]
-# Confidence level for ending a trial early. It is above 95 %, because the interval is computed after every block.
+# Confidence level for ending a run early because it is slower than a limit. It is above 95 %, because the interval is
+# computed after every block, and each time it could be wrong by chance.
 _SLOWER_LEVEL = 0.998
 
 
@@ -123,7 +124,7 @@ class LaunchedBlock:
     fetched: list[FetchedBatches]  # one entry per step, also in losses and norms
     losses: list[Reading]
     norms: list[Reading]
-    skipped: list[int]  # numbers of skipped steps, counted from this process's first step
+    skipped: list[int]  # numbers of steps without an update, counted from this process's first step
     together: bool  # True if all ranks began the block at the same time
 
 
@@ -165,8 +166,9 @@ class Series:
     def append(self, ranks: list[torch.Tensor], skipped: list[int], *, together: bool) -> None:
         """Append the steps of a block. `ranks` has one tensor (ranks, columns) per step.
 
-        `skipped` are the numbers of skipped steps. If `together` is true, all ranks began the block at the same time,
-        after a barrier. Otherwise each rank began it right after its previous block.
+        `skipped` are the numbers of the steps without an update, because their gradients were not finite. If `together`
+        is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began it right after
+        its previous block.
         """
         self.ranks.extend(ranks)
         own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)
@@ -213,9 +215,9 @@ class Trainer:
     ) -> None:
         """Create the loop of a rank.
 
-        `hook` is called with the phase and the step number at the beginning of each phase. `before_step` is called with
-        the step number before each step. `first` is the number of the first step; it is not 0 in a resumed training.
-        `has_loss` is false on a rank whose engine returns no loss.
+        `hook` is called at the beginning of each phase, with the phase (`fetch` or `steps`) and the step number.
+        `before_step` is called with the step number before each step. `first` is the number of the first step; it is
+        not 0 in a resumed training. `has_loss` is false on a rank whose engine returns no loss.
         """
         self.peers = peers
         self.on_gpu = device.type == "cuda"
@@ -332,8 +334,8 @@ def run(
 
     `open_window` is called once between warm-up and window. `after_block` is called after every block of the window.
     Neither call is timed. With `limit_s`, the window also ends as soon as the whole confidence interval of the step
-    time lies above this number of seconds. Steps that are still running when the warm-up or the window ends belong to
-    the warm-up or the window.
+    time lies above this number of seconds. Steps that were launched during the warm-up belong to the warm-up, even if
+    they end after it; the same holds for the window.
     """
     peers, checked = trainer.peers, 0
 

@@ -235,10 +235,10 @@ def read_device_used_bytes(device: torch.device) -> int | None:
 
 
 class DeviceUsePeak:
-    """Highest value of all samples of the memory of a GPU that all processes together use.
+    """Highest sampled memory use of a GPU, by all processes together.
 
-    It is sampled at the ends of phases and between blocks. These samples miss little, because the caching allocator
-    keeps freed memory.
+    Samples are taken at the ends of phases and between blocks of steps. These samples miss little, because the caching
+    allocator keeps freed memory.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,10 +1,10 @@
 """Conversion of the results of all ranks into the Observations of an attempt (one try at a run), and into a Parquet
 table of all steps.
 
-After the window a few untimed steps are inspected. They give the bytes of each kind of collective, the time outside of
-collectives, and facts that the engine reports about a step. For models without a FLOP formula they also give counted
-FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank waits for the stragglers in
-collectives. They are visible in the time outside of collectives.
+After the window a few untimed steps are inspected. They give the bytes of each kind of collective, and the time outside
+of collectives. They also give values that the engine reports about a step, such as its idle time. For models without a
+FLOP formula they also give counted FLOPs. Stragglers (slow ranks) are not visible in step times, because every rank
+waits for the stragglers in collectives. They are visible in the time outside of collectives.
 """
 
 import io
@@ -42,8 +42,8 @@ def count_flops(run: Callable[[], object]) -> int:
     """Return the matmul FLOPs of `run` on this rank, including those of recomputed activations.
 
     As in bench.predict.work, fused attention counts as if it were not causal, and its backward pass counts twice the
-    FLOPs of the forward pass. torch's own formula for the backward pass adds recomputed scores, and torch has no
-    formula for CPU kernels.
+    FLOPs of the forward pass. torch's own formulas are replaced, because they add recomputed scores to the backward
+    pass and lack the CPU kernels.
     """
     formulas: dict[Any, Callable[..., int]] = {}
     for name in _KERNELS:
@@ -220,8 +220,9 @@ def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPas
 def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
     """Return the observations of a rehearsal without the values that a rehearsal cannot measure.
 
-    Losses are dropped. Step times are dropped too, because they contain no communication. But if the rehearsal executes
-    its operations (`computes`), the step times of the window are kept under the name `compute_s`.
+    In a rehearsal one rank runs alone, without its peers. Its losses are meaningless, so they are dropped. Its step
+    times contain no communication, so they are dropped as step times. If the rehearsal really computes (`computes`),
+    the step times of the window are kept as the field `compute_s`.
     """
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :] if computes else ()
@@ -230,7 +231,8 @@ def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
 
 
 def reduce_steps(series: Series) -> Steps:
-    """Return the step times of the whole run and the mean loss over ranks, for each step.
+    """Return the steps of the whole run with one value per step for all ranks together. Examples are the step time, the
+    longest wait for data, and the mean loss over ranks.
 
     A step lasts from the time when the slowest rank completed the previous step to the time when the slowest rank
     completed this step.
@@ -314,10 +316,10 @@ def _replace_infinite(values: torch.Tensor) -> tuple[float | None, ...]:
 
 
 def _select_heaviest(ranks: list[Inspection]) -> dict[str, Collective]:
-    """Return the calls and payload bytes of each kind of collective, from the rank with the most payload bytes of that
-    kind.
+    """Return the calls and payload bytes of each kind of collective. The values of a kind are those of the rank with
+    the most payload bytes of this kind.
 
-    Ranks differ if their partitions have different sizes.
+    Ranks differ in payload bytes if their partitions have different sizes.
     """
     kinds = sorted({kind for rank in ranks for kind in rank.collectives})
     return {

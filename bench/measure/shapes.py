@@ -1,9 +1,9 @@
-"""Rehearsal without computation: large operations are skipped. Their results have a shape and allocated memory, but no
-meaningful values.
+"""Rehearsal without computation. A rehearsal runs one rank of a job alone, without its peers. Here it also skips large
+operations: their results have a shape and allocated memory, but no meaningful values.
 
-So a rank that is too large for this machine can be rehearsed on it. Each result is allocated and counted as usual. It
-is never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel is
-not included.
+So a rank can be rehearsed on a machine whose memory is too small for it. Each result is allocated and counted as usual.
+It is never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel
+is not included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from bench.measure.failures import Refused
 
 SMALL = 4096
 """An operation is executed if its arguments and results together have at most this number of elements. Operations on
-scalars, losses and token ids are smaller."""
+scalars, losses and token ids have fewer elements, so they are executed."""
 
 PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=2, window_s=0)
 """Measurement protocol of a rehearsal without computation. Two steps suffice, as all steps use the same memory."""

@@ -57,8 +57,8 @@ class LoadReading:
     at: float  # seconds of the monotonic clock
     cores: int  # number of cores that are counted
     counts_s: dict[str, float]
-    """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run. In the
-    time `used`, processes ran on the cores. In the time `stolen`, the hypervisor gave the cores to other guests.
+    """Counters in seconds, by name. `idle`, `used` and `stolen` are CPU times summed over the cores of the run. During
+    `used`, processes ran on the cores. During `stolen`, the hypervisor gave the cores to other virtual machines.
 
     `own` is the CPU time of the run's processes and of kernel threads. It is missing if not all processes of the run
     are visible. `cpu`, `memory` and `io` are the times during which at least one task waited for that resource.
@@ -71,7 +71,8 @@ class HostMonitor:
     """Sampler of the load counters of this rank's machine."""
 
     def __init__(self, ranks: Collection[ProcessLocation], root: Path = Path("/")) -> None:
-        """Create a monitor. `ranks` are the locations of all ranks of the run."""
+        """Create a monitor. `ranks` are the locations of all ranks of the run. `root` is the root folder of the file
+        system; tests replace it."""
         self._root, here = root, ProcessLocation.of_this_process()
         near = [rank for rank in ranks if rank.kernel == here.kernel]
         self._visible = all(rank.processes == here.processes for rank in near)
@@ -120,7 +121,8 @@ class CommandMonitor:
     run."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Start monitoring. The command's own processes do not count as background load."""
+        """Start monitoring. The command's own processes do not count as background load. `root` is the root folder of
+        the file system; tests replace it."""
         self._host = HostMonitor([ProcessLocation.of_this_process()._replace(session=os.getpid())], root)
         self._began = self._host.sample()
 
@@ -139,7 +141,7 @@ def _read_cores(root: Path, cores: Collection[int]) -> Iterator[tuple[float, flo
     """Yield the seconds (idle, used by processes, stolen by other guests of the hypervisor) of each core in `cores`.
 
     Time in interrupts is not counted, because the run's own network traffic causes interrupts too. The time of virtual
-    machines on this host is included in the time of processes.
+    machines that run on this host is included in the time of processes.
     """
     for line in (root / "proc/stat").read_text().splitlines():
         name, *counts = line.split()
@@ -172,7 +174,8 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
-    """Return the total CPU seconds of the run's processes and of kernel threads so far."""
+    """Return the total CPU seconds of the run's processes and of kernel threads so far. The run's processes are those
+    in `sessions`, their descendants and their ancestors."""
     # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
@@ -201,8 +204,9 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
 
 
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the fraction of time for which a device was throttled, by reason, from two readings of its counters. Empty
-    if the counter `all` has not grown."""
+    """Return the fraction of time for which a device was throttled between two readings of its counters, by reason. The
+    counter `all` is the total time (or the number of all samples), by which the other counters are divided. Empty if it
+    has not grown."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}

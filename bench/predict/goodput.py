@@ -24,8 +24,8 @@ class PublishedFailures(NamedTuple):
 
     @property
     def device_mtbf_s(self) -> float:
-        """Mean time between failures of one device in seconds. Failures of its share of host, network and storage count
-        too."""
+        """Mean time between failures of one device in seconds. Failures of hosts, network and storage are included,
+        divided equally among the devices."""
         return self.device_days / self.failures * _DAY_S
 
 
@@ -70,7 +70,8 @@ class Reliability(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """Expected goodput of a job that writes checkpoints at the optimal interval, with its range."""
+    """Expected goodput of a job that writes checkpoints at the optimal interval, with its uncertainty range from `low`
+    to `high`."""
 
     share: float  # share of the job's time spent on steps that are not repeated
     low: float
@@ -100,9 +101,9 @@ def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
 def compute_goodput(reliability: Reliability, interval_s: float) -> float:
     """Return the goodput, from 0 to 1, of a job that writes a checkpoint after every `interval_s` of computing.
 
-    This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) on average,
-    including failures during writes and restarts. M is the mean time between failures and R the restart time. The
-    goodput is τ divided by that time.
+    This is Daly's complete model. An interval τ and its checkpoint δ take M·e^(R/M)·(e^((τ+δ)/M) − 1) seconds on
+    average, including failures during writes and restarts. M is the mean time between failures and R the restart time.
+    The goodput is τ divided by that time.
     """
     mtbf_s, write_s, restart_s = reliability
     try:
@@ -116,7 +117,8 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
 def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
     """Return the goodput of a job on `devices` devices; a failure of any device ends the job.
 
-    If `terms` has no failure rate, Llama 3's rate is used, and the interval spans all rates in `PUBLISHED`.
+    If `terms` has no failure rate, the published rate of Llama 3 is used. The uncertainty range then spans the goodput
+    with each rate in `PUBLISHED`.
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]

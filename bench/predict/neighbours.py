@@ -17,8 +17,8 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
-"""Least number of measured runs with which predicted memory is corrected. With as many runs of the same engine, the
-runs of other engines are ignored. A single run may have been disturbed."""
+"""Minimum number of measured runs for a correction of predicted memory, since a single run may have been disturbed. If
+at least this many runs used the engine in question, the runs of other engines are ignored."""
 
 
 class PredictedRun(NamedTuple):
@@ -93,16 +93,16 @@ def identify_model(model: Mapping[str, Any]) -> str:
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs of a model on a machine. If at least ENOUGH of them used `engine`, return only the runs with this
-    engine."""
+    """Return the runs in `known` that used this model on this machine. If at least ENOUGH of them used `engine`, return
+    only the runs with this engine."""
     of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
     of_engine = [found for found in of_model if found.engine == engine]
     return of_engine if len(of_engine) >= ENOUGH else of_model
 
 
 def compute_correction(known: Sequence[Neighbour]) -> Correction:
-    """Return the geometric means of the measured-to-predicted ratios. A factor is 1 if there are no ratios; for memory,
-    also if there are fewer than ENOUGH."""
+    """Return the geometric means of the measured-to-predicted ratios of step time and of memory. A factor is 1 if no
+    run has such a ratio. The factor for memory is also 1 if fewer than ENOUGH runs have one."""
     steps = [found.step for found in known if found.step]
     memory = [found.memory for found in known if found.memory]
     return Correction(
@@ -116,10 +116,11 @@ def compute_correction(known: Sequence[Neighbour]) -> Correction:
 
 
 class TimedPoint(NamedTuple):
-    """Step time of one configuration in seconds: the median of the median step times of its runs, with an interval.
+    """Measured step time of one configuration in seconds, with an uncertainty interval. The step time is the median
+    over runs of each run's median.
 
-    The interval contains the interval of every run. For a run that is too short for an interval of its median, it
-    contains all measured steps.
+    The interval contains the confidence interval of each run's median. If a run is too short for a confidence interval,
+    the interval contains all measured step times of this run.
     """
 
     step_s: float
@@ -129,7 +130,8 @@ class TimedPoint(NamedTuple):
 
 
 class MeasuredPoints(NamedTuple):
-    """Measurements on one machine. Configurations are identified by the text of `format_decisive`."""
+    """Measurements of configurations on one machine: step times, runs out of memory, and runs that correct predictions.
+    A configuration is identified by the text that `format_decisive` returns."""
 
     timed: dict[str, TimedPoint] = {}
     out_of_memory: frozenset[str] = frozenset()
@@ -170,7 +172,7 @@ def collect_measured(
             points.setdefault(format_decisive(record.spec), []).append(record)
     ok = {key: _select_latest([r for r in runs if r.outcome.kind == "ok"]) for key, runs in points.items()}
     timed = {key: found for key, runs in ok.items() if (found := _time_point(runs))}
-    # a point that once ran did fit: an earlier run out of memory had another cause
+    # a configuration that once ran does fit, so an earlier run out of memory had another cause
     out = frozenset(key for key in points if key not in timed and points[key][-1].outcome.kind == "oom")
     compared = [compare_with_prediction(r, PredictedRun(predict(r.spec), None)) for key in timed for r in ok[key]]
     model = identify_model(like.model.model_dump())

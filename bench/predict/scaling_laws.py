@@ -4,10 +4,10 @@ batch size.
 Losses are in nats per token; batches and data are in tokens. The laws were fitted to decoder-only transformers on their
 authors' web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
 
-Cost of a larger batch (arXiv 1812.06162, and 2001.08361 section 5.1): S_min is the number of steps to a loss with a
-very large batch. E_min = S_min · B_crit is the number of tokens with a very small batch. With a batch B, the loss takes
-S = S_min (1 + B_crit / B) steps and E = B S = E_min (1 + B / B_crit) tokens. At the critical batch B_crit, both are
-twice their minimum.
+Cost of a larger batch (arXiv 1812.06162, and 2001.08361 section 5.1): S_min is the number of steps to reach a given
+loss with a very large batch. E_min = S_min · B_crit is the number of tokens to reach it with a very small batch. With a
+batch of B tokens, it takes S = S_min (1 + B_crit / B) steps and E = B S = E_min (1 + B / B_crit) tokens. At the
+critical batch B_crit, steps and tokens are both twice their minimum.
 """
 
 import math
@@ -23,7 +23,7 @@ _CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
 def compute_critical_batch(loss: float) -> float:
     """Return the critical batch size at a loss, in tokens: B* / L^(1/α_B), arXiv 2001.08361 equation 5.3.
 
-    It grows as the loss falls, so it is largest at the final loss of a training.
+    The critical batch grows as the loss falls, so it is largest at the final loss of a training.
     """
     return _CRITICAL_TOKENS / math.pow(loss, 1 / _ALPHA_B)
 
@@ -75,7 +75,8 @@ class KaplanLaw:
 @dataclass(frozen=True)
 class ParametricLaw:
     """Scaling law L(N, D) = E + A/N^α + B/D^β, where N counts all parameters and D all tokens. The law was fitted to
-    runs whose batches were not above the critical batch. D is used as E_min, which overestimates the tokens."""
+    runs whose batches were not above the critical batch. The class uses D as E_min, the tokens with very small batches.
+    Those runs needed more tokens than that, so E_min is overestimated."""
 
     e: float
     a: float
@@ -119,7 +120,7 @@ class TrainingNeed:
     critical_batch: float  # tokens per step
 
     def compute_tokens(self, batch: float) -> float:
-        """Return the tokens that the training takes with `batch` tokens per step."""
+        """Return the number of tokens that reaching the loss takes with `batch` tokens per step."""
         return self.least_tokens * (1 + batch / self.critical_batch)
 
 

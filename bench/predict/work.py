@@ -2,8 +2,9 @@
 This module also computes a model's FLOPs.
 
 Element-wise work is counted from transformers 5's modeling_t5.py, modeling_gpt2.py and modeling_llama.py as written,
-without fusion: each operation reads its operands from memory and writes its result. In compiled blocks, everything
-between two products is one operation, which reads its inputs and writes its outputs.
+without fusion: each operation reads its operands from memory and writes its result. If blocks are compiled, all
+element-wise work between two matrix products counts as one operation, which reads its inputs once and writes its
+outputs once.
 """
 
 import functools
@@ -28,11 +29,13 @@ ACTIVATION_PASSES: dict[Activation, int] = {"gelu_new": 17, "gelu": 2, "silu": 2
 scalings, two sums, a tanh and a product."""
 COMPILED_NORM_PASSES, COMPILED_RESIDUAL_PASSES, COMPILED_SCORES_PASSES = 2, 3, 4
 """Number of reads and writes of the whole tensor in compiled blocks: for a norm, for a residual sum with its dropout,
-and for softmax with all work on scores. For the softmax, values of 2 to 6 are plausible; 4 was chosen together with the
-constant BESIDE of the module `compute`."""
+and for softmax with all work on scores. For the softmax, values of 2 to 6 are plausible. The value 4 was chosen
+together with the constant BESIDE in bench.predict.step_time.compute, so that predicted times agree with published ones.
+"""
 ADAPTER_PASSES, COMPILED_ADAPTER_PASSES = 5, 3
-"""Number of reads and writes of whole outputs by a low-rank adapter. Its output is scaled (2), then added to the output
-of the frozen matrix (3). Compiled blocks do both in one operation (3)."""
+"""Number of reads and writes of a whole output by a low-rank adapter, without and with compiled blocks. Without
+compilation, scaling its output takes a read and a write. Adding it to the output of the frozen matrix takes two reads
+and a write. Compiled blocks scale and add in one operation, with two reads and a write."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
@@ -65,14 +68,14 @@ class PassWork(NamedTuple):
     """Work of one pass over a model, or over part of a model."""
 
     matmuls: Products = ()
-    attention_flops: int = 0  # for scores and weighted values of all pairs, masked or not, as in model FLOPs
+    attention_flops: int = 0  # for scores and weighted values of all pairs of tokens, masked or not, as in model FLOPs
     traffic_bytes: int = 0  # for element-wise work: every operand read and every result written
     operations: int = 0  # number of operations that the host starts, one after the other
     fused_flops: int = 0  # for a fused attention kernel, which skips the pairs hidden by a causal mask
-    batched: Products = ()  # attention's products if scores are written to memory; per sample and head
+    batched: Products = ()  # products of each sample and head in an attention that writes its scores to memory
     dequantised_bytes: int = 0  # quantised weights read and their values written, in forward and again in backward
-    forward_only: int = 0  # share of `attention_flops` in products without a backward
-    forward_only_fused: int = 0  # share of `fused_flops` in kernels without a backward
+    forward_only: int = 0  # part of `attention_flops` in products without a backward
+    forward_only_fused: int = 0  # part of `fused_flops` in kernels without a backward
 
     @property
     def moved_bytes(self) -> int:
@@ -104,8 +107,8 @@ def compute_backward(forward: PassWork) -> PassWork:
     Every product of forward has two products of equal size in backward, for the gradients of its two factors. There is
     no product for the gradient of a frozen weight, or of a tensor before the first trained parameter. A fused attention
     kernel has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691,
-    section 3.1). Element-wise traffic doubles: the gradient of every result is read, and that of every operand is
-    written. The number of operations doubles.
+    section 3.1). Element-wise traffic is twice that of forward, since the gradient of every result is read and the
+    gradient of every operand is written. The number of operations doubles.
     """
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
@@ -145,8 +148,9 @@ def compute_ends(network: Stacks, load: Workload) -> PassWork:
 def compute_recomputed(network: Stacks, load: Workload) -> PassWork:
     """Return the work of recomputing all checkpointed blocks; no work without checkpointing.
 
-    The last product of a block is recomputed only in two cases. Either dropout or fp16's clamp after it saves a tensor,
-    or the block is compiled, since a compiled graph runs to its end.
+    The last matrix product of a block is recomputed only in two cases. In the first, the operation after it (dropout or
+    the clamp of fp16) saves a tensor for backward. In the second, the block is compiled, since a compiled graph always
+    runs to its end.
     """
     whole = load.compiled or load.dropout or (load.fp16 and network.clamps_fp16)
     return compute_blocks(network, load, whole=whole) if load.checkpointing else PassWork()
@@ -190,7 +194,9 @@ def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool
 def _compute_attention(
     network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool, reached: bool
 ) -> PassWork:
-    """Return the work of an attention sub-layer with its norm. If `whole` is False, its last product is excluded."""
+    """Return the forward work of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. If
+    `whole` is False, its last product (the output projection) is excluded. `reached` says whether backward computes the
+    gradient of its input."""
     rows, others = load.micro * queries, load.micro * keys
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
@@ -224,11 +230,11 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes moved for each pair of a query and a key between the two products of an attention that writes
-    its scores to memory.
+    """Return the bytes moved between the two products of an attention that writes its scores to memory, per pair of a
+    query and a key.
 
     transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax. Each operation reads and
-    writes all scores. Llama's softmax is in fp32.
+    writes all scores. Llama's softmax is in fp32, so it also converts them.
     """
     width, biased = load.width, bool(part.position_bias) or part.zero_bias
     if load.device == "cpu":  # torch's own kernel; its products are not part of calibrated attention
@@ -251,7 +257,8 @@ def _compute_projections(
     network: Stacks, part: Attention, load: Workload, rows: int, others: int, reached: bool
 ) -> PassWork:
     """Return the work of the weight matrices of an attention, except for its output projection. `rows` is the number of
-    tokens that give queries, and `others` the number of tokens that give keys and values."""
+    tokens that give queries, and `others` the number of tokens that give keys and values. `reached` says whether
+    backward computes the gradient of the attention's input."""
     named, far = list_named_matrices(network, part), part.over is not None
     first, *rest = named[:-1]
     found = _compute_matrices(network, load, [first], rows, reached)
@@ -287,8 +294,8 @@ def _compute_matrices(
 
 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool, reached: bool) -> PassWork:
-    """Return the work of an MLP with its norm. If `whole` is False, its last product is excluded. `reached` says
-    whether backward computes the gradient of its input."""
+    """Return the forward work of an MLP with its norm; `rows` is the tokens of the micro-batch. If `whole` is False,
+    its last matrix product is excluded. `reached` says whether backward computes the gradient of its input."""
     *named, last = list_named_matrices(network, part)
     first = _compute_matrices(network, load, named, rows, reached)
     live = reached or network.adapter is None or any(network.adapter.adapts(name) for name, _ in named)
@@ -320,10 +327,10 @@ class StepFlops(Frozen):
 
 
 def compute_flops_per_step(spec: RunSpec) -> StepFlops:
-    """Return the exact number of matmul FLOPs of one optimizer step of `spec`, over all ranks and micro-steps.
+    """Return the exact number of matmul FLOPs of one optimizer step of `spec`, summed over all ranks and micro-steps.
 
-    Divide by world size and step time for FLOP/s per device. Raise UserError for an unknown model family, and
-    NoPrediction for a family that does not describe its network.
+    To get FLOP/s per device, divide the result by the world size and by the step time. Raise UserError for an unknown
+    model family, and NoPrediction for a family that does not describe its network.
     """
     network, sample = get_network(spec), spec.sequence
     model = spec.global_batch * compute_training_flops(network, sample)
@@ -341,8 +348,8 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
 
     A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts all pairs of tokens, masked or
     not. Scores count once, although fused kernels recompute them in backward (the convention of PaLM, arXiv 2204.02311,
-    appendix B). Backward has two matmuls of equal size for every matmul of forward, but none for the gradient of a
-    frozen weight, or of a tensor before the first trained parameter.
+    appendix B). Backward has two matmuls of equal size for every matmul of forward. There is no matmul for the gradient
+    of a frozen weight, or of a tensor before the first trained parameter.
     """
     return _count_training_flops(network, tuple(sample.items()))
 
@@ -355,12 +362,14 @@ def compute_recomputed_flops(
     precision: Precision = "bf16",
     compiled: bool = False,
 ) -> int:
-    """Return the matmul FLOPs that activation checkpointing of every block adds for one sample.
+    """Return the matmul FLOPs that activation checkpointing of every block adds for one sample. `sample` has its number
+    of tokens by kind.
 
     torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul, so
-    that matmul is not recomputed. There are two exceptions. A later operation may save a tensor as well: the mask of
-    dropout, or the clamp with which transformers guards T5's fp16 activations. A `compiled` block is recomputed
-    completely. Assumes weights in `precision`, not autocast.
+    that matmul is not recomputed. There are two exceptions. The first is an operation after the last matmul that saves
+    a tensor as well: dropout saves its mask, and the clamp with which transformers guards T5's fp16 activations saves
+    its input. The second is a `compiled` block, which is recomputed completely. The function assumes that weights have
+    `precision`, as without autocast.
     """
     load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
     return _count_recomputed_flops(network, load)

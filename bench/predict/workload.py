@@ -27,9 +27,9 @@ from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
 class Software(NamedTuple):
     """Class of training software, by how much its kernels are optimized.
 
-    It decides the operations of a block, the host's time to start an operation, and the error of predictions. The
-    errors come from a comparison with published step times. A calibration on the machine replaces `start_s`, `pace` and
-    `interval`.
+    The class determines the operations of a block, the host's time to start an operation, and the uncertainty of
+    predictions. The uncertainty comes from a comparison with published step times. A calibration on the machine
+    replaces `start_s`, `pace` and `interval`.
     """
 
     name: str = "usual"
@@ -37,16 +37,17 @@ class Software(NamedTuple):
     started_unfused: bool = False  # the host still starts as many operations as without fused kernels
     last_again: bool = True  # with checkpointing, the last stage of a pipeline recomputes its blocks as well
     start_s: float = 22.5e-6  # host's seconds to start one operation
-    pace: float = 1.0  # time of a pass over the time of its work at the machine's rates
+    pace: float = 1.0  # ratio of the time of a pass to the time of its work at the machine's rates
     interval: tuple[float, float] = (0.75, 1.35)  # ratio of true to predicted computing time, for nine of ten steps
 
 
 USUAL = Software()
 """Default class of software: FSDP and similar software, neither tuned nor old.
 
-Its interval contained 89 to 90 % of the published steps of decoders; each source was predicted with constants from the
-other sources. An operation of a Python module takes the host 10 to 35 µs, depending on its processor; the launch alone
-takes 5 µs. No published step here is limited by the host, so the middle of that range is used.
+Its `interval` contained 89 to 90 % of the published step times of decoders. The steps of each publication were
+predicted with constants chosen on the other publications. An operation of a Python module takes the host 10 to 35 µs,
+depending on its processor; the launch alone takes 5 µs. None of the published steps is limited by the host, so they do
+not determine `start_s`, and the middle of that range is used.
 """
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
 """Class of software that is little optimised, such as Hugging Face Transformers with DeepSpeed, and software of 2021.
@@ -64,15 +65,16 @@ OWN = USUAL
 
 
 def find_software(name: str) -> Software:
-    """Return the class of software with this name, such as `eager` or `fused`, which says how much its kernels are
-    optimised. Raise UserError if there is none."""
+    """Return the class of software with this name, such as `eager` or `fused`. A class says how much the kernels of
+    training software are optimised. Raise UserError if there is no such class."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
 
 
 def format_class(software: Software) -> str:
-    """Return a sentence that names the class of software for which an interval of uncalibrated times holds."""
+    """Return a sentence that names the class of software for which the uncertainty interval of uncalibrated step times
+    holds."""
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."
@@ -106,7 +108,8 @@ class Workload(NamedTuple):
 
 def get_network(spec: RunSpec) -> Stacks:
     """Return the network of a spec's model, with its adapters. Raises NoPrediction if the model family does not
-    describe it, or if `adapter.frozen` gives the frozen parameters by a pattern."""
+    describe its network. Raises it also if `adapter.frozen` selects frozen parameters by a pattern of their names,
+    since the description has no names."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
@@ -127,7 +130,8 @@ def describe_parameters(spec: RunSpec) -> str:
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep share it
 def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
-    """Return the network with the adapters of a spec. Raise UserError for a target that is not a matrix of it."""
+    """Return the network with the adapters of a spec. Raise UserError if the adapters target a matrix that the network
+    does not have."""
     if (adapted := read_adapter(adapter)) is None:
         return network
     check_targets(adapted.targets, [name for stack in network.stacks for part in stack.block for name in part.names])
@@ -147,8 +151,9 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
-    On a CPU, torch's sdpa writes the scores with dropout, or if a bias needs a gradient; a frozen bias needs none. With
-    checkpointing, transformers also gives a gradient to the zeros that stand in for a bias.
+    On a CPU, torch's sdpa writes the scores to memory if there is dropout, or if a position bias needs a gradient. A
+    frozen bias needs no gradient. With checkpointing, transformers also computes a gradient for the tensor of zeros
+    that it uses in place of a bias.
     """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
@@ -166,9 +171,9 @@ class Live(NamedTuple):
 
 
 def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
-    """Return the operands of an attention whose gradients backward computes. `reached` says whether it computes the
-    gradient of the attention's input. The output of another stack, which gives keys and values, always has a gradient.
-    """
+    """Return the operands of an attention whose gradients backward computes. `reached` says whether it also computes
+    the gradient of the attention's input. In cross-attention, keys and values come from another stack's output, which
+    always has a gradient."""
     adapter, names = network.adapter, [name for name, _ in list_named_matrices(network, part)[:-1]]
     found = [reached or adapter is None or adapter.adapts(name) for name in names]
     if part.over is not None:
@@ -177,8 +182,8 @@ def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
 
 
 def is_output_reached(network: Stacks, part: Attention | Mlp, reached: bool) -> bool:
-    """Return True if backward computes the gradient of a sub-layer's output: it has trained parameters, or its input or
-    the other stack that it attends to has a gradient."""
+    """Return True if backward computes the gradient of a sub-layer's output. This is so if the sub-layer has trained
+    parameters, if its input has a gradient (`reached`), or if it attends to another stack."""
     far = isinstance(part, Attention) and part.over is not None
     return reached or far or any(matrix.trained for matrix in list_part_matrices(network, part))
 
@@ -218,8 +223,8 @@ def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) 
 
 
 def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
-    """Return the costs with one more all-reduce if the loss is weighted by target tokens. It sums one fp64 count over
-    all ranks before the passes."""
+    """Return the costs with one more all-reduce if the loss is weighted by target tokens. Before the passes, this
+    all-reduce sums the number of target tokens, one fp64 value per rank."""
     if spec.world_size == 1 or not objectives.weighs_targets(spec):
         return step
     counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)

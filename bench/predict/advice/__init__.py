@@ -21,8 +21,8 @@ Kind = TypeVar("Kind")
 Point = TypeVar("Point")
 
 CLOSE = 0.05
-"""Relative difference in time per token (or device-seconds per token) up to which two configurations count as equal.
-The best predictions have errors of this size on average (results/predictions, step times)."""
+"""Relative difference in time per token (or device-seconds per token) up to which two configurations count as equal: 5
+%. Even the best predictions have errors of this size on average (results/predictions, step times)."""
 
 
 Best = Literal["shortest", "cheapest"]
@@ -30,7 +30,7 @@ Best = Literal["shortest", "cheapest"]
 
 
 class HoursInterval(NamedTuple):
-    """Duration of a training in hours, with the ends of its interval."""
+    """Duration of a training in hours: the likely value, and the low and high end of its uncertainty interval."""
 
     likely: float
     low: float
@@ -118,8 +118,9 @@ class AdviceQuestion(NamedTuple):
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Return True if `choice` keeps the limits even at the slow end of its interval, and False if it misses them at
-        its likely time. Return None if only the slow end misses them."""
+        """Return True if `choice` keeps the limits on hours and node-hours even at the slow end of its interval. Return
+        False if it misses a limit at its likely time. Return None if only the slow end misses a limit. If the question
+        has no length of training, there are no hours to compare, and the result is True."""
         hours = self.predict_hours(choice)
         if hours is None:
             return True
@@ -145,16 +146,17 @@ class Advice(NamedTuple):
     winner: Choice
     engines: list[Choice]  # best choice of each engine, on the winner's node count if possible; best first
     nodes: list[Choice]  # best choice of each node count
-    perhaps: Choice | None  # a better choice, if it fits into memory and keeps the limits
+    perhaps: Choice | None  # a choice that is predicted to be better, but may not fit into memory or may miss a limit
     adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return True if the winner is better than `rival` at the low and the high end of every prediction error."""
+        """Return True if the winner stays better than `rival` within the whole range of every prediction error. This is
+        tested at the low and the high end of each error."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
     def compute_extra_share(self, rival: Choice) -> float:
-        """Return the extra time (or cost) per token of `rival`, as a share of the time (or cost) of the winner.
+        """Return how much more time (or cost) per token `rival` takes than the winner, as a share of the winner's.
         Negative if `rival` is predicted to be better."""
         more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
         weight = self._compare_weights(rival)
@@ -173,8 +175,8 @@ class Advice(NamedTuple):
 
     @property
     def ties(self) -> list[Choice]:
-        """Rivals with the same doubt as the winner (`rate_doubt`) whose difference from the winner is within the
-        prediction error."""
+        """Rivals that cannot be told apart from the winner: the difference is within the prediction error, and both
+        have the same doubt (`rate_doubt`) about memory and limits."""
         doubt = rate_doubt(self.winner, self.question)
         sound = [rival for rival in self.rivals if rate_doubt(rival, self.question) == doubt]
         return [rival for rival in sound if not self.is_distinct(rival)]
@@ -211,8 +213,9 @@ def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
 
 
 def find_front(points: Iterable[Point], take: Callable[[Point], tuple[float, float]]) -> list[Point]:
-    """Return the Pareto front of `points` by time and cost, the fastest point first. Of several points with equal time
-    and cost only the first is returned. `take` returns time and cost of a point."""
+    """Return the Pareto front of `points`: those for which no other point is both faster and cheaper. The fastest point
+    comes first. Of several points with equal time and cost only the first is returned. `take` returns time and cost of
+    a point."""
     front: list[Point] = []
     for point in sorted(points, key=take):
         if not front or take(point)[1] < take(front[-1])[1]:
@@ -231,8 +234,9 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
 
     Choices are ordered by their doubt (`rate_doubt`), then by their time (or cost) per token at the slow end of their
     own error. So of two choices with equal predictions, the more certain choice comes first, such as a measured
-    configuration. The winner is one of the choices with the least doubt that are within CLOSE of the first. The first
-    rule that separates them decides: fewer nodes, measured, weights without quantisation, larger micro-batch.
+    configuration. The winner is one of the choices that have the least doubt and whose time (or cost) is within CLOSE
+    (5 %) of the lowest. Among them the first rule that makes a difference decides: fewer nodes, a measured step time,
+    weights without quantisation, the larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -268,8 +272,9 @@ def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the best of the choices whose time (or cost) is within CLOSE of the lowest. The first rule that separates
-    them decides: fewer nodes, measured, weights without quantisation, larger micro-batch."""
+    """Return the best of the choices whose time (or cost) is within CLOSE (5 %) of the lowest. The first rule that
+    makes a difference between them decides: fewer nodes, a measured step time, weights without quantisation, the larger
+    micro-batch."""
     least_s = min(one.order[1] for one in ranked)
 
     def order(one: _RankedChoice) -> tuple[int, bool, bool, int]:

@@ -11,21 +11,22 @@ from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_
 from bench.predict.workload import get_network
 
 STAGES = (1, 2, 4)
-"""Stages per rank that the search tries for pipelines of several ranks. On a pipeline of one rank it tries one stage,
-and one stage per block (layered gradient accumulation)."""
+"""Numbers of stages per rank that the search tries if a pipeline has several ranks. If it has one rank, the search
+tries a single stage, and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
 """Limit of the search: a model copy may have at most this many times the ranks of the smallest copy that fits. In a
 larger copy, each rank computes a smaller portion and waits longer. Layouts that the user names are not limited."""
 MOST_MICRO_BATCHES = 128
-"""Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. Larger
-micro-batches and more model copies have the same effect as more accumulation, and the search tries them."""
+"""Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
+batch is still reached, since the search also tries larger micro-batches and more model copies."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Node counts that the search tries by default."""
 
 
 class LayoutAxes(NamedTuple):
-    """Tensor-parallel ranks, pipeline ranks and stages per rank to search. None searches powers of two for the ranks,
-    with tensor-parallel ranks on one node, and STAGES for the stages."""
+    """Numbers of tensor-parallel ranks, of pipeline ranks and of stages per rank that the search tries. If a number of
+    ranks is None, the search tries powers of two; tensor-parallel ranks then stay within a node. If the number of
+    stages is None, it tries those of STAGES."""
 
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
@@ -71,8 +72,8 @@ class Candidate(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """A configuration that does not fit, and the least number of bytes that it lacks. The bytes are 0 or less if only a
-    measured run showed that it does not fit."""
+    """A configuration that does not fit into device memory, and the least number of bytes that it lacks. If the
+    prediction says that it may fit, but a measured run ran out of memory, the number is 0 or less."""
 
     spec: RunSpec
     bytes: int
@@ -83,8 +84,8 @@ class CandidateSearch(NamedTuple):
     cannot divide the global batch."""
 
     candidates: list[Candidate]
-    short: list[Shortage]  # one for each engine, node count and checkpointing without a candidate
-    undivided: list[RunSpec]  # points whose ranks cannot divide the global batch
+    short: list[Shortage]  # one for each combination of engine, node count and checkpointing without a candidate
+    undivided: list[RunSpec]  # configurations whose ranks cannot divide the global batch
 
 
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:
@@ -160,7 +161,7 @@ def list_doublings(largest: int) -> Iterator[int]:
 
 
 def list_micro_batches(largest: int) -> Iterator[int]:
-    """Yield the powers of two up to `largest`, and the numbers halfway between them."""
+    """Yield the powers of two up to `largest`, and the numbers halfway between them: 1, 2, 3, 4, 6, 8, 12, …."""
     for number in list_doublings(largest):
         yield number
         if number > 1 and number + number // 2 <= largest:
@@ -168,7 +169,8 @@ def list_micro_batches(largest: int) -> Iterator[int]:
 
 
 def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) -> CandidateSearch:
-    """Return the candidates along all `axes`. `bases` has one spec for each engine."""
+    """Return the candidates for all combinations of values of `axes`. `bases` has one spec for each engine, from which
+    the candidates are derived."""
     found = CandidateSearch([], [], [])
     for base in bases:
         for nodes in axes.nodes:

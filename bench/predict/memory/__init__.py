@@ -1,5 +1,5 @@
-"""Predicted memory of one rank by phase (such as forward) and term (such as activations), the largest micro-batch that
-fits, and the host memory of a node.
+"""Predicted memory of one rank, by phase (such as forward) and term (such as activations). Also the largest micro-batch
+that fits, and the host memory of a node.
 
 Tensor bytes follow from the allocations of torch and transformers and from the facts that each engine declares. Nothing
 here is fitted to a measurement. Other memory of a process is a named constant below with a low and a high value; their
@@ -32,8 +32,8 @@ from bench.predict.workload import Workload, build_workload, get_network, predic
 
 FRAGMENTATION = (0.0, 0.1)
 """Bytes that torch's caching allocator reserves beyond live tensors, low and high, as a share of the temporary tensors'
-bytes. The low value is the best case. The high value is a tenth, since blocks of at least 10 MiB are rounded to 2 MiB
-and differ in size from step to step."""
+bytes. The low value is the best case. The high value is a tenth. Blocks of at least 10 MiB are rounded up to a multiple
+of 2 MiB. Their sizes differ from step to step, so a freed block does not always fit the next tensor."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
 """Resident bytes of a rank's process without tensors, low and high, by kind of device. The process has loaded torch,
@@ -101,8 +101,8 @@ class LargestMicroBatch(NamedTuple):
 def predict_memory(
     spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False
 ) -> MemoryPrediction:
-    """Return the predicted memory of the rank that needs most, on a device with `room` bytes. `rehearsed` means that
-    collectives are only simulated.
+    """Return the predicted memory of the rank that needs most, on a device with `room` bytes. `rehearsed` is true for a
+    rehearsal, in which one rank runs alone and collectives are only simulated.
 
     Raises NoPrediction for a model family that does not describe its network, or for an engine that cannot predict its
     memory. Raise UserError for sizes that overflow.
@@ -166,8 +166,9 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 
 
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
-    """Return the phases `forward` and `backward` of the last micro-step at their peaks. A peak is at a segment or after
-    the last segment."""
+    """Return the phases `forward` and `backward` of the last micro-step, each at its point of highest memory. This
+    point is within a segment or after the last segment. `width` is the bytes per element of weights, and `segments` the
+    result of `_stack_segments`."""
     # each of shape (segments,)
     saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
     kept, resident_terms = np.cumsum(saved), engine.resident()
@@ -200,8 +201,8 @@ def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple
 
 
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
-    """Return the largest micro-batches with which `spec` fits `memory_bytes` per device, with all other fields
-    unchanged."""
+    """Return the largest micro-batches with which `spec` fits into `memory_bytes` per device. All other settings stay
+    as they are, so the global batch grows with the micro-batch."""
 
     def fits(micro: int, end: int) -> bool:
         total = micro * spec.accumulation * spec.data_parallel
@@ -249,8 +250,8 @@ class HostMemory(NamedTuple):
 
 
 def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> HostMemory | None:
-    """Return the host memory that each node needs; None if the engine cannot predict it. `room` is the memory of a
-    device in bytes."""
+    """Return the host memory that each node needs; None if the engine cannot predict it. On a CPU, it includes the
+    tensors. `room` is the memory of a device in bytes."""
     if device == "cpu":  # host and device are the same memory
         of_a_rank: dict[str, ByteRange] | None = {"tensors": predict_memory(spec, device).device}
     else:

@@ -1,7 +1,8 @@
 """Bytes of the tensors that a network keeps for backward, and of its temporary tensors, tensor by tensor.
 
-Every term is a tensor that autograd saves in transformers 5's modules (modeling_t5.py, modeling_gpt2.py) or in torch's
-own. The tests compare their sum with torch's `saved_tensors_hooks`. Bytes are those of one rank and one micro-batch.
+Every term of the sums below is a tensor that autograd saves in the modules of transformers 5 (modeling_t5.py,
+modeling_gpt2.py) or of torch. The tests compare the sums with the tensors that torch's `saved_tensors_hooks` sees.
+Bytes are those of one rank and one micro-batch.
 """
 
 import itertools
@@ -15,14 +16,15 @@ from bench.predict.workload import Live, Workload, find_live, is_fused, is_outpu
 INDEX = 8
 """Bytes of one index, an int64: a token id, a position, or a bucket of the position bias."""
 RANDOM_STATE = {"cpu": 5056, "cuda": 5056 + 16}
-"""Bytes of the state of the random generators that a checkpoint keeps to repeat dropout: torch's Mersenne twister, and
-on a GPU also its seed and offset."""
+"""Bytes of random generator state that each activation checkpoint keeps, so that recomputation repeats the same
+dropout. It is the state of torch's Mersenne twister, and on a GPU also the seed and offset of the GPU's generator."""
 FUSED_QUERIES = 32
-"""torch's memory-efficient attention rounds the rows of its log-sum-exp up to a multiple of this."""
+"""torch's memory-efficient attention keeps a log-sum-exp for each query. It rounds the number of queries up to a
+multiple of this constant."""
 ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
-"""For each activation function, the number of tensors of an MLP's inner width that it saves. The second value is 1 if
-one of these tensors is the function's output, which the next matrix saves anyway. gelu_new consists of Python
-operations and keeps x, x/2, tanh and 1 + tanh."""
+"""Two numbers for each activation function. The first is how many tensors, as wide as the MLP's inner layer, the
+function saves for backward. The second is 1 if its output is among them, and otherwise 0; the next matrix saves that
+output anyway. gelu_new is several Python operations, which save x, x/2, tanh and 1 + tanh."""
 
 
 class Segment(NamedTuple):
@@ -33,15 +35,15 @@ class Segment(NamedTuple):
     forward: int = 0  # temporary bytes while its forward runs, in addition to `saved`
     backward: int = 0  # temporary bytes of its backward, in addition to all bytes saved up to here
     parameters: int = 0  # elements of parameters whose gradients are complete after its backward
-    largest: int = 0  # largest of these parameters; its gradient exists next to its bucket until copied
+    largest: int = 0  # of the largest of these parameters; its gradient and the bucket into which it is copied coexist
     carried: int = 0  # elements of an incomplete gradient kept from here to the end of backward
     transposed: int = 0  # elements of a gradient not accumulated in place, as by torch's linear
-    standing: int = 0  # bytes of `backward` that live throughout: recomputed and waiting tensors
-    logits: bool = False  # True if its tensors are as wide as the vocabulary, a term of their own
+    standing: int = 0  # bytes of `backward` that live for all of it: recomputed tensors and waiting gradients
+    logits: bool = False  # True if its tensors are as wide as the vocabulary; they are reported as a separate term
 
 
 class RepeatedSegments(NamedTuple):
-    """Segments in forward order, and how many times they are repeated."""
+    """A sequence of segments in forward order, such as one block, and how many times in a row this sequence occurs."""
 
     block: list[Segment]
     times: int = 1
@@ -62,9 +64,10 @@ def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
 def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[RepeatedSegments]:
     """Return the segments of a stack from its embedding to its last norm.
 
-    A checkpointed block keeps its input and is recomputed before its backward. The position bias of the stack lives
-    while its blocks run, or as long as their checkpoints. The gradient of the bias lives from the backward of the last
-    block on.
+    A checkpointed block keeps only its input, and is recomputed before its backward. The position bias is a tensor that
+    all blocks of the stack add to their scores. It is kept while the forward of the blocks runs; with checkpointing it
+    is kept until their backward has ended. Every block adds to the gradient of the bias, so that gradient exists from
+    the last block's backward to the first block's.
     """
     length, trained = load.tokens(stack.tokens), network.trains_all
     rows = load.micro * length
@@ -93,8 +96,9 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
-    """Return True if the output of a stack is kept for backward. The head keeps the output of the last stack if it is
-    trained. Cross-attention, or its checkpoints, keep the output of another stack."""
+    """Return True if the output of a stack is kept for backward. The head keeps the output of the last stack if the
+    head's matrix is trained. Cross-attention keeps the output of another stack if checkpoints hold it, or if the
+    matrices for keys and values need it for their gradients."""
     if stack == network.stacks[-1]:
         return network.trains_all
     readers = [part for one in network.stacks for part in one.block if getattr(part, "over", None) == stack.name]
@@ -103,8 +107,8 @@ def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
 
 
 def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reached: bool) -> list[Segment]:
-    """Return the segments of one block. If the block attends to another stack, the gradient of that stack's output is
-    kept until the backward of that stack, and every block adds to it. `reached` says whether backward computes the
+    """Return the segments of one block. If the block attends to another stack, every block adds to the gradient of that
+    stack's output. This gradient is kept until the backward of that stack. `reached` says whether backward computes the
     gradient of the block's input."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
@@ -130,8 +134,9 @@ def _add_waiting(part: Segment, waiting: int) -> Segment:
 
 
 def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
-    """Return a checkpointed block: it keeps `kept` bytes until it is recomputed, and its backward frees its segments
-    one by one."""
+    """Return the segments of a block with activation checkpointing. Its forward keeps only `kept` bytes: its input and
+    a random state. The whole block is recomputed before its backward, which then frees the tensors of one segment after
+    the other."""
     until = itertools.accumulate(part.saved for part in block)
     return [
         part._replace(
@@ -145,12 +150,13 @@ def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
 
 
 def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
-    """Return the embedding of a stack with its positions and with the tensors that are made once for all blocks. These
-    are buckets of the position bias, zeros in place of a bias, cosines and sines, and the mask of documents.
+    """Return the segment of a stack's embedding, with its positions and with the tensors that are made once for all
+    blocks. These tensors are the bucket indices of the position bias, zeros in place of a bias, cosines and sines for
+    rotary positions, and the mask that separates documents.
 
     One embedding matrix serves all stacks, and each stack adds to its gradient. The gradients from the other stacks are
-    kept until the backward of the first stack ends. With a tied head, the gradients from all stacks are kept. torch
-    adds them to the head's gradient, which nn.Linear leaves transposed, in a third tensor.
+    kept until the backward of the first stack ends. With a tied head, the gradients from all stacks are kept. nn.Linear
+    leaves the head's gradient transposed, so torch writes the sum of both gradients to a third tensor.
     """
     length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
     buckets, heads = stack.bias_table or (0, 0)
@@ -222,11 +228,11 @@ def _build_attention(
 def _count_kernel_bytes(
     network: Stacks, load: Workload, part: Attention, queries: int, keys: int, live: Live
 ) -> tuple[int, int, int]:
-    """Return three byte counts of the attention kernel that torch chooses: saved for backward without its output,
-    temporary in forward, temporary in backward.
+    """Return three byte counts of the attention kernel that torch chooses: bytes saved for backward (its output
+    excluded), temporary bytes in forward, and temporary bytes in backward.
 
-    A position bias is a mask that needs a gradient, which no flash kernel supports. With such a bias, sdpa writes
-    scores in fp32 on a CPU and uses the memory-efficient kernel on a GPU.
+    For torch's sdpa, a position bias is an attention mask that needs a gradient. No flash kernel supports such a mask.
+    With such a bias, sdpa writes scores in fp32 on a CPU and uses the memory-efficient kernel on a GPU.
     """
     # keys are kept repeated for each head that shares them, unless the kernel supports groups: none does so with a
     # mask, and a GPU's only below fp32
@@ -260,8 +266,8 @@ def _count_kernel_bytes(
 def _count_fused_kernel_bytes(
     network: Stacks, load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
 ) -> tuple[int, int]:
-    """Return the bytes that a fused attention kernel saves for backward without its output, and its temporary bytes in
-    backward."""
+    """Return the bytes that a fused attention kernel saves for backward (its output excluded), and its temporary bytes
+    in backward. `query`, `key` and `scores` are numbers of elements."""
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
     saved = load.width * (query + 2 * key) + FULL * load.micro * part.heads * rounded
     backward = load.width * (query + 2 * key)
@@ -307,8 +313,8 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
 
 
 def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Mlp, segment: Segment) -> Segment:
-    """Return the segment of a sub-layer with the elements of its trained parameters. If its matrices are quantised,
-    both passes hold one of them at a time in the run's precision."""
+    """Return a copy of `segment` that includes the numbers of trained elements of its sub-layer. If the sub-layer's
+    matrices are quantised, forward and backward each also hold one dequantised matrix, in the run's precision."""
     matrices = list_part_matrices(network, part)
     sizes = [matrix.elements for matrix in matrices if matrix.trained]
     dequantised = load.width * max((matrix.elements for matrix in matrices if matrix.packed), default=0)
@@ -321,8 +327,8 @@ def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Ml
 def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
     """Return True if the tensor that matrices of these names read is kept for backward.
 
-    A trained matrix and an adapter need it for their weight's gradient, unless dropout replaces it. bitsandbytes keeps
-    the input of an int8 matrix.
+    A trained matrix or an adapter needs this tensor for the gradient of its weight. An adapter with dropout keeps its
+    own copy after dropout instead. bitsandbytes always keeps the input of an int8 matrix.
     """
     adapter = network.adapter
     if adapter is None:
@@ -334,8 +340,9 @@ def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
 def _count_adapter_bytes(
     network: Stacks, load: Workload, names: Sequence[str], rows: int, width: int, reached: bool
 ) -> int:
-    """Return the bytes that the adapters of matrices with a common input keep: `rank` elements per token, and with
-    dropout their own copy of the input and its mask. `width` is the input's elements per token."""
+    """Return the bytes that the low-rank adapters of matrices with a common input keep for backward. Each adapter keeps
+    `rank` elements per token. With dropout, it also keeps its own copy of the input, and the dropout mask. `names` are
+    the names of the matrices, `rows` is the number of tokens, and `width` the input's elements per token."""
     adapter = network.adapter
     if adapter is None:
         return 0
@@ -345,11 +352,12 @@ def _count_adapter_bytes(
 
 
 def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes saved by a norm: its input and the statistics. Its output is saved by the operation after it.
+    """Return the bytes that a norm saves for backward: its input and statistics per token. The next operation saves the
+    norm's output, so it is not counted here.
 
-    torch's kernel also keeps a mean and a scale per token, on a GPU in fp32. A norm of Python operations also keeps a
-    scale per token, the normalised input if its own scale is trained and, below fp32, the input in fp32. A norm of the
-    kind `rms_wide` keeps the fp32 input in place of the input.
+    The layer norm of torch also keeps a mean and a scale per token, on a GPU in fp32. An RMS norm, written as Python
+    operations, also keeps a scale per token. If its weight is trained, it keeps the normalised input as well. In bf16
+    and fp16, it keeps the input a second time in fp32; the variant `rms_wide` keeps only the fp32 tensor.
     """
     states = rows * network.width
     if network.norm == "layer":
@@ -361,18 +369,20 @@ def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
 
 
 def _count_mask_bytes(load: Workload, elements: int) -> int:
-    """Return the bytes of a dropout mask, which is as wide as its tensor on a CPU and one byte per element on a GPU."""
+    """Return the bytes of a dropout mask; 0 without dropout. On a CPU the mask has the precision of its tensor, and on
+    a GPU one byte per element."""
     return elements * (load.width if load.device == "cpu" else 1) if load.dropout else 0
 
 
 def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
-    """Return the bytes that transformers' clamp of fp16 activations saves, which is its input."""
+    """Return the bytes that the clamp of fp16 activations in transformers saves for backward, which are those of its
+    input. 0 if nothing is clamped."""
     return states * load.width if load.fp16 and network.clamps_fp16 else 0
 
 
 def _build_head(network: Stacks, load: Workload) -> Segment:
-    """Return the segment of the matrix from states to logits. With tied weights its gradient is kept until the gradient
-    of the embedding is complete."""
+    """Return the segment of the head, the matrix from hidden states to logits. If its weight is tied to the embedding,
+    its gradient is kept until the gradient of the embedding is complete."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab * load.width
     table = network.table * network.trains_all
@@ -384,7 +394,7 @@ def _build_head(network: Stacks, load: Workload) -> Segment:
 
 def _build_loss(network: Stacks, load: Workload) -> Segment:
     """Return the segment of cross-entropy, computed in the run's precision or in fp32. Log-probabilities are kept after
-    the logits are freed. Backward has two gradients of their size at the same time."""
+    the logits are freed. Backward holds two gradients at the same time, each as large as the log-probabilities."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab
     wide = FULL if network.full_loss else load.width
@@ -393,10 +403,12 @@ def _build_loss(network: Stacks, load: Workload) -> Segment:
 
 
 def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
-    """Return the segment of head and chunked loss together (bench.models.modules.chunked_loss).
+    """Return the segment of head and loss together, for a loss that is computed in chunks of tokens
+    (bench.models.modules.chunked_loss).
 
-    Forward already computes the gradients of states and matrix. It holds one chunk's logits at a time, in the run's
-    precision and in fp32. Backward returns the matrix's gradient unchanged.
+    Forward already computes the gradients of the hidden states and of the head's matrix. It holds one chunk's logits at
+    a time, in the run's precision and in fp32. Backward scales these gradients in place and returns them. From then on,
+    the matrix's gradient counts as a parameter's gradient, so its bytes are subtracted from `backward`.
     """
     rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table * network.trains_all
     chunk = min(load.chunk or rows, rows) * network.vocab

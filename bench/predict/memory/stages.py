@@ -1,12 +1,13 @@
 """Memory of the ranks of a pipeline, by position in the pipeline.
 
 A rank holds a smaller network: the model is cut into stages, and each stage is sliced for tensor parallelism. A pass
-through a stage consists of the segments of its layers. It also receives and sends hidden states, which are called
-states in this module. At each moment of the schedule, a position holds three kinds of bytes: tensors kept by the passes
-of its stages, states in transit between stages, and weights, gradients and optimizer states of its engine.
+through a stage consists of the segments of the stage's layers. The pass also receives and sends hidden states, which
+are called states in this module. At each point in time of the schedule, a rank holds three kinds of bytes: tensors kept
+by the passes of its stages, states in transit between stages, and weights, gradients and optimizer states of its
+engine.
 
-States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once, by
-`bench.core.engine_costs.StageMoment`, and excluded from the bytes kept by a pass.
+States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once,
+with the fields of `bench.core.engine_costs.StageMoment`, and excluded from the bytes kept by a pass.
 """
 
 import dataclasses
@@ -48,10 +49,11 @@ def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
 
 @functools.lru_cache(maxsize=1024)
 def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
-    """Return for each stage the index of the first stage that is equal to it.
+    """Return for each stage the index of the first stage that is equal to it, so that equal stages are predicted only
+    once.
 
-    Stages are equal if they have the same number of blocks of each stack, and contain the same ends of stacks and of
-    the model.
+    Stages are equal if they have the same number of blocks of each stack and the same special layers: the last block of
+    a stack, the model's embedding, and its head.
     """
     first: dict[object, int] = {}
     layers = [stack.layers for stack in network.stacks]
@@ -65,8 +67,8 @@ def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
 
 
 class TensorSlices(NamedTuple):
-    """Number of tensor-parallel ranks, and whether sequence parallelism divides the states between sub-layers by
-    tokens."""
+    """Number of tensor-parallel ranks. If `sequence` is true, sequence parallelism divides the states between
+    sub-layers by tokens among these ranks."""
 
     ranks: int = 1
     sequence: bool = False
@@ -86,7 +88,7 @@ class PassPeak(NamedTuple):
     activations: int
     logits: int
     working: int
-    gradients: int = 0  # in addition to the gradients before the pass
+    gradients: int = 0  # in addition to the gradients that exist before the pass
 
     @property
     def total(self) -> int:
@@ -108,7 +110,8 @@ def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> 
 
 
 def count_passed_bytes(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of states that a stage sends on unchanged, since it has no block of their stack."""
+    """Return the bytes of states that a stage receives and sends on unchanged, because it has no block of the stack to
+    which these states belong."""
     here = part.blocks([stack.layers for stack in network.stacks])
     passed = [stack for stack, blocks in zip(network.stacks, here, strict=True) if not (blocks or part.first)]
     return sum(_count_states(network, stack, load, slices) for stack in passed)
@@ -146,8 +149,8 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
 
 
 def _count_known_states(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of received states that the first norms and checkpoints of a stage keep. They are counted with
-    the states, so they must not be counted again."""
+    """Return the bytes of received states that the first norms and checkpoints of a stage keep for backward. They are
+    already counted as received states, so the caller subtracts them from the bytes that a pass keeps."""
     if part.first or (network.norm == "rms_wide" and load.width < FULL and not load.checkpointing):
         return 0
     here = part.blocks([stack.layers for stack in network.stacks])
@@ -206,8 +209,8 @@ def _divide_embedding(
 def _divide_by_tokens(
     network: Stacks, stack: Stack, load: Workload, block: list[Segment], norm: Segment, slices: TensorSlices
 ) -> list[Segment]:
-    """Return the segments of a block whose tensor-parallel ranks divide the states between sub-layers by tokens
-    (sequence parallelism).
+    """Return the segments of a block with sequence parallelism: the tensor-parallel ranks divide the states between
+    sub-layers by tokens. Without sequence parallelism, return `block` unchanged.
 
     A norm keeps only the tokens of its rank. The input of a sub-layer is gathered and kept for all tokens, as is
     another stack's output that it attends to.
@@ -230,8 +233,8 @@ def _divide_by_tokens(
 
 
 def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm: Segment, slices: TensorSlices) -> int:
-    """Return the bytes that a norm no longer keeps with sequence parallelism. The norm's output is gathered, so it is
-    not divided."""
+    """Return how many bytes fewer a norm keeps with sequence parallelism than without. The norm's output is gathered
+    from all ranks, so its bytes are not divided."""
     own = norm.saved - _count_states(network, stack, load, WHOLE)
     return own - own // slices.shares
 
@@ -239,8 +242,8 @@ def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm:
 def _build_last_norm(
     network: Stacks, place: int, load: Workload, norm: Segment, part: Part, slices: TensorSlices
 ) -> Segment:
-    """Return the norm after a stack. Its output is kept only if this stage uses it. With sequence parallelism, the
-    sub-layer that uses the output gathers and keeps it."""
+    """Return the segment of the norm after a stack; `place` is the index of the stack. The norm's output is kept only
+    if this stage uses it. With sequence parallelism, the sub-layer that uses the output gathers and keeps it."""
     stack = network.stacks[place]
     attended = any(stack.name in other.attended and other.layers for other in network.stacks)
     used = part.last or (attended and slices.shares == 1)
@@ -291,10 +294,13 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
-    """Return the phases of one position of the pipeline. Forward and backward are taken at their peaks."""
+    """Return the bytes of each phase at one position of the pipeline. Forward and backward are counted at their points
+    of highest memory. `states` is the bytes of states that a stage sends for one micro-batch, and `samples` the bytes
+    of all inputs and labels."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
-    # there are thousands of moments: one product gives all totals, and terms are built for the two peaks only
+    # a schedule has thousands of points in time: one matrix product gives the totals of all, and terms are built only
+    # for the peak of forward and the peak of backward
     totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
         _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
@@ -305,11 +311,12 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
 
 
 class MomentCounts(NamedTuple):
-    """Number of live objects of each kind at each moment of the schedule, for one position of the pipeline."""
+    """Number of live objects of each kind at each point in time of the schedule, for one position of the pipeline.
+    Examples of kinds are received states and gathered weights."""
 
-    of_each: NDArray[np.float64]  # shape (moments, sizes); sizes are those of `_list_sizes`
+    of_each: NDArray[np.float64]  # shape (points in time, kinds); `_list_sizes` has the bytes of each kind
     forwards: NDArray[np.int64]  # row indices of forward passes
-    others: NDArray[np.int64]
+    others: NDArray[np.int64]  # row indices of backward passes and of reductions of gradients
 
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their model or micro-batch share it
@@ -327,8 +334,9 @@ def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...])
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
     """Return the bytes of one object of each kind that may live during a step but not between steps.
 
-    The product of these sizes with the object counts of a moment equals the sum of `_build_terms` without resident
-    states. So one matrix product gives the totals of many moments.
+    The counts of live objects at a point in time (a row of `MomentCounts`), times these sizes, give the bytes at that
+    point. The sum equals that of `_build_terms` without the resident terms. So one matrix product gives the totals of
+    all points in time.
     """
     return [
         states,
@@ -343,8 +351,8 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
-    """Return the bytes by term (such as activations) at one moment of the schedule: a pass, or a reduction of
-    gradients, in which no pass runs."""
+    """Return the bytes by term (such as activations) at one point in time of the schedule. This is during a forward or
+    backward pass, or during a reduction of gradients, when no pass runs."""
     at = place.stages.index(moment.stage)
     reduces = moment.kind == "reduce"
     own = PassPeak(0, 0, 0) if reduces else passes[at].forward if moment.kind == "forward" else passes[at].backward

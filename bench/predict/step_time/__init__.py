@@ -1,4 +1,5 @@
-"""Predicted seconds of one optimizer step by part, with the largest part and an interval.
+"""Predicted seconds of one optimizer step: each part (such as backward), the name of the largest part, and an
+uncertainty interval.
 
 Compute time comes from the machine's rates or from a rehearsal of one rank. Communication time comes from the bytes
 that the engine moves and from the links that they cross. Overlap comes from the engine's schedule. Nothing is fitted to
@@ -18,7 +19,8 @@ from bench.predict.work import StepFlops, compute_flops_per_step
 from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
-"""Parts of a step whose time depends on the device's rates. In `idle`, a rank waits for other stages of a pipeline."""
+"""Parts of a step whose time depends on the device's rates. In `stragglers` a rank waits for slower ranks, and in
+`idle` for other stages of a pipeline."""
 MOST_PASSES = 4096
 """Largest number of passes of a step that `predict_passes` lists."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
@@ -29,7 +31,7 @@ class StepTime(NamedTuple):
 
     parts: dict[str, float]  # seconds by name; their sum is the step's time
     hidden_s: float  # seconds of communication that overlap with compute
-    low_s: float
+    low_s: float  # ends of the uncertainty interval
     high_s: float
     flops: StepFlops
     tokens: int  # tokens of all kinds over all ranks, including padding
@@ -115,7 +117,8 @@ def predict_passes(
 
 
 def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], float]:
-    """Return computing time, transfers and idle seconds of one rank; in a pipeline, of the busiest rank."""
+    """Return computing time, transfers and idle seconds of one rank in a step. In a pipeline, the rank is the busiest
+    one."""
     spec = context.spec
     if costs := predict_pipeline(spec, context.device):
         found = time_pipeline(context, costs)
@@ -126,7 +129,7 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
 
 
 def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
-    """Return the name of the largest part of the step."""
+    """Return a name for the largest part of the step, such as "links between nodes" or a kind of computing."""
     exposed_s = sum(one.exposed_s for one in moved)
     if idle_s > max(own.total, exposed_s):
         return "waiting for other stages"

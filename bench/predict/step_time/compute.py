@@ -3,13 +3,13 @@
 Rates were calibrated on the machine; without a calibration, published rates of the machine are used. Matrix products,
 attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
 the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
-On a GPU the host starts operations while others run, so a pass takes about the longer of host time and device time. On
-a CPU, the time to start operations is added to the pass.
+On a GPU the host starts operations while earlier operations run, so a pass takes about as long as the longer of host
+time and device time. On a CPU, the time to start operations is added to the pass.
 
-A product on a GPU takes longer than its FLOPs alone: tiles and waves of tiles may be partly empty, and the start and
-end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one tile at a time
-(NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses the tile
-size, and the division of k, with the shortest time; so does this model.
+A product on a GPU takes longer than its FLOPs divided by the best rate. Tiles and waves of tiles may be partly empty,
+and the start and end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one
+tile at a time (NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses
+the tile size, and the division of k, with the shortest time; so does this model.
 """
 
 import functools
@@ -32,14 +32,14 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 DIVISIONS = (1, 2, 4, 8)
 """Numbers of slices into which a library may divide the inner dimension k of a product."""
 NEEDED_INTENSITY = 43.0
-"""FLOPs per loaded byte below which a tile waits for memory. An A100 does 221,184 FLOPs per clock in 16 bits, and its
-L2 cache delivers 5,120 bytes per clock (NVIDIA, A100 white paper)."""
+"""FLOPs per loaded byte below which a tile waits for memory. It is the ratio of two rates of an A100: 221,184 FLOPs per
+clock in 16 bits, and 5,120 bytes per clock from its L2 cache (NVIDIA, A100 white paper)."""
 STARTED_K = 160
-"""Overhead of the start and end of a tile, as a number of elements of k that take as long.
+"""Time for the start and end of a tile, as the number of elements of the inner dimension k whose products take as long.
 
-A tile loads its operands from memory and writes its result back. With this value, a product of k = 1024 loses 14 %.
-Values of 64 to 256 are plausible: 1.5 to 6 µs for the largest tile of an A100. The value was chosen in that range
-together with the constant BESIDE.
+A tile loads its operands from memory and writes its result back. With this value, a product of k = 1024 loses 14 % of
+its rate. Values of 64 to 256 are plausible; they correspond to 1.5 to 6 µs for the largest tile of an A100. The value
+was chosen in that range together with the constant BESIDE.
 """
 ALIGNMENT_BYTES = 16
 """Row alignment in bytes that tensor cores need to load whole vectors of the operands."""
@@ -52,9 +52,9 @@ CEILING_OF_PEAK: dict[Precision, float] = {"fp32": 0.93, "bf16": 0.8, "fp16": 0.
 """Rate of the best matrix product as a share of the device's peak. Used if the rate of the best product is not
 published.
 
-Measured in 16 bits: A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51 (ml-engineering @744d01e, accelerator
-benchmarks). fp32 needs far less memory bandwidth and power per FLOP: V100 reaches 14.4 of 15.7, which is 0.92 (arXiv
-1804.06826 has 0.92 to 0.94).
+Measured shares in 16 bits are A100 0.87, H100 and H200 0.80, B200 0.78, MI300X 0.51 (ml-engineering @744d01e,
+accelerator benchmarks). fp32 needs far less memory bandwidth and power per FLOP: V100 reaches 14.4 of 15.7 TFLOP/s, a
+share of 0.92 (arXiv 1804.06826 has 0.92 to 0.94).
 """
 ATTENTION_OF_MATMUL = 0.5
 """Rate of a fused attention kernel as a share of the best product's rate, used if it was not calibrated. Fused kernels
@@ -65,13 +65,13 @@ MEMORY_OF_PEAK = 0.88
 on A100 and 0.90 on H200 (the last in ml-engineering @744d01e)."""
 SUSTAINED_OF_BURST = 0.775
 """Sustained rate of large products in training as a share of the best product, for GPUs in 16 bits. Used if the
-sustained rate is not published. The value is that of A100 by published steps (conf/machine/a100_80.yaml)."""
+sustained rate is not published. The value was derived from published step times on A100 (conf/machine/a100_80.yaml)."""
 BESIDE = 3.0
 """Order p of the norm that combines host time and device time of a pass, (host^p + device^p)^(1/p).
 
-Infinity would mean full overlap (the longer time), and 1 no overlap (the sum). Large products let the host run ahead,
-and small operations wait for it; each pass has both. Chosen on two thirds of the traces of GPT
-(analysis.validation.published_times).
+Infinity would mean full overlap (the longer time), and 1 no overlap (the sum). During large products the host runs
+ahead of the device; small operations wait for the host. Each pass has both. The value was chosen on two thirds of the
+published traces of GPT; the other traces were held out (analysis.validation.published_times).
 """
 BETWEEN_S = 1.5e-6
 """Seconds between two operations on a GPU whose queue is never empty, from the end of one to the start of the next.
@@ -98,14 +98,14 @@ and written for its scaling, and the weights are copied."""
 UNCALIBRATED = OWN.interval
 """Low and high ratio of true to predicted computing time, without a calibration and for unknown software.
 
-The interval contained 89 to 90 % of the published steps of decoders; each source was predicted with constants from the
-other sources. Ratios vary more between sources than within a source: all steps of one source may lie outside
-(analysis.validation.published_steps).
+The interval contained 89 to 90 % of the published step times of decoders. The steps of each publication were predicted
+with constants chosen on the other publications. Ratios vary more between publications than within a publication, so all
+steps of a publication may lie outside the interval (analysis.validation.published_steps).
 """
 CALIBRATED = (0.8, 1.6)
-"""Low and high ratio of true to predicted computing time with calibrated rates. Calibrated rates exclude an engine's
-work on the host. On one node of the testbed (a cluster of CPU nodes within one machine), steps took 0.87 to 1.57 times
-their prediction, and ZeRO stage 3 had the largest factor (results/predictions)."""
+"""Low and high ratio of true to predicted computing time with calibrated rates. The high ratio is far above 1, since
+calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes within one
+machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor (results/predictions)."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""
@@ -116,8 +116,9 @@ ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (re
 
 @functools.lru_cache(maxsize=65536)  # points of a sweep share it
 def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
-    """Return the time of `product` in another unit: the FLOPs that a product at the best rate does in this time. They
-    exceed the product's own FLOPs because of partly empty tiles. `width` is the bytes per element.
+    """Return the time of `product`, expressed in FLOPs: the number of FLOPs that the device would do in this time at
+    its best rate. This number exceeds the product's own FLOPs, since tiles may be partly empty and their start and end
+    take time. `width` is the bytes per element.
 
     If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
@@ -170,7 +171,7 @@ class DeviceRates(NamedTuple):
     shapes: CalibratedShapes | None
     calibrated_attention: bool
     multiprocessors: int | None
-    pace: float = 1.0  # time of a pass over the time of its work at these rates
+    pace: float = 1.0  # ratio of the time of a pass to the time of its work at these rates
 
     def products_s(self, work: PassWork) -> float:
         """Return the seconds of all matrix products of a pass, including those of attention."""
@@ -235,8 +236,8 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
 def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
     """Return the rate of large products in training, in TFLOP/s.
 
-    If the machine file has only the rate of the best product, that rate is used unchanged. It is also used if a user's
-    file has a best product below the sustained rate.
+    The machine file may have the sustained rate and the rate of the best product; the lower of them is returned. If it
+    has neither, the rate is a share of the device's peak.
     """
     sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
     if known := [rate for rate in (sustained, burst) if rate]:
@@ -302,7 +303,8 @@ class StepContext:
 
     @property
     def contention(self) -> float:
-        """Factor by which ranks that share a processor compute longer; 1 on a GPU or if it was not calibrated."""
+        """Factor by which computing takes longer because several ranks share a processor; 1 on a GPU, or if the factor
+        was not calibrated."""
         slowdown = self.machine.calibration.slowdown if self.machine.calibration else ()
         if self.device == "cuda" or not slowdown:
             return 1.0
@@ -323,8 +325,8 @@ class PassTimes(NamedTuple):
 
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. If the time was
-    measured in a rehearsal (one real rank, the other ranks simulated), it is divided among the passes in proportion to
+    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. The total may come
+    from a rehearsal (one real rank, the other ranks simulated). It is then divided among the passes in proportion to
     their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
@@ -337,8 +339,8 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
 
 
 def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: int) -> ComputeTime:
-    """Return the computing time of a rank in a step. `passes` has the times of one micro-step for each stage of the
-    rank."""
+    """Return the computing time of a rank in a step. `passes` has the times of one micro-step for each pipeline stage
+    of the rank. `updating` is the seconds of the optimizer's update."""
     kinds = {name: sum(one.kinds[name] for one in passes) for name in passes[0].kinds}
     kinds["memory traffic of the optimizer"] = updating / micro_steps
     forward, recomputation, backward = (

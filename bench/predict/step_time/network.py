@@ -41,8 +41,8 @@ SCALES = {
 LARGE = 4 * GIB
 MOVED = (0.77, 1.15)
 """Low and high ratio of true to predicted time of exposed communication, for which the step waits. Steps on several
-nodes of the testbed (a cluster of CPU nodes within one machine) had 0.77 to 1.12 at the two calibrated link rates
-(results/predictions)."""
+nodes of the testbed (a cluster of CPU nodes within one machine) had ratios of 0.77 to 1.12 (results/predictions). The
+testbed was calibrated at both link speeds of these runs."""
 
 
 class RankSpan(NamedTuple):
@@ -95,8 +95,8 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 def _find_link_share(link: str, payload_bytes: float) -> float:
     """Return the share of a link's speed that an all-reduce of this payload reaches.
 
-    The time is interpolated linearly between published payloads, and is never shorter than that of a smaller payload.
-    Below the smallest payload the time is constant. Above the largest payload the rate is constant.
+    The time is interpolated linearly between published payloads. It is never shorter than the time of a smaller
+    payload. Below the smallest payload the time is constant. Above the largest payload the rate is constant.
     """
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
@@ -115,12 +115,12 @@ def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
 
 
 def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machine:
-    """Return the machine `slow` as it would be with `bytes_per_s` between its nodes. `slow` and `fast` are calibrations
-    of one machine at two link speeds.
+    """Return the calibrated machine `slow` with another link speed, `bytes_per_s` between its nodes. `slow` and `fast`
+    are calibrations of the same machine at two link speeds.
 
-    A collective's time is a constant time of software plus its bytes divided by the link speed. Measurements at two
-    speeds determine both terms. Raise UserError if the two link speeds are not known or not different, or if either
-    machine has no calibration.
+    The time of a collective is modelled as a constant time of software, plus its bytes divided by the link speed. The
+    measurements at two speeds determine both terms. Raise UserError if the two link speeds are not known or not
+    different, or if either machine has no calibration.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
@@ -162,8 +162,9 @@ def time_transfers(
 ) -> list[TransferTime]:
     """Return the seconds of each transfer in a step of `micro_steps` micro-steps.
 
-    Transfers that overlap with the same pass share the links, and each gets a share of the pass's computing time in
-    which to overlap. The first call of a gather, or the last call of a reduction, does not overlap.
+    Transfers that overlap with the same pass share the links. So each transfer overlaps with only a share of the pass's
+    computing time, in proportion to its own seconds. One call overlaps with nothing: the first call of a gather, for
+    which computing waits, or the last call of a reduction, after which no computing is left.
     """
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}

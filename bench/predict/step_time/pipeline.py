@@ -1,9 +1,10 @@
 """Predicted seconds of a pipeline step, from a simulation of its schedule.
 
-The simulation uses computing and transfer times of each stage for one micro-batch. After the last pass come the
-reductions of gradients, a barrier of all ranks, the update, and the gathers. A tensor-parallel rank waits for every
-exchange before and after a sub-layer. Without sequence parallelism, an exchange is one all-reduce of the states (arXiv
-1909.08053). With sequence parallelism, a gather and a reduce-scatter move as many bytes (arXiv 2205.05198).
+The simulation uses computing and transfer times of each stage for one micro-batch. The last pass is followed by the
+reductions of gradients, a barrier of all ranks, the update, and the gathers of updated weights. Tensor-parallel ranks
+exchange states before and after each sub-layer, and wait for each exchange. Without sequence parallelism, an exchange
+is one all-reduce of the states (arXiv 1909.08053). With sequence parallelism, a gather and a reduce-scatter move as
+many bytes (arXiv 2205.05198).
 
 `predict_idle_share` needs no machine. It assumes that the backward of a stage has twice the FLOPs of its forward.
 """
@@ -33,10 +34,12 @@ from bench.predict.work import PassWork, compute_blocks, compute_ends, compute_r
 from bench.predict.workload import Workload, get_network, predict_pipeline
 
 _BACKWARD = 2
-"""FLOPs of backward over FLOPs of forward. Backward computes a gradient of the inputs and a gradient of the weights."""
+"""Ratio of the FLOPs of backward to the FLOPs of forward. Backward computes the gradient of the inputs and the gradient
+of the weights, each with as many FLOPs as forward."""
 EXCHANGE_OPERATIONS = 2
 """Number of operations that the host starts for one exchange of tensor parallelism: an autograd function and the
-collective. Chosen together with BESIDE in `compute`; 1 or 3 would be plausible too."""
+collective. The value was chosen together with BESIDE of bench.predict.step_time.compute; 1 or 3 would be plausible too.
+"""
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
@@ -56,8 +59,8 @@ def predict_idle_share(spec: RunSpec) -> float | None:
 
 
 def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
-    """Return start and end of each pass of a pipeline step. Times are given as FLOPs of one sample, since no machine is
-    known.
+    """Return start and end of each pass of a pipeline step. No machine is known, so the unit of time is one FLOP of one
+    sample.
 
     Empty without a pipeline. The assumptions and errors are those of `predict_idle_share`.
     """
@@ -215,11 +218,11 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of places before
-    a sub-layer, and `ends` the number of places after a sub-layer.
+    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of exchange
+    positions before a sub-layer, and `ends` the number of positions after a sub-layer.
 
-    Without sequence parallelism, forward exchanges after a sub-layer and backward exchanges before it. With sequence
-    parallelism, each pass exchanges at both places.
+    Without sequence parallelism, forward exchanges only after a sub-layer, and backward only before it. With sequence
+    parallelism, each pass exchanges at both positions.
     """
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),
