@@ -63,8 +63,8 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """How a job or array task ended that left points without an attempt. It is kept in a file because the scheduler
-    forgets ended jobs."""
+    """End of a job or array task that left points without an attempt: its state, cause and log. It is kept in a file
+    because the scheduler forgets ended jobs."""
 
     number: str
     task: int | None

@@ -98,8 +98,8 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
 
 
 def _is_warned(interrupted: dict[str, Any]) -> bool:
-    """Return whether a run was interrupted by the scheduler's warning before the time limit, and not earlier. The
-    warning may come up to a minute early."""
+    """Return whether the signal that interrupted a run was the scheduler's warning before the time limit. The warning
+    may come up to a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 

@@ -138,8 +138,8 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 
 
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
-    """Add an attempt to the snapshot whose record does not exist or cannot be read: as unfinished, as unreadable, or,
-    if it was never described, as an old claim."""
+    """Add an attempt without a readable record to the snapshot, as unfinished or as unreadable. If its folder is old
+    and has no description, it is added to `nobodys`."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return

@@ -19,9 +19,9 @@ from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
-"""State of a point. It is `answered` if its outcome is final, `pending` if a queued job has it, and `waiting` if no job
-has it. It is `given up` if its allowed attempts are used up. It is `unknown` if a job has it and the scheduler was not
-asked or did not respond."""
+"""State of a point. It is `answered` if its outcome is final, `running` if an attempt runs, and `pending` if a queued
+or running job has it. It is `waiting` if no job has it, and `given up` if its allowed attempts are used up. It is
+`unknown` if a job has it and the scheduler was not asked or did not respond."""
 
 JobTask = tuple[str, int | None]
 """Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
