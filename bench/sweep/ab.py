@@ -141,7 +141,8 @@ def looks(rounds: int, most: int) -> list[int]:
     """Return the numbers of rounds after which the results are tested: `rounds`, then twice as many each time, and last
     `most`.
 
-    There are few tests, because each test takes part of the allowed probability of a false result.
+    There are few tests, because each further test makes the threshold of all tests stricter: together they may give a
+    false result only with a fixed probability.
     """
     found = [rounds]
     while found[-1] < most:

@@ -210,7 +210,8 @@ def read(study_folder: Path) -> list[SweepDefinition]:
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps. The latest search among them gets the trials made so far as its points."""
+    """Return the sweeps. The latest search among them gets the trials made so far (the points that it has proposed) as
+    its points."""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps

@@ -150,8 +150,8 @@ def compute_minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> Attem
 def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
     """Return the time limit, in minutes, of an attempt whose steps are predicted to take at most `high_s` seconds.
 
-    `setup_min` is the number of minutes that the start may take. The limit never exceeds `bound_min`, which is the
-    limit of a point without a prediction.
+    `setup_min` is the number of minutes that the start may take. The limit never exceeds `bound_min`, the limit of a
+    point (configuration) without a prediction.
     """
     needed = setup_min + compute_longest_s(protocol, MARGIN * high_s) / 60
     return min(max(needed, LEAST_MIN), bound_min)

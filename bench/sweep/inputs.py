@@ -156,8 +156,8 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:
-    """Return overrides that make a point as small as those of the smoke study. Empty unless the point runs on this
-    machine's CPU.
+    """Return overrides that make a point as small as those of the smoke study: precision, sequence lengths and
+    measurement protocol. Empty unless the point runs on this machine's CPU.
 
     `given` are the user's overrides; keys that they set are not in the result. `measure` is the exception: it is
     returned as a whole group, and the user's own keys of `measure` are applied after it.

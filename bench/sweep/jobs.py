@@ -27,8 +27,8 @@ _JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
-    """One job that is submitted to a scheduler. Each task of a job array runs one of the points; another job runs all
-    of them."""
+    """One job that is submitted to a scheduler. Each task of a job array runs one of the points (configurations). Any
+    other job runs all of them."""
 
     name: str
     mode: Mode
@@ -82,7 +82,7 @@ class JobEnd(NamedTuple):
     def faulty(self) -> bool:
         """Return True if the job failed before its first attempt for a cause that will probably recur.
 
-        Failed nodes, preemption, cancellation and full disks do not count as such causes.
+        Failed nodes, preemption, cancellation and full disks are not such causes.
         """
         return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
 
@@ -125,7 +125,7 @@ class _JobHeader(BaseModel):
 
 
 class SubmittedJob(NamedTuple):
-    """A job's folder, its job id at the scheduler (None until it is known), and its points."""
+    """A job's folder, its job id at the scheduler (None until it is known), and its points (configurations)."""
 
     name: str
     folder: Path

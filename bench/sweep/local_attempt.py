@@ -432,8 +432,8 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances of an attempt that starts now. Its dict `launcher` gets the keys `control` and `started`
-    where they apply, as in a packed job."""
+    """Return the circumstances of an attempt that starts now. Its dict `launcher` may get two further keys, as in a
+    packed job: `control` for a run of the control point, and `started` if ranks are forked from a running process."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

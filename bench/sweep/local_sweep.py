@@ -240,7 +240,7 @@ class LocalSweep:
         return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Write a record for a point that need not run, and print its outcome."""
+        """Write a record for a point that need not run, and print its outcome: `pruned` or `infeasible`."""
         lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
@@ -280,8 +280,8 @@ class LocalSweep:
         return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
-        """Return the supervisor process that runs all attempts. None if the launcher is not `local`: it starts a
-        supervisor per attempt."""
+        """Return the supervisor process that runs all attempts. None if the launcher is not `local`; such a launcher
+        starts a supervisor for each attempt."""
         if requested.circumstance.launcher.get("name") != "local":
             return None
         if self._supervisor is None:
@@ -340,8 +340,8 @@ def _was_busy(folder: Path) -> bool:
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
     """Return one repeat of a point as a `PlannedRun`, on which `policy` decides.
 
-    An existing answer counts only if it was measured in the current environment. For a trial of a search, an answer
-    from any environment counts, since later trials were proposed from it.
+    An existing answer counts only if it was measured in the current environment (device and software versions). For a
+    trial of a search, an answer from any environment counts, since later trials were proposed from it.
     """
     environment = None
     if one.sweep.search is None:

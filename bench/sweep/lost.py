@@ -105,7 +105,7 @@ def _is_warned(interrupted: dict[str, Any]) -> bool:
 
 
 def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:
-    """Write the record of a point that need not run."""
+    """Write the record of a point (configuration) that need not run."""
     attempt = store.open_attempt(study_folder / requested.config_id, requested.spec, requested.circumstance)
     store.finalize(attempt.folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
 
@@ -140,7 +140,8 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Write to files how the jobs ended that left points without an attempt, before the scheduler forgets these jobs.
+    """Write to files how jobs ended that left points without an attempt. The scheduler forgets ended jobs after a
+    while.
 
     Return whether any such file was written.
     """

@@ -34,7 +34,7 @@ _GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
 
 class PlannedSweep(NamedTuple):
-    """Definition of a sweep, with the facts that its planning found out."""
+    """Definition of a sweep, and the choices made in planning it."""
 
     sweep: SweepDefinition
     expansion: Expansion  # the points, and the numbers of points that the study's rules exclude
@@ -116,9 +116,9 @@ def define_sweep(
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
-    """Return the launcher options that all points share, with the options in `etiquette` added: limits on the load of
-    the queue. Raise UserError if points differ in launcher or options, or if the launcher does not support an added
-    option or the autopilot."""
+    """Return the launcher options that all points share. The options in `etiquette`, which limit the load on a
+    scheduler's queue, are added. Raise UserError if points differ in launcher or options, or if the launcher does not
+    support an added option or the autopilot."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
@@ -161,7 +161,8 @@ def _build_controls(
 
 
 def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
-    """Return a point with its forecast and time limit. Its line in listings shows the overrides in `distinguishing`.
+    """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
+    `distinguishing`.
 
     If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
     be allowed a second attempt. A training uses the forecast in any case, since its next attempt resumes from a
@@ -295,8 +296,8 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError if the run needs more than the shapes of tensors: on a GPU, with a compiled model, or with flex
-    attention."""
+    """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, with a compiled model,
+    or with flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
     model, rule = composed.spec.model, "compiled code does not run one operation at a time"

@@ -117,8 +117,8 @@ class SkipRun(NamedTuple):
 class AddTrial(NamedTuple):
     """Decision: write the proposal as the trial with this number, and add its run to the plan.
 
-    If a trial with this number exists by then, another process wrote it. The proposal was made without knowing it and
-    is dropped.
+    If another process has written a trial with this number before, the proposal was made without knowing it. It is then
+    dropped.
     """
 
     proposal: Proposal
@@ -165,7 +165,7 @@ def build_planned_run(
 
 
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
-    """Return the next decision of a pass through a plan; None at its end.
+    """Return the next decision while going through a plan once; None at its end.
 
     The control point, a reference configuration that shows a drift of the machine, runs first and last. If a point runs
     out of memory for the first time, it runs once more at once, provided that this can save runs of larger
@@ -188,8 +188,8 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision of a pass. After the last planned run, return a new trial from the plan's proposer. None
-    if there is no proposer or it proposes nothing more."""
+    """Return the next decision while going through a plan once. After the last planned run, return a new trial from the
+    plan's proposer. None if there is no proposer or it proposes nothing more."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:
@@ -237,12 +237,12 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt whose outcome is the final answer of a point; None if there is none. Of several, an attempt
-    that ran takes precedence over an outcome without a run (`pruned` or `infeasible`). Outcomes without a run count
-    only if `prune` is set.
+    """Return the attempt whose outcome is the final answer of a point (configuration); None if there is none. An
+    attempt that ran takes precedence over an outcome without a run (`pruned` or `infeasible`). Outcomes without a run
+    count only if `prune` is set.
 
-    An attempt with an injected fault is no answer. An `ok` attempt that was paused is none either, since its times are
-    not valid.
+    An attempt with an injected fault is no answer. Nor is an `ok` attempt that was paused, since its times are not
+    valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
     answers = [
@@ -256,7 +256,7 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return the reason why a point gets no further attempt; empty if it gets one.
+    """Return the reason why a point (configuration) gets no further attempt; empty if it gets one.
 
     `done` are its attempts with a record. At most `limit` of them may fail for a cause in the point itself. A job that
     failed before it began an attempt (`failed_starts`) counts as such a failure, since it would fail again.
@@ -278,7 +278,7 @@ def explain_given_up(
 
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
-    """Return whether an attempt failed for a cause in the point itself."""
+    """Return whether an attempt failed for a cause in the point (its configuration) itself."""
     # The causes must match those named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
@@ -291,7 +291,7 @@ def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
 
 
 def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
-    """Return the final answer of a run in its environment; None if it has none.
+    """Return the final answer of a run in its environment (its device and software versions); None if it has none.
 
     The outcome `infeasible` rests on a prediction. It is no answer if measured runs of similar points have since
     changed that prediction.
@@ -310,8 +310,7 @@ def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
-    """Return whether a run with an out-of-memory answer from an earlier pass has to run again, to confirm that
-    answer."""
+    """Return whether a run has to start again to confirm an out-of-memory answer that was recorded earlier."""
     if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
         return False
     final = _find_final(run, snapshot, done)

@@ -79,8 +79,8 @@ def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
-    """Return the outcome `pruned` for a point that need not run because a smaller micro-batch ran out of memory. None
-    if no smaller micro-batch proves this."""
+    """Return the outcome `pruned` for a point (configuration) that need not run because a smaller micro-batch ran out
+    of memory. None if no smaller micro-batch proves this."""
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
@@ -104,8 +104,9 @@ def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | N
 
 
 def is_to_confirm(kin: Siblings, tried: Tried) -> bool:
-    """Return whether a point that ran out of memory has to run once more. The second run confirms the result, so that
-    larger micro-batches can be skipped. It is not needed if all of them have an outcome already."""
+    """Return whether a point (configuration) that ran out of memory has to run once more. The second run confirms the
+    result, so that larger micro-batches can be skipped. It is not needed if all larger micro-batches have an outcome
+    already."""
     kinds = _list_outcomes(kin.itself, kin.machine, tried)
     is_first = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
     return is_first and not all(_list_outcomes(larger, kin.machine, tried) for larger in kin.larger)
@@ -116,7 +117,7 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
 
 
 def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
-    """Return whether a point is predicted to exceed its device's memory by a wide margin.
+    """Return whether a point (configuration) is predicted to exceed its device's memory by a wide margin.
 
     `correction` comes from measured runs of similar points, and may raise or lower the prediction. If the uncorrected
     low estimate fits, or if the device's memory is unknown, the result is always False.

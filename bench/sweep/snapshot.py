@@ -114,7 +114,7 @@ class StudySnapshot(NamedTuple):
         return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
 
     def has_attempt(self, key: RunKey, job: str) -> bool:
-        """Return whether a job has begun an attempt at a point, whatever its outcome, also if it has none yet."""
+        """Return whether a job has begun an attempt at a point, with any outcome or with none yet."""
         return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
 
 
@@ -158,8 +158,8 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
 
 
 def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return the description of an attempt without a record. None if the description is not written yet or cannot be
-    read."""
+    """Return an attempt without a record, as described by the files in its folder. None if its description is not
+    written yet or cannot be read."""
     if attempt.unreadable:
         return None
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
@@ -168,9 +168,9 @@ def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtte
 
 
 def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt:
-    """Return the description of an attempt without a record.
+    """Return an attempt without a record, as described by the files in its folder.
 
-    Raise FileNotFoundError or Unreadable if the files in its folder do not suffice to write a record for it later.
+    Raise FileNotFoundError or Unreadable if these files do not suffice to write a record for it later.
     """
     path = attempt.folder / store.CIRCUMSTANCE
     circumstance = store.read_value(path, Circumstance)
@@ -201,8 +201,8 @@ def find_rival_attempt(
     """Return an attempt at the point `key` that another process is running; None if there is none. `ours` is called
     with an attempt and returns True if it belongs to the caller.
 
-    If the caller has reserved an attempt number, it passes it as `before`. Then only attempts with smaller numbers
-    count, so that of two processes the earlier one runs.
+    A caller that has reserved an attempt number passes it as `before`. Then only attempts with smaller numbers count,
+    so that of two processes the earlier one runs.
     """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
@@ -245,8 +245,8 @@ def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResul
 
 
 class TrialReader:
-    """Reads the results of a search's trials. It keeps what it has read of each record, since every proposal needs the
-    results of all trials."""
+    """Reads the results of a search's trials (proposed configurations). Each record is read only once, since every
+    proposal needs the results of all trials."""
 
     def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
         """`tried` returns the attempts at the configuration with a given config_id. `attempts` is the number of

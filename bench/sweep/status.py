@@ -147,8 +147,8 @@ class _StatusReader:
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
     def _explain_last_job(self, key: RunKey) -> str:
-        """Return a text: how the last job of a point ended. Empty if that job made an attempt at the point, or if its
-        end is unknown."""
+        """Return a text that says how the last job of a point ended. Empty if that job made an attempt at the point, or
+        if its end is unknown."""
         if key not in self._last:
             return ""
         job, task = self._last[key]

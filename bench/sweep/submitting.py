@@ -227,8 +227,7 @@ class JobSubmitter:
         return "; ".join(map(str, refused.values()))
 
     def _batch_jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs that run these points. No job array has more tasks than the cluster or the queue limit
-        allows."""
+        """Return the jobs that run these points. No job array exceeds the limits of the cluster or of the queue."""
         longest = min((limit for limit in (self._cluster.max_array_size, self._max_queued) if limit), default=None)
         kin = self._view.kin() if left else None
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
@@ -276,8 +275,8 @@ class JobSubmitter:
         """Submit the autopilot, a small job that submits the next points when other jobs have ended. Return its job id.
 
         Return None if no job is queued or running, or if an autopilot is in the queue already. If `waiting` (points
-        wait for room in the queue), it starts after the first job has ended, else after all jobs. If the queue is full,
-        the last job in `submitted` is cancelled to make room, and the autopilot is submitted again.
+        wait for room in the queue), the autopilot starts after the first job has ended, else after all jobs. If the
+        queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted again.
         """
         while True:
             try:
@@ -382,7 +381,8 @@ class JobBatcher:
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
         """Return the values in which all points of one job agree.
 
-        In packed mode, repeats of one point go to different allocations: on the same nodes they would vary too little.
+        In packed mode, repeats of one point go to different allocations: on the same nodes they would show less
+        variation.
         """
         point, mode = point_status.point, self._options.mode
         limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None

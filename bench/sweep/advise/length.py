@@ -20,12 +20,12 @@ that is progress, and not repeated work, restarts or checkpoints."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the terms for
-    failures.
+    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the figures for
+    predicting the time lost to failures.
 
     If a loss is given, global batches above its critical batch are excluded, and a line in `rejected` reports this. At
     the critical batch, a training needs twice as many tokens as with small batches. Raise UserError if a number is
-    missing, or if the question asks for a larger batch.
+    missing, or if the user asks for a larger batch.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -54,8 +54,8 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
 
 
 def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the number of tokens needed to reach a loss. The critical batch becomes the largest global
-    batch that the query allows."""
+    """Return the query with the number of tokens needed to reach a loss. The critical batch (at which a training needs
+    twice as many tokens as with small batches) becomes the largest global batch that is searched."""
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)
@@ -73,7 +73,8 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 
 
 def build_critical_error(need: TrainingNeed) -> UserError:
-    """Return the error for a question in which no layout can have a global batch up to the critical batch."""
+    """Return the error for a question in which every layout has a global batch above the critical batch. At the
+    critical batch, a training needs twice as many tokens as with small batches."""
     rule = (
         f"every choice has a batch beyond the critical batch, {need.critical_batch:,.0f} tokens, or one that its ranks "
         "cannot divide"
@@ -82,8 +83,8 @@ def build_critical_error(need: TrainingNeed) -> UserError:
 
 
 def check_progress(advice: Advice) -> None:
-    """Raise UserError if even the best candidate spends almost all of its time on failures, restarts and
-    checkpoints."""
+    """Raise UserError if even the best candidate makes progress in less than `LEAST_SHARE` of its time. The rest goes
+    to failures, restarts and checkpoints."""
     goodput, failures = advice.question.predict_goodput(advice.winner), advice.question.failures
     if goodput and failures and goodput.share < LEAST_SHARE:
         value = f"a failure every {goodput.mtbf_s:.3g} s, a checkpoint in {failures.write_s:.3g} s"

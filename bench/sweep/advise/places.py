@@ -53,7 +53,8 @@ class Place(NamedTuple):
 
 
 class PlaceRow(NamedTuple):
-    """The best layout (engine, batch and node count) for one method of training at one place."""
+    """The best layout (engine, batch and node count) for one method of training at one place (a type of node on
+    offer)."""
 
     place: Place
     method: str  # none (full training) or the name of an adapter
@@ -141,7 +142,8 @@ def describe_method(method: str) -> str:
 def _find_row(
     place: Place, method: str, texts: Sequence[str], config_dir: Path | None, results: Path | None
 ) -> PlaceRow:
-    """Return the row of a place and a method. If no layout meets the deadline, return the row of the fastest layout."""
+    """Return the row of a place (a type of node on offer) and a method of training. If no layout meets the deadline,
+    return the row of the fastest layout."""
     kept_texts = [text for text in texts if text.partition("=")[0] != "adapter"]
     own = [f"machine={place.machine}", f"devices_per_node={place.devices}", f"adapter={method}"]
     query = parse_query([*kept_texts, *own])
@@ -163,7 +165,8 @@ def _find_row(
 
 def parse_places(text: str, config_dir: Path | None) -> list[Place]:
     """Return the places in a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`. An own place consists of machine,
-    devices per node and price of a device per hour. Raise UserError for the first mistake."""
+    devices per node and price of a device per hour; a rented or spot place is a node type. Raise UserError for the
+    first mistake."""
     places: list[Place] = []
     for item in text.split(","):
         kind, *parts = item.split(":")

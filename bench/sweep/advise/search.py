@@ -193,10 +193,10 @@ def _drop_errors(
     kind: Callable[[Candidate], str],
     rejected: list[Rejected],
 ) -> list[Candidate]:
-    """Return the candidates for which `act` raises no UserError.
+    """Return the candidates for which the check `act` raises no UserError.
 
-    For the other candidates, `rejected` gets one line for each pair of `kind` and error. If `act` raises for every
-    candidate, the first error is raised.
+    The errors of the other candidates are added to `rejected`. Candidates with equal `kind` and equal error share one
+    line. If every candidate raises an error, the first error is raised.
     """
     good: list[Candidate] = []
     errors: dict[tuple[str, str], UserError] = {}

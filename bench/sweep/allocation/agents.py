@@ -92,8 +92,7 @@ class JobAgents:
                     self._study.without_patience().remove(meeting_path)
 
     def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept an agent that has sent the right token, unless it belongs to another allocation. Such an agent is
-        refused."""
+        """Accept an agent that has sent the right token. If it belongs to another allocation, refuse it."""
         number, host = int(hello["number"]), str(hello["host"])
         if hello.get("allocation") == self._allocation:
             self._connections[number], self.hosts[number] = connection, host
@@ -109,9 +108,10 @@ class JobAgents:
             connection.send({"run": attempt, "point": point._asdict()})
 
     def wait(self) -> list[str]:
-        """Wait until every agent is ready for the next point. Return the hosts of agents that no longer respond.
+        """Wait until every agent is ready for the next point (configuration). Return the hosts of agents that no longer
+        respond.
 
-        While an agent restarts its fork server, the wait is longer, since the server imports torch.
+        The wait is longer while an agent restarts its fork server, the process from which ranks are forked.
         """
         until, busy = time.monotonic() + _READY_S, set(self._connections)
         while busy and time.monotonic() < until:
@@ -208,7 +208,8 @@ class JobAgent:
         return 0 if self._interrupted else 1
 
     def _restart_server(self, connection: Connection) -> None:
-        """If the fork server has ended, report this to the leader, which then waits longer, and restart the server."""
+        """Restart the fork server (the process from which ranks are forked) if it has ended. Report this to the leader,
+        which then waits longer."""
         if self._server.has_ended and not self._interrupted:
             connection.send({"restarting": True})
             self._server.restart()

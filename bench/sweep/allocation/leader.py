@@ -85,8 +85,8 @@ class NodeHealth:
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return the defect of each unfit host of a run as a text, by host name. A defect is a link slower than the other
-    hosts' links, or a device that was slowed down by its temperature or by its hardware."""
+    """Return the defect of each unfit host of a run as a text, by host name. A defect is a link with less than half of
+    the median bandwidth, or a device that was slowed down by its temperature or by its hardware."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}
@@ -247,7 +247,7 @@ class JobLeader:
             self.study.push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
 
     def _carry_out(self, decision: Decision) -> str:
-        """Carry out a decision. Return the reason why the allocation has to end; empty if it continues."""
+        """Carry out a decision on a run. Return the reason why the allocation has to end; empty if it continues."""
         run = decision.run
         requested = self.job.control if run.role == "control" else None
         requested = requested or next(requested for requested in self.requested if requested.key == run.key)

@@ -75,7 +75,7 @@ class SearchPoints:
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
-        """Return the point with these values as a `SweepPoint`, with its prediction."""
+        """Return the point with these values of the space as a `SweepPoint`, with its prediction."""
         varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
         return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 

@@ -30,7 +30,8 @@ def compute_cost(objective: str, value: float | None) -> float | None:
 
 
 def find_cost(section: SearchSection, result: TrialResult) -> float | None:
-    """Return the log cost of a trial; None if the trial failed, violates a constraint, or has no result yet."""
+    """Return the log cost of a trial (lower is better). None if the trial failed, violates a constraint, or has no
+    result yet."""
     if result.quantities is None or not keeps_constraints(section, result):
         return None
     return compute_cost(section.objective, result.quantities.get(section.objective))
@@ -158,7 +159,7 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds per step above which a point cannot become the best.
+    """Return the seconds per step above which a point (configuration) cannot become the best of a search.
 
     For each measured trial, the step time is computed at which this point would be as good as the worse end of that
     trial's interval. The limit is the smallest of these step times, increased by the share `MARGIN`. None if no trial

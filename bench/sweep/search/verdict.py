@@ -45,8 +45,8 @@ class SearchVerdict(NamedTuple):
 
     @property
     def none_ended(self) -> bool:
-        """Return True for a search with rungs in which no training is complete. Its best trial was compared only in the
-        middle of the learning-rate schedule."""
+        """Return True for a search with rungs in which no training is complete. Its best trial was ranked before the
+        end of its learning-rate schedule."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
