@@ -105,8 +105,8 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if a run on this machine lacks devices or an optional package, or if a job would not get the
-    devices that its `machine` describes, such as GPUs."""
+    """Raise UserError if a run on this machine lacks devices or an optional package. Also raise it if a job would not
+    get the devices that its `machine` describes, such as GPUs."""
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):

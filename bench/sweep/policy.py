@@ -167,9 +167,9 @@ def build_planned_run(
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     """Return the next decision while going through a plan once; None at its end.
 
-    The control point, a reference configuration that shows a drift of the machine, runs first and last. If a point runs
-    out of memory for the first time, it runs once more at once, provided that this can save runs of larger
-    micro-batches. A run that does not fit into the time left is postponed; a shorter run may still fit.
+    The control point, a reference configuration that shows a drift of the machine, runs first and last. A point that
+    runs out of memory for the first time runs once more at once, if this can save runs of larger micro-batches. A run
+    that does not fit into the time left is postponed; a shorter run may still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None

@@ -205,8 +205,8 @@ class StudyState(NamedTuple):
         return f"<StudyState of {self.folder}: {self.describe()}>"
 
     def describe(self) -> str:
-        """Return one line with the number of points by outcome, or by state if they have no final outcome, and the
-        number of jobs in the queue."""
+        """Return one line with the number of points by outcome, or by state if their outcome is not final. It also has
+        the number of jobs in the queue."""
         shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
         queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"

@@ -85,8 +85,8 @@ class NodeHealth:
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return the defect of each unfit host of a run as a text, by host name. A defect is a link with less than half of
-    the median bandwidth, or a device that was slowed down by its temperature or by its hardware."""
+    """Return the defect of each unfit host of a run as a text, by host name. One defect is a link with less than half
+    of the median bandwidth. Another is a device that was slowed down by its temperature or by its hardware."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}

@@ -200,8 +200,8 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
 
 
 def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
-    """Return the finding `result`. If the points run on other nodes and the folder exists on this machine alone, the
-    finding becomes a note that names `variable`, the setting to change."""
+    """Return the finding `result`. If the points run on other nodes and only this machine has the folder, the finding
+    becomes a note. The note names `variable`, the setting to change."""
     inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
         return result

@@ -40,9 +40,8 @@ def find_cost(section: SearchSection, result: TrialResult) -> float | None:
 def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
     """Return the log costs of trials for a sampler that treats all trials as equally noisy.
 
-    The cost of a noisy trial is moved towards the mean of all trials. The share of its distance that remains is the
-    variance between points, divided by the sum of this variance and the trial's own noise variance (Efron and Morris,
-    1975).
+    The cost of a noisy trial is moved towards the mean of all trials (Efron and Morris, 1975). Of its distance from the
+    mean, this share remains: the variance between points, divided by the sum of it and the trial's noise variance.
     """
     costs = [find_cost(section, result) for result in results]
     noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
@@ -86,8 +85,8 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
 
 
 PATIENCE = 20
-"""A search by one of Optuna's samplers ends if this many trials in a row improve the best result by less than the
-search's setting `gain`, all of them together.
+"""A search by one of Optuna's samplers ends if this many trials in a row together improve the best result too little:
+by less than the search's setting `gain`.
 
 For comparison, searches with `gp` were replayed on published step times. With rough predictions, they found the overall
 best after 12 trials, without predictions after 16 (medians). How many of these searches this rule would have ended
