@@ -1,7 +1,7 @@
-"""Compare two revisions or two environments by measuring them in turn on one machine, so that a drift of the machine
-affects both.
+"""Compare two revisions or two environments by measuring them alternately on one machine, so that a drift of the
+machine affects both.
 
-A side is a Python interpreter with the code that it runs. In each round, both sides run once.
+A side of the comparison is a Python interpreter with the code that it runs. In each round, each side runs once.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ MOST_AGAIN = 2
 """A round measured on a busy machine is repeated at most this many times. Then it is kept, so that a machine that is
 always busy gives a result, too."""
 AGAIN = "measured-again"
-"""Subfolder of the results for the earlier runs of rounds that were repeated."""
+"""Name of the results' subfolder for the earlier runs of rounds that were repeated."""
 
 
 class ComparedSide(NamedTuple):
-    """One side of a comparison: an interpreter and its code.
+    """One side of a comparison: a Python interpreter and the code that it runs.
 
-    `code` comes first on the import path of `python`. If it is None, the installed package runs.
+    The folder `code` comes first on the import path of `python`. If it is None, the installed package runs.
     """
 
     name: str  # name of the study folder of its results
@@ -51,8 +51,8 @@ def find_checkout(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple[ComparedSide, ComparedSide]]:
-    """Yield both sides. Revisions are checked out while the context is open. Raise UserError for a name that is neither
-    a revision nor a Python environment."""
+    """Yield both sides of a comparison. A revision is checked out while the context is open. Raise UserError for a name
+    that is neither a revision nor a Python environment."""
     with contextlib.ExitStack() as stack:
         known = [(letter, named, _resolve_name(named, checkout)) for letter, named in (("a", first), ("b", second))]
         a, b = (stack.enter_context(_open_side(*one, checkout)) for one in known)
@@ -60,7 +60,8 @@ def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple
 
 
 def _resolve_name(named: str, checkout: Path | None) -> Path | str:
-    """Return the folder of a checkout, the path of an interpreter, or the commit hash that `named` stands for."""
+    """Return the meaning of the name that a user gave for a side: the folder of a checkout, the path of an interpreter,
+    or the hash of a commit (as str)."""
     path = Path(named).absolute()
     if (path / "bin" / "python").exists():
         return path / "bin" / "python"  # the link is not resolved: Python finds its environment by the link's path
@@ -126,18 +127,22 @@ def _ask_git(checkout: Path, *question: str) -> str | None:
 
 
 def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
-    """Return round and side (0 or 1) of every run. Both sides run in each round, and take turns in running first.
+    """Return the pair (round, side) of every run in order; a side is 0 or 1. Both sides run in each round, and the side
+    that runs first alternates between rounds.
 
-    A steady drift of the machine then affects both sides equally. `seed` determines which side runs first.
+    A steady drift of the machine then affects both sides almost equally. `seed` determines which side runs first in the
+    first round.
     """
     first = random.Random(seed).randrange(2)
     return [(number, side) for number in range(rounds) for side in ((first + number) % 2, (first + number + 1) % 2)]
 
 
 def looks(rounds: int, most: int) -> list[int]:
-    """Return the numbers of rounds after which the results are tested: `rounds`, and its doublings up to `most`.
+    """Return the numbers of rounds after which the results are tested: `rounds`, then twice as many each time, and last
+    `most`.
 
-    There are few tests, because all of them share one error probability.
+    There are few tests, because each further test makes the threshold of all tests stricter: together they may give a
+    false result only with a fixed probability.
     """
     found = [rounds]
     while found[-1] < most:
@@ -146,8 +151,8 @@ def looks(rounds: int, most: int) -> list[int]:
 
 
 class RoundsResult(NamedTuple):
-    """Result of several rounds: whether all runs ended `ok`, and the numbers of the rounds kept in spite of a busy
-    machine."""
+    """Result of several rounds. `well` says that all runs ended `ok`. `busy` are the numbers of the rounds that were
+    kept although the machine was busy."""
 
     well: bool
     busy: tuple[int, ...] = ()
@@ -161,11 +166,11 @@ def run_rounds(
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> RoundsResult:
     """Run the sides in the order of `turns`, a list of pairs (round, index of a side). `words` are arguments of
-    `zeroscale run`.
+    `zeroscale run`. `follow` is called after each run with its round, side and record.
 
-    If the machine was busy in a round, both sides are measured again, at most `MOST_AGAIN` times. The earlier runs are
-    moved to the folder `AGAIN`. The first failed run ends all rounds, since it would fail again. Raise UserError if a
-    side cannot run, or runs code other than its own.
+    If the machine was busy in a round, both sides run again, at most `MOST_AGAIN` times. The earlier runs are moved to
+    the folder `AGAIN`. The first run that fails ends all rounds, since later runs would fail, too. Raise UserError if a
+    side cannot run, or if it runs code other than its own.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
@@ -193,7 +198,8 @@ def _was_busy(record: RunRecord) -> bool:
 
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
-    """Move the runs of a round out of the results, so that the repeated runs get the same repeat number."""
+    """Move the runs of a round out of the results, so that the runs that replace them can have the same repeat
+    number."""
     for side in sides:
         for folder in results.glob(f"{side.name}/*/{number}.*"):
             kept = results / AGAIN / str(again) / folder.relative_to(results)
@@ -202,8 +208,8 @@ def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again:
 
 
 def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Path) -> RunRecord:
-    """Run one side once and return its record. Ctrl-C ends the run, which still writes a record, and is then raised
-    again."""
+    """Run one side once, in the round `number`, and return its record. On Ctrl-C, the run ends and still writes a
+    record, and KeyboardInterrupt is raised."""
     command = [str(side.python), "-m", "bench.cli", "run", *words, "--results", str(results), "--study", side.name]
     process = subprocess.Popen(
         command,
@@ -230,15 +236,15 @@ def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Pat
 
 
 def _build_environment(side: ComparedSide) -> dict[str, str]:
-    """Return environment variables with which Python imports the side's code first, and not the code in the working
-    folder."""
+    """Return environment variables for a side's process. Python then imports the side's code before any other, and not
+    the code in the working folder."""
     path = [str(side.code)] if side.code else []
     path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return dict(os.environ) | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _check_code(side: ComparedSide, record: RunRecord) -> None:
-    """Raise UserError if the record was measured with another commit than that of the side."""
+    """Raise UserError if the record was measured with a commit other than the side's commit."""
     if side.commit is None or record.environment is None:
         return
     ran = (record.environment.git or {}).get("commit")

@@ -1,4 +1,4 @@
-"""Correct the predictions and time limits of points by the measured runs of the same study."""
+"""Correct the predictions and time limits of points (configurations) by measured runs of the same study."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,8 @@ from bench.sweep.status import PointStatus, StudyState
 
 
 class MeasuredCorrections:
-    """The measured runs of a study, each with its prediction. Runs are added while the study goes on."""
+    """Computes corrections of predictions from the measured runs of a study, each compared with its own prediction.
+    Runs are added as the study proceeds."""
 
     def __init__(self, points: Iterable[SweepPoint], attempts: Iterable[RunAttempt] = ()) -> None:
         """`attempts` are the attempts made so far. Their records are read when a correction is first requested."""
@@ -25,11 +26,11 @@ class MeasuredCorrections:
         self._corrections: dict[tuple[str, str, str], Correction] = {}
 
     def add_point(self, point: SweepPoint) -> None:
-        """Add a point that a search has proposed."""
+        """Add a point that a search has proposed, so that its runs can be compared with its forecast."""
         self._points[point.config_id, point.machine] = point
 
     def add(self, record: RunRecord) -> None:
-        """Add the record of one run."""
+        """Add the record of one run. A record that cannot be compared with a prediction is ignored."""
         around = record.circumstance
         point = self._points.get((record.config_id, around.machine.name))
         if point is None or point.forecast is None:
@@ -42,7 +43,7 @@ class MeasuredCorrections:
 
     def correction(self, point: SweepPoint) -> Correction:
         """Return the factors by which to multiply the predicted memory and step time of a point. They come from the
-        measured runs of the most similar points; without such runs they are 1."""
+        measured runs of the most similar points; without measured runs, they are 1."""
         for attempt in self._unread:
             if attempt.outcome == "ok":
                 with contextlib.suppress(OSError, store.Unreadable):
@@ -59,10 +60,11 @@ class MeasuredCorrections:
 def extend_time_limits(
     left: Sequence[PointStatus], view: StudyState, corrections: MeasuredCorrections
 ) -> list[PointStatus]:
-    """Return the points with the time limits for their submission.
+    """Return the points, each with the time limit for its next submission.
 
     Measured runs of similar points can lengthen a limit but never shorten it. A shorter limit would gain little, and
-    the next point may differ from those runs. A point that once reached its limit gets the longest limit at once.
+    the point may be slower than those runs suggest. A point that reached its limit in an earlier attempt gets the
+    longest limit at once.
     """
     return [
         one._replace(point=one.point.model_copy(update={"time_limit_min": _compute_limit_min(one, view, corrections)}))

@@ -35,7 +35,8 @@ class RunKey(NamedTuple):
 
 
 class RequestedRun(Frozen):
-    """Request for one attempt at a run. The attempt number is assigned when the attempt's folder is created."""
+    """Request for one attempt (one try) at a run. The attempt number is assigned when the attempt's folder is
+    created."""
 
     spec: RunSpec
     circumstance: Circumstance
@@ -60,7 +61,7 @@ class SweepPoint(Frozen):
     devices_per_node: Positive
     time_limit_min: float | None  # of one attempt
     bound_min: float | None = None  # longest limit that a prediction may give an attempt; None: the user set the limit
-    step_limit_s: float | None = None  # in a search: the measurement ends early once steps surely take longer than this
+    step_limit_s: float | None = None  # in a search: end the measurement once steps surely take longer than this
     goes_on_from: str | None = None  # config_id of the point from whose checkpoint this one resumes
     forecast: Forecast | None = None  # None in sweeps of versions without predictions
     overrides: tuple[str, ...]
@@ -88,7 +89,7 @@ class SweepRules(Frozen):
 
 
 class Trial(Frozen):
-    """One point proposed by a search. Written once, as `trials/<number>.json`."""
+    """One point (configuration) proposed by a search. Written once, as `trials/<number>.json`."""
 
     number: int
     point: SweepPoint
@@ -98,7 +99,8 @@ class Trial(Frozen):
 
 
 class SearchRequest(Frozen):
-    """Definition of a search, from which any process can resume it. The points of a search are those of its trials."""
+    """Definition of a search, from which any process can resume it. Its points are not listed here: each trial adds
+    one."""
 
     study: Study
     overrides: tuple[str, ...] = ()  # verbatim, as the user wrote them
@@ -119,7 +121,7 @@ class SweepDefinition(Frozen):
     points: tuple[SweepPoint, ...]
     order: tuple[tuple[int, int], ...]  # (repeat, index of a point), in the order to run
     controls: tuple[SweepPoint, ...] = ()  # the control point, once for each shape of allocation
-    search: SearchRequest | None = None  # if set, points and order are read from the files in `trials`
+    search: SearchRequest | None = None  # if set, the points and their order come from the files in `trials`
 
     def __repr__(self) -> str:
         return f"<SweepDefinition {self.describe()}>"
@@ -131,12 +133,12 @@ class SweepDefinition(Frozen):
 
     @property
     def scheduling(self) -> SchedulingOptions:
-        """Return those of the launcher's options that concern a scheduler."""
+        """Return the launcher's options that concern a scheduler. Options that are not set have their defaults."""
         ours = {key: self.launcher[key] for key in SchedulingOptions.model_fields if key in self.launcher}
         return SchedulingOptions.model_validate(ours)
 
     def wanted(self) -> Iterator[RequestedRepeat]:
-        """Yield every requested repeat of every point, in the order to run them."""
+        """Yield every requested repeat of every point, in the order in which they should run."""
         for repeat, index in self.order:
             point = self.points[index]
             yield RequestedRepeat(RunKey(point.config_id, point.machine, repeat), self, point)
@@ -144,7 +146,9 @@ class SweepDefinition(Frozen):
     def requested(
         self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
     ) -> RequestedRun:
-        """Return a request for one attempt at a point."""
+        """Return a request for one attempt at a point. `control` marks the control point, `again` a point that runs
+        once more although it has a final outcome. `kin` are the point's siblings, which differ in the micro-batch
+        alone."""
         limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
         circumstance = Circumstance(
             study=self.study,
@@ -169,15 +173,15 @@ class SweepDefinition(Frozen):
         )
 
     def control(self, nodes: int, devices_per_node: int) -> SweepPoint | None:
-        """Return the control point for allocations with these numbers of nodes and devices per node; None if the study
-        has none."""
+        """Return the control point (a reference configuration that jobs repeat) for allocations with these numbers of
+        nodes and devices per node. None if the study has none."""
         shape = nodes, devices_per_node
         return next((point for point in self.controls if (point.nodes, point.devices_per_node) == shape), None)
 
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
-    """Write a sweep's definition and return its path. The file name consists of the time in seconds and the smallest
-    number that is not used yet."""
+    """Write a sweep's definition to a new file and return its path. The file name consists of the sweep's time in
+    seconds and the smallest number that is not used yet."""
     # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0
@@ -206,7 +210,8 @@ def read(study_folder: Path) -> list[SweepDefinition]:
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps, with the trials made so far as the points of the latest search."""
+    """Return the sweeps. The latest search among them gets the trials made so far (the points that it has proposed) as
+    its points."""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps
@@ -243,7 +248,7 @@ def write_trial(study_folder: Path, trial: Trial) -> bool:
 def read_trials(study_folder: Path) -> list[Trial]:
     """Return the trials of a study's search, ordered by number.
 
-    Raise UserError if one trial cannot be read, since the search would then propose different points.
+    Raise UserError if any trial cannot be read. Without that trial, the search would propose different points.
     """
     return [_read_trial(path) for path in sorted((study_folder / TRIALS).glob("*.json"))]
 
@@ -259,6 +264,6 @@ def find_search(sweeps: Sequence[SweepDefinition]) -> SweepDefinition | None:
 
 
 def merge_sweeps(sweeps: Sequence[SweepDefinition]) -> dict[RunKey, RequestedRepeat]:
-    """Return the requested repeats of all sweeps by run key. If several sweeps request the same run, the latest one
-    defines how it runs."""
+    """Return the requested repeats of all sweeps by run key. If several sweeps request the same run, the latest sweep's
+    settings are used."""
     return {one.key: one for sweep in sweeps for one in sweep.wanted()}

@@ -1,4 +1,5 @@
-"""Forecast the memory, the step time and the duration of an attempt for a point before it runs. No side effects."""
+"""Forecast a point (configuration) before it runs: its memory, its step time, and the duration of one attempt. No side
+effects."""
 
 import contextlib
 import math
@@ -11,7 +12,7 @@ from bench.predict.memory import predict_memory
 from bench.predict.step_time import predict_step_time
 
 FAR_OUT_FACTOR = 1.2
-"""A point does not run if even the low end of its predicted memory is more than this multiple of the device's memory.
+"""A point does not run if the low end of its predicted memory exceeds the device's memory by more than this factor.
 
 Recorded peaks lie within 9 % of their prediction (results/predictions). The margin of 20 % is about twice that.
 """
@@ -20,22 +21,22 @@ Fits = Literal["fits", "may fit", "does not fit", "unknown"]
 
 
 class MemoryForecast(Frozen):
-    """Predicted bytes that a point needs on one device."""
+    """Predicted range of the bytes that a point needs on one device, from low to high."""
 
     low_bytes: int
     high_bytes: int
     tensor_bytes: int  # bytes of live tensors at the highest peak, included in both other values
 
     def corrected(self, factor: float) -> "MemoryForecast":
-        """Return a copy in which the bytes of tensors are multiplied by `factor`."""
+        """Return a copy in which the bytes of tensors are multiplied by `factor`; other bytes stay the same."""
         more = round((factor - 1) * self.tensor_bytes)
         return MemoryForecast(
             low_bytes=self.low_bytes + more, high_bytes=self.high_bytes + more, tensor_bytes=self.tensor_bytes + more
         )
 
     def fits(self, memory_bytes: int | None) -> Fits:
-        """Return "fits", "may fit" or "does not fit" for a device with `memory_bytes`; "unknown" if `memory_bytes` is
-        None."""
+        """Return whether the range is below a device's `memory_bytes` ("fits"), above it ("does not fit"), or contains
+        it ("may fit"). Return "unknown" if `memory_bytes` is None."""
         if memory_bytes is None:
             return "unknown"
         if self.high_bytes <= memory_bytes:
@@ -44,7 +45,7 @@ class MemoryForecast(Frozen):
 
 
 class StepForecast(Frozen):
-    """Predicted seconds of one optimizer step, with the ends of its interval."""
+    """Predicted seconds of one optimizer step, with the low and high end of the prediction's interval."""
 
     low_s: float
     s: float
@@ -52,16 +53,16 @@ class StepForecast(Frozen):
 
 
 class Forecast(Frozen):
-    """Predicted memory and step time of a point; None if a value is unknown."""
+    """Predicted memory and step time of a point. A value is None if it is unknown."""
 
     room: MemoryForecast | None = None
     step: StepForecast | None = None
 
 
 def predict_forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
-    """Return the forecast of `spec` on a machine with devices of the kind "cpu" or "cuda".
+    """Return the forecast of `spec` on a machine whose devices are "cpu" or "cuda".
 
-    The forecast is empty if the kind of device is not known yet, or if the model family or the engine has no formulas.
+    The forecast is empty if `device` is None (not known yet), or if the model family or the engine has no formulas.
     """
     if device is None:
         return Forecast()
@@ -92,19 +93,19 @@ def explain_unpredicted(spec: RunSpec) -> str | None:
 
 
 START_S = (2.5, 17.0)
-"""Least and greatest number of seconds that an attempt takes besides its steps. The least holds if ranks are forked
-from a process that has imported torch (README, packing). The greatest was seen in recorded cold starts. Building models
-of billions of parameters was not measured."""
+"""Least and greatest number of seconds that an attempt takes in addition to its steps. The least is for ranks that are
+forked from a process with torch already imported (README, packing). The greatest is that of recorded cold starts.
+Models with billions of parameters may take longer to build; this was not measured."""
 MARGIN = 3.0
-"""A time limit allows steps that take this many times the high end of the predicted step time.
+"""A time limit allows for steps that take this many times the high end of the predicted step time.
 
 On the testbed, 36 runs shared its two cores with fifteen other processes. Of these runs, 28 took up to 3 times as long
 as on quiet cores, and the slowest took 8.7 times as long. A point that still reaches its limit gets the longest limit
 in its next attempt.
 """
 LEAST_MIN = 2.0
-"""Least time limit in minutes that a prediction gives. A cold start takes 9 s, and the first build of a compiled op
-takes 30 s more."""
+"""Shortest time limit, in minutes, that is derived from a prediction. A cold start takes 9 s, and the first build of a
+compiled op takes 30 s more."""
 _INSPECTED = 3  # untimed steps after the window, for `measure.inspect`
 
 
@@ -116,47 +117,50 @@ class AttemptMinutes(NamedTuple):
 
 
 def compute_shortest_s(protocol: MeasureSpec, step_s: float) -> float:
-    """Return the seconds that all steps of an attempt take on a CPU, if one step takes `step_s` seconds."""
+    """Return the seconds of all steps of an attempt on a CPU, if one step takes `step_s` seconds. This includes warm-up
+    steps and untimed steps after the window."""
     return (_count_steps(protocol, step_s) + _INSPECTED * protocol.inspect) * step_s
 
 
 def compute_longest_s(protocol: MeasureSpec, step_s: float) -> float:
-    """Return the seconds that all steps of an attempt take on a GPU, if one step takes `step_s` seconds.
+    """Return the seconds of all steps of an attempt on a GPU, if one step takes `step_s` seconds.
 
-    Compared with a CPU, the warm-up has a minimum duration, and the host runs one block of steps ahead.
+    They are more than on a CPU for two reasons: the warm-up has a minimum duration, and the host runs one block of
+    steps ahead of the GPU.
     """
     return compute_shortest_s(protocol, step_s) + protocol.gpu_warmup_s + protocol.block_steps * step_s
 
 
 def _count_steps(protocol: MeasureSpec, step_s: float) -> int:
-    """Return the number of steps in warm-up and window. A window ends only between two blocks of steps."""
+    """Return the number of steps in warm-up and measurement window. Steps run in blocks, and the window ends only
+    between two blocks."""
     block, enough = protocol.block_steps, max(protocol.min_steps, math.ceil(protocol.window_s / step_s))
     blocks = math.ceil(min(enough, math.ceil(protocol.max_s / step_s)) / block)
     return protocol.warmup_steps + blocks * block
 
 
 def compute_minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> AttemptMinutes:
-    """Return the duration in minutes of an attempt whose steps take between `low_s` and `high_s`, including its
-    start."""
+    """Return the shortest and longest duration, in minutes, of an attempt whose steps take between `low_s` and `high_s`
+    seconds. The start of the attempt is included."""
     shortest_s = START_S[0] + compute_shortest_s(protocol, low_s)
     longest_s = START_S[1] + compute_longest_s(protocol, high_s)
     return AttemptMinutes(shortest_s / 60, longest_s / 60)
 
 
 def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
-    """Return the time limit in minutes of an attempt whose steps are predicted to take at most `high_s` seconds.
+    """Return the time limit, in minutes, of an attempt whose steps are predicted to take at most `high_s` seconds.
 
-    `setup_min` is the number of minutes that a start may take. The limit never exceeds `bound_min`, the limit of a
-    point without a prediction.
+    `setup_min` is the number of minutes that the start may take. The limit never exceeds `bound_min`, the limit of a
+    point (configuration) without a prediction.
     """
     needed = setup_min + compute_longest_s(protocol, MARGIN * high_s) / 60
     return min(max(needed, LEAST_MIN), bound_min)
 
 
 def compute_bound_min(protocol: MeasureSpec, setup_min: float) -> float:
-    """Return the time limit in minutes of a point without a prediction.
+    """Return the time limit, in minutes, of a point without a prediction.
 
-    It allows for the start and for twice the longest measurement window, since the duration of the warm-up steps is
-    unknown.
+    It allows `setup_min` minutes for the start, and twice the longest measurement window. The second window's time is
+    for the warm-up steps, whose duration is unknown.
     """
     return setup_min + 2 * protocol.max_s / 60

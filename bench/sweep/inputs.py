@@ -1,4 +1,4 @@
-"""Find the study and the overrides that a user gives, and choose defaults for the device."""
+"""Find the study and the overrides that a user has given, and choose defaults that suit the device."""
 
 import contextlib
 import functools
@@ -20,15 +20,16 @@ from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
-"""Overrides: "engine=zero2 batch.micro=4", ["engine=zero2", "batch.micro=4"] or {"engine": "zero2", "batch.micro": 4}.
+"""Overrides in one of three forms: a text "engine=zero2 batch.micro=4", a list ["engine=zero2", "batch.micro=4"], or a
+mapping {"engine": "zero2", "batch.micro": 4}.
 
-In a mapping, a list or tuple means several values, like a comma list in a text.
+In a mapping, a list or tuple stands for several values, like a comma-separated list in a text.
 """
 _BARE = re.compile(r"[\w./:+-]+")
 
 
 def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
-    """Return overrides as arguments of the command line, such as "engine=zero2"."""
+    """Return overrides of any form as arguments of the command line, such as "engine=zero2"."""
     if isinstance(given, Mapping):
         return tuple(
             f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
@@ -59,10 +60,10 @@ def _format_value(value: Any) -> str:
 def find_study(
     study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, verb: str
 ) -> tuple[Study, Overrides]:
-    """Return the study and the overrides besides `study=NAME`.
+    """Return the study, and the overrides other than `study=NAME`.
 
     The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
-    `verb` is the name of the calling command, for the error about several studies.
+    `verb` is the name of the calling command, for the error message if several studies are given.
     """
     parsed = compose.parse_overrides(format_overrides(given))
     named = [str(value) for key, values in parsed if key == "study" for value in values]
@@ -80,20 +81,22 @@ def find_study(
 
 
 def find_device(composed: Request) -> str | None:
-    """Return the device of `composed`, "cpu" or "cuda"; None if the machine on which it runs decides that."""
+    """Return the kind of device that `composed` runs on, "cpu" or "cuda". None if it is known only when the job runs on
+    its machine."""
     if composed.machine.device or launchers.load(composed.launcher).QUEUES:
         return composed.machine.device
     return find_local_device()
 
 
 def find_predicted_device(composed: Request) -> Device:
-    """Return the device to predict `composed` for. If that is undecided, return the device of this machine."""
+    """Return the kind of device to predict `composed` for. If it is not known before the run, use that of this
+    machine."""
     return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
 
 
 @functools.cache  # called for every point, and reads the file system
 def find_local_device() -> str:
-    """Return the device of this machine, "cpu" or "cuda"."""
+    """Return the kind of device of this machine, "cpu" or "cuda"."""
     return find_device_kind()
 
 
@@ -102,8 +105,8 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if this machine lacks the devices or an optional package, or if a job for a GPU machine requests
-    no GPUs."""
+    """Raise UserError if a run on this machine lacks devices or an optional package. Also raise it if a job would not
+    get the devices that its `machine` describes, such as GPUs."""
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):
@@ -153,10 +156,10 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:
-    """Return overrides that reduce a point to the size of the smoke study. Empty unless the point runs on this
-    machine's CPU.
+    """Return overrides that make a point as small as those of the smoke study: precision, sequence lengths and
+    measurement protocol. Empty unless the point runs on this machine's CPU.
 
-    `given` are the user's overrides; a key that they set is not in the result. `measure` is the exception: it is
+    `given` are the user's overrides; keys that they set are not in the result. `measure` is the exception: it is
     returned as a whole group, and the user's own keys of `measure` are applied after it.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
@@ -172,11 +175,9 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
 
 def choose_small_base(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
     """Return overrides that make the points of a study as small as those of the smoke study. Empty if the study has a
-    base, a section of fixed fields.
+    section `base` (its fixed fields), or if its first point does not run on this machine's CPU.
 
-    Also empty unless the first point runs on this machine's CPU.
-
-    If models read different kinds of tokens, the overrides include no sequence lengths.
+    If the models of the study read different kinds of tokens, the overrides include no sequence lengths.
     """
     if study.base:
         return []

@@ -27,8 +27,8 @@ _JOB, _HANDLE = "job.json", "handle"
 
 
 class Job(Frozen):
-    """One submitted job. If it is a job array, each of its tasks runs one of the points. Otherwise the job runs all of
-    them."""
+    """One job that is submitted to a scheduler. Each task of a job array runs one of the points (configurations). Any
+    other job runs all of them."""
 
     name: str
     mode: Mode
@@ -42,7 +42,7 @@ class Job(Frozen):
     control: RequestedRun | None = None
 
     def requested(self, task: int | None) -> tuple[RequestedRun, ...]:
-        """Return the points that one array task runs; all points if `task` is None."""
+        """Return the points (configurations) that one array task runs; all points if `task` is None."""
         return self.points if task is None else (self.points[task],)
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
@@ -63,8 +63,8 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """End of a job or array task that left points without an attempt. It is kept in a file because the scheduler
-    forgets ended jobs."""
+    """End of a job or array task that left points without an attempt: its state, cause and log. It is kept in a file
+    because the scheduler forgets ended jobs."""
 
     number: str
     task: int | None
@@ -82,12 +82,12 @@ class JobEnd(NamedTuple):
     def faulty(self) -> bool:
         """Return True if the job failed before its first attempt for a cause that will probably recur.
 
-        Failed nodes, preemption, cancellation and full disks do not count as such causes.
+        Failed nodes, preemption, cancellation and full disks are not such causes.
         """
         return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
 
     def describe(self) -> str:
-        """Return one line that describes the end and names the job's log."""
+        """Return one line that says how the job ended, with the path of its log."""
         lasted = "" if self.lasted_s is None else f" after {self.lasted_s:.0f} s"
         how = f" ({self.exit})" if self.exit else ""
         log = f"; see {self.log}" if self.log else ""
@@ -97,7 +97,8 @@ class JobEnd(NamedTuple):
 
 
 EXIT_LATER = 75
-"""Exit code of an allocation that ended because a disk was full. The value is EX_TEMPFAIL of sysexits.h."""
+"""Exit code of an allocation that ended because a disk was full, so that it may run again later. The value is
+EX_TEMPFAIL of sysexits.h."""
 _END = TypeAdapter(JobEnd, config=ConfigDict(allow_inf_nan=False))
 _ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
@@ -117,14 +118,14 @@ class _PointHeader(BaseModel):
 
 
 class _JobHeader(BaseModel):
-    """The fields of a `Job` that identify its points. Decoding all fields of many jobs takes long."""
+    """The fields of a `Job` that identify its points. Decoding all fields of many jobs would take long."""
 
     mode: Mode
     points: tuple[_PointHeader, ...]
 
 
 class SubmittedJob(NamedTuple):
-    """A job's folder, its job id at the scheduler (None until it is known), and its points."""
+    """A job's folder, its job id at the scheduler (None until it is known), and its points (configurations)."""
 
     name: str
     folder: Path
@@ -133,7 +134,7 @@ class SubmittedJob(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the job's folder, relative to the study's folder."""
+        """Return the path of the job's folder, relative to the study's folder."""
         return f"{FOLDER}/{self.name}"
 
     @property
@@ -155,7 +156,8 @@ def write(study_folder: Path, job: Job) -> Path:
 
 
 def withdraw(folder: Path) -> None:
-    """Delete the definition of a job that the scheduler refused. Its script is kept for finding the reason."""
+    """Delete the definition of a job that the scheduler refused. Its script is kept, so that the reason can be
+    found."""
     for name in (_JOB, _HANDLE):
         (folder / name).unlink(missing_ok=True)
 
@@ -171,7 +173,7 @@ def write_handle(folder: Path, handle: str) -> None:
 
 
 def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.Unreadable]]:
-    """Return every job of a study, oldest first, and a list of the files that cannot be read."""
+    """Return every job of a study, oldest first, and the files that cannot be read, each with the reason."""
     folder = study_folder / FOLDER
     names: list[str] = []
     unreadable: list[store.Unreadable] = []
@@ -200,7 +202,7 @@ def _read_submitted(folder: Path, unreadable: list[store.Unreadable]) -> Submitt
 
 
 def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
-    """Return the job id at the scheduler; None if it is unknown or cannot be read."""
+    """Return the scheduler's job id from a file; None if the file does not exist or cannot be read."""
     try:
         return files.read_regular(path).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -227,7 +229,8 @@ def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
 
 
 def find_latest_restart(folder: Path, task: int | None) -> int:
-    """Return the restart number of the latest start of a job, or of one of its array tasks; -1 before the first start.
+    """Return the restart number of the latest start of a job, or of one of its array tasks: 0 for the first start, 1
+    after one restart, -1 if it has not started yet.
 
     Only file names are read, since a job may have thousands of tasks.
     """
@@ -237,7 +240,8 @@ def find_latest_restart(folder: Path, task: int | None) -> int:
 
 
 def end_allocation(path: Path, ended_at: float) -> None:
-    """Write the time at which an allocation ended (seconds since the epoch), unless a time was written before."""
+    """Write the time at which an allocation ended, in seconds since the epoch. An end time that was written before is
+    kept."""
     # The job itself and a later `status` may both write an end: the first one counts.
     noted = _ALLOCATION.validate_json(path.read_bytes())
     if noted.ended_at is None:
@@ -245,7 +249,8 @@ def end_allocation(path: Path, ended_at: float) -> None:
 
 
 def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
-    """Yield the path and content of every file about a period in which a job had nodes."""
+    """Yield the path and content of every file that describes a period in which a job had nodes. Unreadable files are
+    skipped."""
     for path in sorted(folder.glob("allocation*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield path, _ALLOCATION.validate_json(files.read_regular(path))
@@ -258,7 +263,7 @@ def write_end(folder: Path, end: JobEnd) -> None:
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield the ends that `write_end` has written for a job or its array tasks."""
+    """Yield the ends that `write_end` wrote for a job or its array tasks. Unreadable files are skipped."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -270,11 +275,12 @@ _ONLY_THE_END = re.compile(
     r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
     re.IGNORECASE,
 )
-"""Pattern of log lines that report the end of a process without its cause. The scheduler reports the same."""
+"""Pattern of log lines that report the end of a process without its cause. They repeat only what the scheduler
+reports."""
 
 
 def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
-    """Return the lines in the last `size_bytes` of a text file, with access tokens masked. OSError if it is not a
+    """Return the lines in the last `size_bytes` of a text file, with access tokens masked. Raise OSError if it is not a
     regular file."""
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         size = file.seek(0, os.SEEK_END)
@@ -284,9 +290,9 @@ def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that says more than that a process ended.
+    """Return the last line of a log that tells a cause, and not only that a process ended.
 
-    If all lines report only such ends, return the last line; if the log is empty or cannot be read, return an empty
+    If every line reports only an end, return the last line. If the log is empty or cannot be read, return an empty
     text.
     """
     try:
@@ -302,7 +308,7 @@ EXCLUDED = "excluded"
 
 
 class Exclusion(Frozen):
-    """A node that is unfit for measurements, the reason, and the runs that showed its defect."""
+    """A node that is unfit for measurements, with the reason and the runs that showed its defect."""
 
     host: str
     reason: str
@@ -311,13 +317,13 @@ class Exclusion(Frozen):
 
 
 def write_exclusion(study_folder: Path, found: Exclusion) -> None:
-    """Add a node to the study's list of excluded nodes."""
+    """Add a node to the study's list of excluded nodes. Later jobs of the study do not run on them."""
     (study_folder / EXCLUDED).mkdir(exist_ok=True)
     store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
 
 
 def read_exclusions(study_folder: Path) -> list[Exclusion]:
-    """Return the excluded nodes of a study. A node is used again after its file is deleted."""
+    """Return the excluded nodes of a study. To use a node again, its file is deleted."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:

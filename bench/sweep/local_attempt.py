@@ -1,5 +1,5 @@
-"""Make one attempt at a point (one try at running a configuration) on this machine. The attempt waits for other local
-runs, starts a supervisor process, and follows the run to its end."""
+"""Run one configuration once on this machine (one attempt). The attempt waits for other local runs, starts a supervisor
+process, and follows the run to its end."""
 
 import contextlib
 import fcntl
@@ -50,10 +50,10 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    First wait until the lock is free and no other process has waited for it longer. During this wait, `follow` is
-    called with a text about the other processes, which is also printed once. Then yield a function that passes a run's
-    progress to `follow` and to the processes that wait. If a process dies, the kernel releases its lock. If the lock
-    file cannot be opened, the block runs without a lock.
+    First wait until the lock is free and this process is the first in the queue. During the wait, `follow` gets a text
+    about the process that measures; the text is also printed once. Then yield a function that passes a run's progress
+    to `follow` and writes it into the lock file for waiting processes. If a process dies, the kernel releases its lock.
+    If the lock file cannot be opened, the block runs without a lock.
     """
     try:
         lock = path(os.environ)
@@ -97,7 +97,7 @@ class LockHolder(NamedTuple):
 
 
 def _describe_command() -> str:
-    """Return this process's command as its user wrote it, shortened."""
+    """Return this process's command as the user typed it, cut after `_COMMAND` characters."""
     program, *words = sys.argv or [""]
     names = {"__main__.py": "zeroscale", "": "python", "-c": "python"}
     text = shlex.join([names.get(Path(program).name, Path(program).name), *words])
@@ -105,8 +105,8 @@ def _describe_command() -> str:
 
 
 def _write_holder(file: IO[bytes], holder: LockHolder) -> None:
-    """Write the content of the lock file in one call. It is padded to a fixed length, so that nothing of an earlier,
-    longer content remains."""
+    """Write the content of the lock file in one call. It is padded to a fixed length, which overwrites all of a longer
+    earlier content."""
     content = json.dumps(holder._asdict()).encode()
     with contextlib.suppress(OSError):  # a full disk; waiting processes then know less
         os.pwrite(file.fileno(), content.ljust(_HOLDER_BYTES), 0)
@@ -189,9 +189,9 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 
 def _describe_holder(file: IO[bytes]) -> str:
-    """Return in words which process holds the lock.
+    """Return a text about the process that holds the lock.
 
-    A process writes these facts into the file a moment after it has taken the lock, so they may be missing.
+    A process takes the lock first and then writes its facts into the file. If they are missing, the text is general.
     """
     try:
         return str(LockHolder(**json.loads(os.pread(file.fileno(), _HOLDER_BYTES, 0))))
@@ -200,8 +200,8 @@ def _describe_holder(file: IO[bytes]) -> str:
 
 
 class AttemptWatch:
-    """Progress of one attempt. Its step number is read from its heartbeat file. The time left is estimated from the
-    step time so far and the longest warm-up and window that its protocol allows."""
+    """Reads the progress of one attempt from its heartbeat file. The time left is estimated from the mean step time so
+    far and the longest warm-up and measurement window that the protocol allows."""
 
     def __init__(self, folder: Path, protocol: MeasureSpec) -> None:
         self._folder, self._protocol = folder, protocol
@@ -219,15 +219,15 @@ class AttemptWatch:
         return self.of_step(behind.step, time.monotonic(), behind.phase)
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
-        """Return the progress of a run whose slowest rank is at `step` at the time `now_s`. It is a share of the
-        longest warm-up and window that the protocol allows."""
+        """Return the progress of a run whose slowest rank is at step number `step` at the time `now_s`, in seconds. The
+        share that is done refers to the longest warm-up and window that the protocol allows."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
         if step == at:
             return Progress(what)
         step_s = (now_s - since_s) / (step - at)
         protocol = self._protocol
-        # A window lasts until it has its least steps and its seconds, and at most `max_s`.
+        # A window lasts until both its minimum of steps and its minimum of seconds are reached, and at most `max_s`.
         window_s = min(protocol.max_s, max(protocol.min_steps * step_s, protocol.window_s))
         most_s = max(protocol.warmup_steps * step_s, protocol.gpu_warmup_s) + window_s
         left_s = max(0.0, most_s - step * step_s)
@@ -248,10 +248,10 @@ class MeasuredRun(NamedTuple):
 
 
 class SweepSupervisor:
-    """One supervisor process for all attempts of a local sweep. The first attempt starts it.
+    """One supervisor process that runs all attempts of a local sweep. It is started for the first attempt.
 
-    The ranks are forked from a process that imports torch and the engines once, so the start of an attempt takes little
-    time. The class has the methods `submit`, `poll` and `cancel` of a launcher.
+    The process imports torch and the engines once and forks the ranks of each attempt, so an attempt starts quickly.
+    The class has the methods `submit`, `poll` and `cancel` of a launcher.
     """
 
     def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
@@ -265,7 +265,8 @@ class SweepSupervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, follow: Follow) -> bool:
-        """Start the process unless it is running, and wait for its imports. Return whether it is ready."""
+        """Start the process unless it is running, and wait for its imports. Return whether it is ready; False if it
+        died."""
         if self._process and self._process.poll() is None:
             return True
         self._process = subprocess.Popen(
@@ -282,13 +283,13 @@ class SweepSupervisor:
         return self._process.poll() is None
 
     def submit(self, launch: LaunchPlan) -> "subprocess.Popen[bytes]":
-        """Send the order to start the attempt whose folder is `launch.folder`."""
+        """Send the order to start the attempt whose folder is `launch.folder`. Return the supervisor process."""
         assert self._process
         self._send(str(launch.folder))
         return self._process
 
     def poll(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Return whether the supervisor has finished the last order, or has died."""
+        """Return whether the supervisor has finished its last order, or has died."""
         assert process.stdout
         if not select.select([process.stdout], [], [], 0)[0]:
             return False
@@ -319,32 +320,32 @@ def run_attempt(
 ) -> MeasuredRun:
     """Wait until no other local run measures, and run one attempt to its end. Return its folder and record.
 
-    `follow` is called with its progress. With `new_repeat`, the attempt gets a repeat number that is not used yet.
-    Ctrl-C ends the attempt with the outcome `cancelled` and is then raised again.
+    `follow` is called with its progress. With `new_repeat`, the attempt gets a repeat number that is not used yet. On
+    Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised.
     """
     with take_turn(requested, follow) as note:
         return make_attempt(requested, study_folder, note, new_repeat=new_repeat)
 
 
 def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
-    """Return a context manager that waits until no other local run of this user measures, and lets no other begin
-    inside its block. If the launcher's option `lock` is false, it does neither. It yields the function to call with the
-    run's progress."""
+    """Return a context manager that waits until no other local run of this user measures, and keeps other local runs
+    waiting until its block ends. If the launcher's option `lock` is false, it does neither. It yields the function to
+    call with the run's progress."""
     return alone(follow) if waits(requested) else contextlib.nullcontext(follow)
 
 
 def waits(requested: RequestedRun) -> bool:
-    """Return whether a run waits until no other local run measures, as its launcher's `lock` says."""
+    """Return whether a run waits until no other local run measures, which the launcher's option `lock` decides."""
     return bool(requested.circumstance.launcher.get("lock"))
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects the numbers of signals that arrive inside the block. No KeyboardInterrupt is raised
-    for them. The signals are SIGINT and, where the command handles it like Ctrl-C, SIGTERM.
+    """Inside the block, collect the numbers of arriving signals in the yielded list, and raise no KeyboardInterrupt.
+    The signals are SIGINT and, if the command handles it like Ctrl-C, SIGTERM.
 
-    Otherwise, a signal after the creation of an attempt's folder and before the start of its supervisor would leave the
-    attempt without a record. Only the main thread receives signals; in other threads the list stays empty.
+    Without this function, a signal between the creation of an attempt's folder and the start of its supervisor would
+    leave the attempt without a record. Only the main thread receives signals; in other threads the list stays empty.
     """
     deferred: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -368,7 +369,8 @@ def make_attempt(
     """Run one attempt to its end and return its folder and record. If `supervisor` is given and can start, it runs the
     attempt. Otherwise the launcher starts a new supervisor for it.
 
-    If another process began an attempt at this point a moment earlier, this attempt ends with the outcome `cancelled`.
+    Without the lock, another process may have begun an attempt at the same point (configuration) just before. Then this
+    attempt ends with the outcome `cancelled`.
     """
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
@@ -420,8 +422,8 @@ def _name_signal(number: int) -> str:
 
 
 def _note_interruption(folder: Path, number: int) -> None:
-    """Report the signal that interrupts an attempt, and note it for the record. The supervisor receives SIGTERM
-    whatever the signal was."""
+    """Print the signal that interrupts an attempt, and write it to a file for the record: the supervisor itself always
+    gets SIGTERM."""
     text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run, with a record in {folder} …"
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
@@ -430,7 +432,8 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances of an attempt that starts now, with the same keys in `launcher` as in a packed job."""
+    """Return the circumstances of an attempt that starts now. Its dict `launcher` may get two further keys, as in a
+    packed job: `control` for a run of the control point, and `started` if ranks are forked from a running process."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

@@ -1,4 +1,4 @@
-"""Measure the points of a sweep on this machine, one after the other."""
+"""Measure the points (configurations) of a sweep on this machine, one after the other."""
 
 import contextlib
 import statistics
@@ -47,19 +47,19 @@ from bench.sweep.snapshot import TrialReader, find_rival_attempt
 
 
 class LocalSearch(NamedTuple):
-    """A search that adds trials to a sweep while it runs."""
+    """A search that adds trials (proposed configurations) to a sweep while it runs."""
 
     sweep: SweepDefinition
     proposer: Proposer
 
 
 class SweepResult(NamedTuple):
-    """Outcomes of the points of a sweep."""
+    """Numbers of a sweep's points by outcome."""
 
     folder: Path
     outcomes: Counter[str]  # number of points by outcome, including points with an answer from before this call
     skipped: int  # points that had an answer, a final outcome, before this call
-    unanswered: int = 0  # points that another process measures, and runs that were paused
+    unanswered: int = 0  # points without a valid answer: skipped without an outcome, postponed, or paused
 
     @property
     def good(self) -> bool:
@@ -68,18 +68,18 @@ class SweepResult(NamedTuple):
 
 
 class BestSoFar:
-    """The fastest runs of a sweep so far. Only runs whose points differ in nothing but engine and batch are compared
-    with each other."""
+    """Keeps the fastest runs of a sweep so far. Two runs are compared only if their specs differ in nothing but engine
+    and batch."""
 
     def __init__(self) -> None:
         self._best: dict[str, tuple[float, RunRecord]] = {}  # the fastest run and its samples/s
 
     def add(self, record: RunRecord) -> str:
-        """Add one run. Return a text about the fastest comparable run, with its engine, micro-batch and samples per
+        """Add one run. Return a text about the fastest comparable run so far: its engine, micro-batch and samples per
         second.
 
-        Comparable runs differ only in engine and batch. The text is empty if no comparable run was added before. Runs
-        on a busy machine are ignored.
+        Comparable runs differ only in engine and batch. The text is empty if this is the first of them. The speed of a
+        run on a busy machine is ignored.
         """
         found, observed = derive_quantities(record), record.observations
         rate = found.get("samples_per_s") if found else None
@@ -94,7 +94,8 @@ class BestSoFar:
 
 
 class LocalSweep:
-    """A sweep that is running on this machine. It carries out the decisions of `policy` and reports the time left."""
+    """A sweep that runs on this machine. It carries out the decisions of the module `policy` and reports the time
+    left."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class LocalSweep:
         describe: Callable[[RunRecord], str] = describe_result,
         search: LocalSearch | None = None,
     ) -> None:
-        """`retry` starts points again even if their allowed attempts are used up.
+        """`retry` starts points even if they already had as many failed attempts as their budget allows.
 
         `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe`
         returns a run's result in one line. `search` proposes further points.
@@ -134,8 +135,8 @@ class LocalSweep:
         self._skipped = self._unanswered = 0
 
     def run(self) -> SweepResult:
-        """Measure the points without an answer, which is a final outcome from an earlier run. Return the outcomes of
-        all points."""
+        """Measure the points that have no answer (final outcome) from an earlier run. Return the outcomes of all
+        points."""
         plan, number = self._plan(), 0
         try:
             while decision := next_step(plan, self.snapshot()):
@@ -160,8 +161,8 @@ class LocalSweep:
         return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
 
     def _plan(self) -> SweepPlan:
-        """Return a plan of the points without an answer, with the control point that matches the first of them. A
-        control point is a fixed configuration whose runs show a drift of the machine.
+        """Return a plan of the points without an answer. The study's first control point is added: a reference
+        configuration whose runs show a drift of the machine.
 
         Points that have an answer are counted as skipped.
         """
@@ -180,17 +181,17 @@ class LocalSweep:
         return SweepPlan(left, control, proposer=self._search.proposer if self._search else None)
 
     def _list_skips(self) -> list[SkipRun | None]:
-        """Return, for each run, the decision to skip it; None for a run that is left."""
+        """Return, for each run, the decision to skip it; None for a run that has to be measured."""
         everything, snapshot = SweepPlan(self.runs), self.snapshot()
         return [find_skip(run, everything, snapshot) for run in self.runs]
 
     def find_answers(self) -> dict[RunKey, store.RunAttempt]:
-        """Return, by run, the attempts that gave a final outcome before this sweep."""
+        """Return, by run key, the attempts that gave a final outcome before this sweep."""
         return _select_answers(self._list_skips())
 
     def describe_busy(self, answers: Iterable[store.RunAttempt]) -> str:
-        """Return a text: how many of the attempts in `answers` ran on a busy machine, and how to measure again. Empty
-        if none did."""
+        """Return a text that says how many of the attempts `answers` ran on a busy machine, and how to measure them
+        again. Empty if none did."""
         busy = sum(_was_busy(one.folder) for one in answers if one.outcome == "ok")
         if not busy:
             return ""
@@ -199,7 +200,7 @@ class LocalSweep:
         return f"{made}: times of such runs decide nothing; {describe_quiet_remedy(repeats)}"
 
     def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
-        """Write a proposed trial, and return the plan with this trial added.
+        """Write a proposed trial to the study's folder, and return the plan with this trial added.
 
         If another process has already written a trial with this number, the plan is returned unchanged. The next
         proposal then takes that trial into account.
@@ -226,7 +227,7 @@ class LocalSweep:
     def _find_rival(self, key: RunKey) -> str:
         """Return the reason why a point must not start: another process is measuring it. Empty if the point may start.
 
-        Also empty if the launcher's lock is used, since local runs then wait for each other.
+        The text is always empty if the launcher's lock is used, since local runs then wait for each other.
         """
         if local_attempt.waits(self._repeats[key].request()):
             return ""
@@ -239,7 +240,7 @@ class LocalSweep:
         return self._repeats[run.key].request()
 
     def _conclude(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Write a record for a point that need not run, and print its outcome."""
+        """Write a record for a point that need not run, and print its outcome: `pruned` or `infeasible`."""
         lost.write_outcome(self.folder, self._request(run), outcome)
         self._attempts.pop(run.key.config_id, None)
         self.kinds.append(outcome.kind)
@@ -247,7 +248,8 @@ class LocalSweep:
         self._tell(f"{line}  repeat {run.key.repeat}\n    {outcome.kind}: {outcome.reason}")
 
     def _skip(self, leave: SkipRun) -> None:
-        """Count the existing outcome of a skipped point. If the point has no outcome, print why it is skipped."""
+        """Count a skipped point by its existing outcome. If it has no outcome, count it as unanswered and print why it
+        is skipped."""
         if leave.attempt:
             self._count(leave.attempt.outcome, leave.attempt.paused_s)
             self._skipped += 1
@@ -256,20 +258,21 @@ class LocalSweep:
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
 
     def _count(self, kind: OutcomeKind | None, paused_s: float) -> None:
-        """Count an outcome. A run that was paused counts as unanswered, because its times are not valid."""
+        """Count an outcome. An `ok` run that was paused also counts as unanswered, because its times are not valid."""
         self.kinds.append(str(kind))
         self._unanswered += kind == "ok" and paused_s > 0
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
-        """Return the attempts at a configuration. The folder is read again only after a new attempt."""
+        """Return the attempts at a configuration. The list is cached until this sweep makes a new attempt."""
         if config_id not in self._attempts:
             self._attempts[config_id] = store.list_attempts(self.folder / config_id)
         return self._attempts[config_id]
 
     def _left(self, runs: int, since_s: float) -> str:
-        """Return a text with the expected time until the sweep ends. Empty before the first run has ended.
+        """Return a text with the expected time until the sweep ends, from the median duration of its runs. Empty before
+        the first run has ended.
 
-        The current run began `since_s` seconds ago; `runs` more runs follow.
+        The current run began `since_s` seconds ago, and `runs` further runs follow it.
         """
         if not self.seconds:
             return ""
@@ -277,7 +280,8 @@ class LocalSweep:
         return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
-        """Return the supervisor that runs all attempts. None for a launcher that starts its own supervisors."""
+        """Return the supervisor process that runs all attempts. None if the launcher is not `local`; such a launcher
+        starts a supervisor for each attempt."""
         if requested.circumstance.launcher.get("name") != "local":
             return None
         if self._supervisor is None:
@@ -287,7 +291,11 @@ class LocalSweep:
         return self._supervisor
 
     def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
-        """Wait for other local runs and then measure a run. Return False if the run is no longer needed by then."""
+        """Wait for other local runs, then measure a run and return True. Return False without measuring if the run is
+        no longer needed after the wait.
+
+        `number` and `count` are the run's position in the sweep and the number of all runs, for the progress display.
+        """
         requested, begin = self._request(decision.run), time.monotonic()
         repeat = "control" if requested.control else f"repeat {requested.circumstance.repeat}"
         subject = f"[{number}/{count}] {describe_point(requested.spec, requested.config_id)}  {repeat}"
@@ -315,14 +323,14 @@ class LocalSweep:
 
 
 def _select_answers(skips: Iterable[SkipRun | None]) -> dict[RunKey, store.RunAttempt]:
-    """Return, by run, the attempts with a final outcome because of which runs are skipped. Runs that are skipped for
-    another reason, such as used-up attempts, are left out."""
+    """Return, by run key, the attempts with a final outcome that let a run be skipped. Runs skipped for another reason,
+    such as used-up attempts, are not included."""
     known = {leave.run.key: leave.attempt for leave in skips if leave and leave.attempt}
     return {key: attempt for key, attempt in known.items() if attempt.outcome in FINAL}
 
 
 def _was_busy(folder: Path) -> bool:
-    """Return whether the run in a folder was measured on a busy machine. False for a record that cannot be read."""
+    """Return whether the run in a folder was measured on a busy machine. False also if its record cannot be read."""
     with contextlib.suppress(OSError, UserError):
         observed = store.read_record(folder / store.RECORD).observations
         return bool(observed and observed.steps and is_busy(observed, observed.steps.window_s))
@@ -330,10 +338,10 @@ def _was_busy(folder: Path) -> bool:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of one point in the form that `policy` uses.
+    """Return one repeat of a point as a `PlannedRun`, on which `policy` decides.
 
-    An existing answer counts only if it was measured in the current environment. An answer to a trial counts in any
-    environment, since later trials were proposed from it.
+    An existing answer counts only if it was measured in the current environment (device and software versions). For a
+    trial of a search, an answer from any environment counts, since later trials were proposed from it.
     """
     environment = None
     if one.sweep.search is None:

@@ -1,4 +1,5 @@
-"""Write records for attempts that ended without a record and for points that need not run. Find the points to start."""
+"""Write records for attempts that ended without a record, and for points (configurations) that need not run. Find the
+points to start."""
 
 import contextlib
 import time
@@ -30,7 +31,8 @@ from bench.sweep.status import JobTask, PointStatus, StudyState, find_failed_sta
 
 
 class LeftBehind(NamedTuple):
-    """Contents of the files of an attempt without a record: a note of its interruption, and its last heartbeat."""
+    """The files that an attempt without a record left behind: a note about the signal that interrupted it, and its last
+    heartbeat. None for a file that does not exist."""
 
     interrupted: dict[str, Any] | None
     heartbeat: dict[str, Any] | None
@@ -40,13 +42,14 @@ class LeftBehind(NamedTuple):
         return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
-        """Return the contents of the files that exist, by their key in the evidence of a record."""
+        """Return the contents of the files that exist. The keys are those of `evidence` in a record's outcome."""
         found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
         return {name: plain for name, plain in found.items() if plain}
 
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
-    """Return the outcome of an attempt whose job has ended, or was put back into the queue (`restarted`).
+    """Return the outcome of an attempt without a record. Its job has ended, or was put back into the queue
+    (`restarted`).
 
     `ending` is the job's last state at the scheduler; None if the scheduler no longer knows the job.
     """
@@ -59,7 +62,7 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
-    """Return the outcome of an attempt that ran without a scheduler and whose supervisor died."""
+    """Return the outcome of an attempt without a record that ran without a scheduler and whose supervisor died."""
     interrupted, heartbeat = left_behind
     evidence = left_behind.list_evidence()
     if interrupted:
@@ -95,13 +98,14 @@ def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bo
 
 
 def _is_warned(interrupted: dict[str, Any]) -> bool:
-    """Return whether a run was interrupted near its job's time limit. The warning may come a minute early."""
+    """Return whether the signal that interrupted a run was the scheduler's warning before the time limit. The warning
+    may come up to a minute early."""
     left_s, warning_s = interrupted.get("left_s"), interrupted.get("warning_s")
     return isinstance(left_s, int | float) and isinstance(warning_s, int | float) and left_s <= warning_s + 60
 
 
 def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:
-    """Write the record of a point that need not run."""
+    """Write the record of a point (configuration) that need not run."""
     attempt = store.open_attempt(study_folder / requested.config_id, requested.spec, requested.circumstance)
     store.finalize(attempt.folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
 
@@ -110,8 +114,8 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Write a record for every attempt that ended without a record. Return the number of records written. Missing ends
-    of allocations are written as well."""
+    """Write a record for every attempt that ended without a record. Return the number of records written. If an
+    allocation's end was not written, it is written as well."""
     concluded = 0
     # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:
@@ -136,9 +140,10 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Write the ends of jobs that left points without an attempt, before the scheduler forgets these jobs.
+    """Write to files how jobs ended that left points without an attempt. The scheduler forgets ended jobs after a
+    while.
 
-    Return whether any end was written.
+    Return whether any such file was written.
     """
     new, started = False, view.seen.list_started_jobs()
     for job in view.seen.jobs:
@@ -175,7 +180,7 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
-    """Return the outcome of an attempt without a record; None if the attempt may still be running."""
+    """Return the outcome of an attempt without a record. None if the attempt may still be running."""
     left_behind = LeftBehind.read(attempt.attempt.folder)
     if not attempt.job and attempt.dead_here:
         return reconcile_local_outcome(left_behind)
@@ -195,7 +200,8 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
 
 
 def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrections) -> Counter[str]:
-    """Write the records of points that need not run. Return the number of records by outcome."""
+    """Write a record for every point that need not run (`pruned` or `infeasible`). Return the number of records by
+    outcome."""
     count: Counter[str] = Counter()
     for point_status, decision in _decide_all(view, corrections):
         if isinstance(decision, RecordWithoutRun):
@@ -207,17 +213,19 @@ def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrection
 
 
 class PendingPoints(NamedTuple):
-    """Points to start, in order, and the reason why they may not start now. The reason is empty if they may."""
+    """Points to start, in order, and the reason why they may not start now. An empty reason means that they may
+    start."""
 
     statuses: list[PointStatus]
     why_not_now: str
 
 
 def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
-    """Return the points to start.
+    """Return the points to start. They are of three sorts:
 
-    They are points without an answer, points that ran out of memory and need a second run as confirmation, and points
-    with the outcome `infeasible` whose prediction was changed by measured runs of similar points.
+    - points without an answer (a final outcome),
+    - points that ran out of memory and run a second time to confirm that,
+    - points recorded as `infeasible` whose prediction has changed since, because of measured runs of similar points.
     """
     decided = [
         (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)
@@ -227,7 +235,7 @@ def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingP
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
-    """Return every point of a study with the decision of `policy` for it."""
+    """Return every point of a study with the decision of the module `policy` on it."""
     kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
     runs = [
         build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses

@@ -1,4 +1,5 @@
-"""Plan a sweep, a single run or a rehearsal. Every point is decoded and checked before anything starts."""
+"""Plan a sweep, a single run or a rehearsal (one rank of a larger run, alone). Every point (configuration) is decoded
+and checked before anything starts."""
 
 import contextlib
 import itertools
@@ -33,7 +34,7 @@ _GROUPS = {"model", "engine", "data", "machine", "launcher"}
 
 
 class PlannedSweep(NamedTuple):
-    """Definition of a sweep, and facts about how it was planned."""
+    """Definition of a sweep, and the choices made in planning it."""
 
     sweep: SweepDefinition
     expansion: Expansion  # the points, and the numbers of points that the study's rules exclude
@@ -64,7 +65,8 @@ def plan_sweep(
     autopilot: bool,
     etiquette: Mapping[str, Any],
 ) -> PlannedSweep:
-    """Return the planned sweep. `repeats` replaces the study's number of repeats unless it is None. `etiquette` holds
+    """Return the planned sweep. `repeats` replaces the study's number of repeats unless it is None. `prune` allows
+    outcomes without a run. `autopilot` requests a job that later submits the remaining points. `etiquette` holds
     options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
@@ -95,8 +97,9 @@ def plan_sweep(
 def define_sweep(
     study: Study, composed: Sequence[Request], options: Limits, rules: SweepRules, **given: Any
 ) -> SweepDefinition:
-    """Return the definition of a sweep or search. A machine whose points run here gets the device of this machine.
-    `given` are further fields of the definition."""
+    """Return the definition of a sweep or search from the composed configurations of its points. Each machine in it
+    gets its device kind, such as "cuda"; for points that run on this machine, that is the device found here. `given`
+    are further fields of the definition."""
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     by_name = {one.machine.name: one for one in reversed(composed)}  # the first point with a name counts
     return SweepDefinition(
@@ -113,8 +116,9 @@ def define_sweep(
 
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
-    """Return the launcher options that all points share, with the options in `etiquette` added. Raise UserError if
-    points differ in launcher or options, or if the launcher does not support an added option or the autopilot."""
+    """Return the launcher options that all points share. The options in `etiquette`, which limit the load on a
+    scheduler's queue, are added. Raise UserError if points differ in launcher or options, or if the launcher does not
+    support an added option or the autopilot."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
@@ -143,8 +147,8 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
 def _build_controls(
     study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None
 ) -> list[compose.StudyPoint]:
-    """Return one control point for each combination of node count and devices per node in the sweep; none if the study
-    defines no control point."""
+    """Return the control points (reference configurations that jobs repeat): one for each combination of node count and
+    devices per node in the sweep. Empty if the study defines no control point."""
     pairs = list_control_pairs(study, overrides)
     shapes = dict.fromkeys((p.composed.spec.nodes, p.composed.spec.devices_per_node) for p in found.points)
     controls = []
@@ -157,11 +161,12 @@ def _build_controls(
 
 
 def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
-    """Return a point with its forecast and time limit. Its line shows the overrides in `distinguishing`.
+    """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
+    `distinguishing`.
 
     If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
-    be allowed a second attempt. A training always uses the forecast, since it resumes from its checkpoint. UserError
-    for a training without a given or predicted limit.
+    be allowed a second attempt. A training uses the forecast in any case, since its next attempt resumes from a
+    checkpoint. Raise UserError for a training with neither a given nor a predicted limit.
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))
@@ -193,7 +198,8 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
 
 
 def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return the time limit that the user set, and the longest limit that a queue needs without it; in minutes."""
+    """Return two time limits in minutes: the limit that the user set, and the longest limit for a job in a queue if the
+    user set none. Either is None if it does not apply."""
     options = composed.launcher_options
     if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
         return options.time_limit_min, None
@@ -201,18 +207,18 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
-    """Return the overrides that differ between points and that the points' lines do not show otherwise."""
+    """Return the overrides that not all points share and that the points' lines do not show already, as `key=value`."""
     shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if not is_shown_in_line(key))
     return {text for text, count in shared.items() if count < len(overrides)}
 
 
 def is_shown_in_line(key: str) -> bool:
-    """Return whether the line that describes a point shows this override already."""
+    """Return whether the line that describes a point always shows this override."""
     return key in _GROUPS or (key.partition(".")[0] not in _GROUPS and is_shown(key))
 
 
 class SingleRun(NamedTuple):
-    """One run that was checked and can start."""
+    """One run that has been checked and can start."""
 
     composed: Request
     requested: RequestedRun  # its repeat number is assigned when it starts
@@ -223,7 +229,7 @@ class SingleRun(NamedTuple):
 
 
 def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -> SingleRun:
-    """Return a run of one point on this machine. Raise UserError if that is impossible."""
+    """Return a run of one point (configuration) on this machine. Raise UserError if it cannot run here."""
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
@@ -239,8 +245,9 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
 def plan_rehearsal(
     overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
-    """Return the planned rehearsal, which runs one rank of a larger run alone on this machine. Raise UserError if that
-    is impossible. With `shapes_only`, tensors have no data, so the rank may be larger than this machine."""
+    """Return a planned rehearsal, which runs one rank of a larger run on this machine without the other ranks. Raise
+    UserError if that is impossible. With `shapes_only`, tensors have shapes but no data, so the rank may need more
+    memory than this machine has."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
     device = inputs.find_predicted_device(composed)
@@ -276,7 +283,8 @@ def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **
 
 
 def _check_rehearsed(composed: Request, rank: int) -> None:
-    """Raise UserError if the run has no such rank, or if its engine does not support rehearsing that rank."""
+    """Raise UserError if the run has no rank with this number, or if its engine does not support rehearsing that
+    rank."""
     spec = composed.spec
     if not 0 <= rank < spec.world_size:
         raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of them")
@@ -288,8 +296,8 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, for compiled models and
-    for flex attention."""
+    """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, with a compiled model,
+    or with flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
     model, rule = composed.spec.model, "compiled code does not run one operation at a time"
@@ -300,7 +308,7 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
 
 
 def _check_room(composed: Request, device: Device) -> None:
-    """Raise UserError if one rank surely needs more memory than this machine has."""
+    """Raise UserError if even the smallest memory predicted for one rank is more than this machine has."""
     room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
     try:
         needed, _ = predict_memory(composed.spec, device, room, rehearsed=True).device

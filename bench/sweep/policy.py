@@ -1,9 +1,9 @@
-"""Decide which run of a sweep starts next: in a local sweep, in an allocation that runs several points, or at
-submission to a scheduler. No side effects.
+"""Decide which run of a sweep starts next: in a local sweep, in an allocation that runs several points
+(configurations), or when points are submitted to a scheduler. No side effects.
 
-A local sweep and an allocation go through their plan once, one decision at a time (`next_run`). Submission takes all
-decisions that are possible now (`list_decisions`). Both use `decide`. No function here reads or writes files or reads
-the clock. The caller passes the state (`Snapshot`) and carries out the decision.
+A local sweep and an allocation take one decision at a time with `next_run`, and go through their plan once. A
+submission takes all decisions that are possible now, with `list_decisions`. Both call `decide`. No function here reads
+or writes files or reads the clock. The caller passes the state (`Snapshot`) and carries out the decision.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,18 +29,18 @@ NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
 """Outcomes of points that were not run. `pruned` follows from runs of smaller micro-batches, `infeasible` from a
 prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""Maximum number of attempts at a point, as a multiple of its allowed failures. It also holds if all failures had
-causes outside of the point, such as preemption."""
+"""Maximum number of all attempts at a point, as a multiple of the failures that it may have. Attempts that failed for
+causes outside of the point, such as preemption, count as well."""
 
 
 class PlannedRun(NamedTuple):
-    """One repeat of one point in a plan, with the rules that decide whether it starts."""
+    """One repeat of one point (configuration) in a plan, with the rules that decide whether it starts."""
 
     key: RunKey
     kin: Siblings | None = None  # points that differ in the micro-batch alone; None: other runs never prune this one
     prune: bool = True  # whether an outcome without a run (`pruned`, `infeasible`) counts as an answer
     attempts: int | None = None  # failures allowed; None: any number
-    limit_min: float = 0.0  # time limit of one attempt; 0: none
+    limit_min: float = 0.0  # time limit of one attempt, in minutes; 0: none
     environment_id: str | None = None  # environment whose answers count; None: answers of every environment count
     point: SweepPoint | None = None  # if point and machine are given, a prediction may make the run infeasible
     machine: Machine | None = None
@@ -59,7 +59,7 @@ class TrialResult(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """The next point that a search proposes."""
+    """The next point that a search proposes, with its values by dimension of the search space."""
 
     point: SweepPoint
     values: dict[str, Any]
@@ -76,7 +76,7 @@ class Proposer(Protocol):
 
 
 class SweepPlan(NamedTuple):
-    """Runs in the order in which they are decided on."""
+    """Runs of a sweep, in the order in which decisions on them are taken."""
 
     runs: Sequence[PlannedRun]
     control: PlannedRun | None = None  # runs before the first and after the last point, to show a drift of the machine
@@ -99,14 +99,15 @@ class RecordWithoutRun(NamedTuple):
 
 
 class PostponeRun(NamedTuple):
-    """Decision: do not start the run now, but later."""
+    """Decision: do not start the run now. It may start later, for example in another job."""
 
     run: PlannedRun
     why: str
 
 
 class SkipRun(NamedTuple):
-    """Decision: do not start the run. It has an answer, another process runs it now, or its attempts are used up."""
+    """Decision: do not start the run. It has an answer (a final outcome), another process runs it now, or its allowed
+    attempts are used up."""
 
     run: PlannedRun
     why: str
@@ -116,7 +117,8 @@ class SkipRun(NamedTuple):
 class AddTrial(NamedTuple):
     """Decision: write the proposal as the trial with this number, and add its run to the plan.
 
-    If a trial with this number exists when it is written, the proposal was made without that trial and is dropped.
+    If another process has written a trial with this number before, the proposal was made without knowing it. It is then
+    dropped.
     """
 
     proposal: Proposal
@@ -127,15 +129,15 @@ Decision = StartRun | RecordWithoutRun | PostponeRun | SkipRun
 
 
 class Snapshot(NamedTuple):
-    """State of the study's folder, the scheduler and the clock at one moment."""
+    """State of the study's folder, the scheduler and the clock at one point in time."""
 
     tried: Tried
     correction: Callable[[SweepPoint], Correction] = lambda point: UNCORRECTED  # by measured neighbours
     busy: Callable[[RunKey], str] = lambda key: ""  # reason why a point cannot start now; empty if it can
-    submitted: Mapping[RunKey, int] = {}  # number of jobs submitted with this point so far
+    submitted: Mapping[RunKey, int] = {}  # number of jobs submitted so far, by point
     failed_starts: Mapping[RunKey, Sequence[str]] = {}  # ends of jobs that failed before any attempt, in words
     left_s: float | None = None  # seconds until the allocation ends; None: no end
-    spent_node_hours: float = 0.0
+    spent_node_hours: float = 0.0  # of the study, compared with the plan's budget
     passed: Sequence[Decision] = ()  # decisions of this pass so far, oldest first
     results: Callable[[], Sequence[TrialResult]] = lambda: ()  # results of a search's trials, in order
 
@@ -148,8 +150,8 @@ def build_planned_run(
     attempts: int | None,
     environment_id: str | None = None,
 ) -> PlannedRun:
-    """Return one repeat of a sweep's point in the form that `decide` uses. A prediction may make this run
-    infeasible."""
+    """Return one repeat of a sweep's point as a `PlannedRun`, with the point and its machine. With these, a prediction
+    may make the run infeasible."""
     return PlannedRun(
         key,
         kin,
@@ -163,11 +165,11 @@ def build_planned_run(
 
 
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
-    """Return the next decision of a pass through a plan; None at its end.
+    """Return the next decision while going through a plan once; None at its end.
 
-    The control point, a fixed configuration that shows a drift of the machine, runs first and last. If a point runs out
-    of memory for the first time, it runs once more at once, provided that this can save runs of larger micro-batches. A
-    run that does not fit into the time left is postponed; a shorter run may still fit.
+    The control point, a reference configuration that shows a drift of the machine, runs first and last. A point that
+    runs out of memory for the first time runs once more at once, if this can save runs of larger micro-batches. A run
+    that does not fit into the time left is postponed; a shorter run may still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
@@ -186,7 +188,8 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision of a pass. After the last run, return the next trial of the plan's proposer."""
+    """Return the next decision while going through a plan once. After the last planned run, return a new trial from the
+    plan's proposer. None if there is no proposer or it proposes nothing more."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:
@@ -197,14 +200,14 @@ def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
-    """Return the decision for every run of a plan, in the plan's order. The control point is left out, since jobs add
-    it themselves."""
+    """Return the decision for every run of a plan, in the plan's order. Runs of the control point are not included,
+    since each job adds them itself."""
     return [decide(run, plan, snapshot) for run in plan.runs]
 
 
 def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
-    """Return the decision for one run of a plan. The first that applies is returned: skip the run, record an outcome
-    without running it, postpone it, or start it."""
+    """Return the decision for one run of a plan. The options are tried in this order: skip the run, record an outcome
+    without running it, postpone it, start it."""
     if skip := find_skip(run, plan, snapshot):
         return skip
     if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
@@ -219,7 +222,7 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
 
 def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
     """Return the decision to skip a run, with its reason; None if the run is not skipped. A run is skipped if it has
-    its answer, if it is under way elsewhere, or if its allowed attempts are used up."""
+    its answer, if another process or job has it, or if its allowed attempts are used up."""
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
@@ -234,10 +237,11 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
 
 
 def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None:
-    """Return the attempt whose outcome is the final answer of a point; None if there is none. An attempt that ran
-    precedes an outcome without a run (`pruned` or `infeasible`). Such outcomes count only if `prune` is set.
+    """Return the attempt whose outcome is the final answer of a point (configuration); None if there is none. An
+    attempt that ran takes precedence over an outcome without a run (`pruned` or `infeasible`). Outcomes without a run
+    count only if `prune` is set.
 
-    An attempt with an injected fault is no answer. Neither is an attempt that was paused, since its times are not
+    An attempt with an injected fault is no answer. Nor is an `ok` attempt that was paused, since its times are not
     valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
@@ -252,14 +256,14 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return the reason why a point gets no further attempt; empty if it gets one.
+    """Return the reason why a point (configuration) gets no further attempt; empty if it gets one.
 
     `done` are its attempts with a record. At most `limit` of them may fail for a cause in the point itself. A job that
     failed before it began an attempt (`failed_starts`) counts as such a failure, since it would fail again.
 
-    Preemption, cancellation, a failed node, a full disk, a pause and an injected fault are causes outside of the point.
-    All attempts together may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`, and so may all `submitted` jobs with
-    this point.
+    Causes outside of the point are preemption, cancellation, a failed node, a full disk, a pause and an injected fault.
+    All attempts together, whatever their causes, may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`. The same maximum
+    holds for the number of jobs `submitted` with this point.
     """
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):
@@ -274,7 +278,7 @@ def explain_given_up(
 
 
 def _is_own_fault(attempt: RunAttempt) -> bool:
-    """Return whether an attempt failed for a cause in the point itself."""
+    """Return whether an attempt failed for a cause in the point (its configuration) itself."""
     # The causes must match those named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
     return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
@@ -287,10 +291,10 @@ def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:
 
 
 def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt]) -> RunAttempt | None:
-    """Return the final answer of a run in its environment; None if it has none.
+    """Return the final answer of a run in its environment (its device and software versions); None if it has none.
 
-    An outcome `infeasible` is no answer if measured runs of similar points have since changed the prediction that it
-    rests on.
+    The outcome `infeasible` rests on a prediction. It is no answer if measured runs of similar points have since
+    changed that prediction.
     """
     in_environment = [a for a in done if run.environment_id is None or a.environment_id in (None, run.environment_id)]
     valid = [a for a in in_environment if a.outcome != "infeasible" or not _is_prediction_revoked(run, snapshot)]
@@ -298,7 +302,7 @@ def _find_final(run: PlannedRun, snapshot: Snapshot, done: Sequence[RunAttempt])
 
 
 def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
-    """Return whether a point that a prediction called infeasible must run after all, because measured runs changed the
+    """Return whether a point recorded as infeasible must run after all, because measured runs have changed the
     prediction."""
     if run.point is None or run.machine is None:
         return False
@@ -306,7 +310,7 @@ def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
-    """Return whether a run has to start again to confirm an out-of-memory answer from an earlier pass."""
+    """Return whether a run has to start again to confirm an out-of-memory answer that was recorded earlier."""
     if not plan.confirm_answered or run.reopened or not any(attempt.outcome == "oom" for attempt in done):
         return False
     final = _find_final(run, snapshot, done)
@@ -318,9 +322,9 @@ def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
 
 
 def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
-    """Return the decision to start a run if budget and time suffice, and else to postpone it.
+    """Return the decision to start a run if the budget and the time left suffice, else the decision to postpone it.
 
-    Time for the last run of the control point is reserved.
+    Time for the last run of the control point is kept free.
     """
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:

@@ -1,4 +1,4 @@
-"""Predictions of memory and step time for points before they run."""
+"""Predict memory and step time of points (configurations) before they run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +29,8 @@ from bench.sweep.inputs import GivenOverrides, find_study
 
 
 class Prediction(NamedTuple):
-    """Prediction for one point. If memory or time is None, the field `memory_unknown` or `time_unknown` gives the
-    reason."""
+    """Prediction for one point (configuration). If memory or time is None, the field `memory_unknown` or `time_unknown`
+    gives the reason."""
 
     point: StudyPoint
     device: Device
@@ -44,14 +44,16 @@ class Prediction(NamedTuple):
 
     @property
     def fits(self) -> bool | None:
-        """Return whether the point fits into a device's memory; None if it may fit, or if that is unknown."""
+        """Return whether the point fits into a device's memory. None if the predicted range contains the memory size,
+        or if memory size or prediction is unknown."""
         room = self.point.composed.machine.memory_bytes
         return self.memory.fits(room) if self.memory and room is not None else None
 
     @property
     def by_class(self) -> bool:
-        """Return whether the interval of the step time comes from published step times of a class of training software.
-        This is so for a GPU without a calibration or a rehearsal."""
+        """Return whether the interval of the step time comes from published step times for a class of training
+        software. This is so for a GPU that has neither a calibration nor a rehearsal (one rank's measured computing
+        time)."""
         found = self.point.composed.machine.calibration
         known = self.rehearsed_s is not None or bool(found and found.matmul)
         return self.time is not None and self.device == "cuda" and not known
@@ -62,7 +64,7 @@ class Prediction(NamedTuple):
         return f"<Prediction {point}: {self.describe()}>"
 
     def describe(self) -> str:
-        """Return in one line the memory per device, whether it fits, the step time and the throughput."""
+        """Return one line with the memory per device, whether it fits, the step time and the throughput."""
         if self.memory is None:
             return self.memory_unknown
         low, high = self.memory.device
@@ -75,17 +77,18 @@ class Prediction(NamedTuple):
         return f"{span} GB: {self.describe_fit()}; {step}"
 
     def describe_fit(self) -> str:
-        """Return in words whether the point fits into a device's memory."""
+        """Return a text that says whether the point fits into a device's memory."""
         if self.point.composed.machine.memory_bytes is None:
             return "size of the device unknown"
         return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
 
     def host(self) -> HostMemory | None:
-        """Return the host memory that a node needs; None without offload."""
+        """Return the host memory that a node needs; None if nothing is offloaded to the host."""
         return predict_host_memory(self.point.composed.spec, self.device, self.point.composed.machine.memory_bytes)
 
     def list_passes(self) -> Sequence[SimulatedPass]:
-        """Return the simulated time of each pass in a pipeline's step; empty without a pipeline or a predicted time."""
+        """Return the simulated time of each pass (forward or backward of one micro-batch on one stage) in a pipeline's
+        step. Empty without a pipeline or without a predicted step time."""
         composed = self.point.composed
         if self.time is None:
             return ()
@@ -94,16 +97,15 @@ class Prediction(NamedTuple):
     def largest_micro_batch(self) -> LargestMicroBatch | None:
         """Return the largest micro-batch that fits; None if the memory size of the device is unknown.
 
-        A call costs as much as thirty predictions.
+        A call takes about as long as thirty predictions.
         """
         room = self.point.composed.machine.memory_bytes
         return find_largest_micro_batch(self.point.composed.spec, room, self.device) if room else None
 
     def describe_remedy(self) -> str:
-        """Return in words the changes with which a point that does not fit would fit. Empty for a point that fits or
-        may fit.
+        """Return a text with changes that would make a point fit into memory. Empty for a point that fits or may fit.
 
-        A call costs as much as fifty predictions.
+        A call takes about as long as fifty predictions.
         """
         if self.fits is not False:
             return ""
@@ -121,7 +123,7 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return the prediction for every point. `straggler`, `data_wait_s` and `rehearsed_s` are parameters of
+    """Return the prediction for every point of a study. `straggler`, `data_wait_s` and `rehearsed_s` are passed to
     `predict_step_time`. The class of training software (eager, usual or fused) is given as `software` or as an override
     `software=NAME`."""
     composed, given = find_study(study, overrides, config_dir, "predict")

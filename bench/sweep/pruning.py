@@ -1,5 +1,5 @@
-"""Find points that need not run: a smaller micro-batch ran out of memory, or the prediction far exceeds the device's
-memory.
+"""Find points (configurations) that need not run: a smaller micro-batch ran out of memory, or the predicted memory far
+exceeds the device's.
 
 No side effects. Each decision is returned with its evidence.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from bench.sweep.definition import RunKey
 
 CONFIRMED = 2
-"""Larger micro-batches are skipped after this number of out-of-memory runs of a point without any other result."""
+"""Number of out-of-memory runs of a point, without any other result, after which larger micro-batches are skipped."""
 
 Tried = Callable[[str], Sequence[RunAttempt]]
 """Returns the attempts at the configuration with a given config_id."""
 
 
 class Sibling(Frozen):
-    """One of several configurations that differ in the micro-batch alone, and so also in the global batch."""
+    """One of several configurations that differ in the micro-batch alone, and hence also in the global batch size."""
 
     config_id: str
     micro: int
@@ -40,8 +40,8 @@ class Sibling(Frozen):
 
 
 class Siblings(Frozen):
-    """A configuration on a machine, and its siblings, which differ in the micro-batch alone. Smallest micro-batch
-    first."""
+    """A configuration on a machine, and its siblings: the configurations with smaller and with larger micro-batches
+    that are otherwise equal. Each tuple begins with its smallest micro-batch."""
 
     machine: str
     itself: Sibling
@@ -50,9 +50,10 @@ class Siblings(Frozen):
 
 
 def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[tuple[str, str], Siblings]:
-    """Return the siblings of every configuration on every machine, by config_id and machine.
+    """Return the siblings of every configuration on every machine, by config_id and machine. Siblings differ in the
+    micro-batch alone.
 
-    `wanted` yields the key and the JSON spec of each requested run.
+    `wanted` yields the key of each requested run, and its spec as JSON.
     """
     repeats: dict[tuple[str, str], list[int]] = {}
     specs: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -78,8 +79,8 @@ def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
-    """Return the outcome of a point that need not run because a smaller micro-batch ran out of memory; None if it must
-    run."""
+    """Return the outcome `pruned` for a point (configuration) that need not run because a smaller micro-batch ran out
+    of memory. None if no smaller micro-batch proves this."""
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
@@ -89,10 +90,11 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
 
 
 def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
-    """Return a run that proves that a configuration does not fit a machine; None if there is no proof.
+    """Return an out-of-memory run that proves, together with others, that a configuration does not fit on a machine.
+    None if there is no proof.
 
-    The proof needs at least `CONFIRMED` out-of-memory runs, one of each requested repeat, and no successful or invalid
-    run.
+    A proof needs at least `CONFIRMED` out-of-memory runs, among them one of each requested repeat. No run of this
+    configuration may have ended as `ok` or `invalid`.
     """
     on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
     out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
@@ -102,8 +104,9 @@ def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | N
 
 
 def is_to_confirm(kin: Siblings, tried: Tried) -> bool:
-    """Return whether a point that ran out of memory has to run once more, so that larger micro-batches can be
-    skipped."""
+    """Return whether a point (configuration) that ran out of memory has to run once more. The second run confirms the
+    result, so that larger micro-batches can be skipped. It is not needed if all larger micro-batches have an outcome
+    already."""
     kinds = _list_outcomes(kin.itself, kin.machine, tried)
     is_first = kinds.count("oom") == 1 and set(kinds) == {"oom"} and len(set(kin.itself.repeats)) == 1
     return is_first and not all(_list_outcomes(larger, kin.machine, tried) for larger in kin.larger)
@@ -114,10 +117,10 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
 
 
 def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
-    """Return whether a point is predicted to exceed its device's memory by a wide margin.
+    """Return whether a point (configuration) is predicted to exceed its device's memory by a wide margin.
 
-    `correction` comes from measured runs of similar points, and may raise or lower the prediction. The result is always
-    False if the low estimate fits without correction, or if the device's memory is unknown.
+    `correction` comes from measured runs of similar points, and may raise or lower the prediction. If the uncorrected
+    low estimate fits, or if the device's memory is unknown, the result is always False.
     """
     room, there = forecast.room if forecast else None, machine.memory_bytes
     if room is None or there is None or room.low_bytes <= there:
@@ -128,8 +131,8 @@ def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction
 def find_infeasible_outcome(
     plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
 ) -> Outcome | None:
-    """Return the outcome `infeasible` with the prediction as evidence, if a point far exceeds the device's memory; else
-    None."""
+    """Return the outcome `infeasible`, with the prediction as evidence, if a point is predicted to far exceed the
+    device's memory. None otherwise."""
     if not is_far_out_of_memory(forecast, machine, correction):
         return None
     assert forecast and forecast.room and machine.memory_bytes
@@ -142,8 +145,8 @@ def find_infeasible_outcome(
 def _build_evidence(
     plain_spec: dict[str, Any], room: MemoryForecast, machine: Machine, correction: Correction
 ) -> dict[str, Any]:
-    """Return the prediction in the form for a record: the corrected bytes, the bytes of each phase of a step without
-    correction, the correction, and the versions of the formulas."""
+    """Return the prediction as a dict for a record. It has the corrected bytes, the uncorrected bytes of each phase of
+    a step, the correction, and the versions of the formulas."""
     spec = RunSpec.model_validate(plain_spec)
     needed = predict_memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {
@@ -163,7 +166,7 @@ def _build_evidence(
 
 @functools.cache
 def read_formula_versions() -> dict[str, str]:
-    """Return the release of zeroscale, and a digest of the source code of each package with formulas."""
+    """Return the release of zeroscale, and for each package with formulas a digest of its source code."""
     versions = {"zeroscale": metadata.version("zeroscale")}
     for package in (predict, engines):
         text = b"".join(path.read_bytes() for path in sorted(Path(package.__path__[0]).rglob("*.py")))

@@ -20,11 +20,11 @@ from bench.sweep.definition import RunKey, SweepDefinition, Trial
 from bench.sweep.policy import TrialResult, explain_given_up, find_answer
 
 FRESH_S = 90.0
-"""Seconds after its last heartbeat during which an attempt counts as alive. Heartbeats are written every few seconds,
-but file systems can stall."""
-_CLAIM_S = 3.0  # seconds between the creation of an attempt's folder and its description, on a slow file system
+"""An attempt counts as alive for this many seconds after its last heartbeat. Heartbeats are written every few seconds,
+but a file system can stall for longer."""
+_CLAIM_S = 3.0  # longest time from the creation of an attempt's folder to its description, on a slow file system
 REPORT = "report"
-"""Folder of the files that the autopilot writes when all jobs have ended."""
+"""Name of the folder for the files that the autopilot writes when all jobs have ended."""
 _NO_POINTS = (definition.FOLDER, definition.TRIALS, jobs.FOLDER, jobs.EXCLUDED, REPORT)
 
 
@@ -36,7 +36,7 @@ class HeartbeatRank(BaseModel):
 
 
 class LastHeartbeat(BaseModel):
-    """The fields of a heartbeat file that programs read."""
+    """The fields of a heartbeat file that this package reads."""
 
     at: AwareDatetime
     host: str
@@ -46,7 +46,7 @@ class LastHeartbeat(BaseModel):
 
 
 class AttemptOrigin(BaseModel):
-    """The job that started an attempt, as recorded under `launcher` in the attempt's circumstances."""
+    """The job that started an attempt. It is recorded under `launcher` in the attempt's circumstances."""
 
     job: str = ""  # empty without a scheduler
     task: int | None = None
@@ -54,7 +54,7 @@ class AttemptOrigin(BaseModel):
 
 
 class UnfinishedAttempt(NamedTuple):
-    """An attempt without a record. It is still running, or it died and its record was not written yet."""
+    """An attempt without a record. Either it is still running, or it died and its record is yet to be written."""
 
     key: RunKey
     attempt: store.RunAttempt
@@ -70,7 +70,8 @@ class UnfinishedAttempt(NamedTuple):
 
     @property
     def dead_here(self) -> bool:
-        """Return whether the attempt's supervisor ran on this machine and has ended."""
+        """Return whether the attempt's supervisor ran on this machine and has ended. False if it ran on another
+        machine."""
         if not self.heartbeat or self.heartbeat.host != os.uname().nodename:
             return False
         own, before = identify_process(os.getpid()), self.heartbeat.process
@@ -82,7 +83,7 @@ class UnfinishedAttempt(NamedTuple):
         return before.namespace == own.namespace and identify_process(self.heartbeat.supervisor) != before
 
     def doing(self) -> str:
-        """Return the attempt's phase and step in words, and the age of its last sign of life."""
+        """Return the phase and step of the attempt's slowest rank in words, and the age of its last sign of life."""
         if not self.heartbeat or not self.heartbeat.ranks:
             return "starting"
         behind = min(self.heartbeat.ranks, key=lambda rank: rank.step)
@@ -91,7 +92,7 @@ class UnfinishedAttempt(NamedTuple):
 
 
 class StudySnapshot(NamedTuple):
-    """Content of a study's folder at one moment."""
+    """Content of a study's folder at one point in time."""
 
     folder: Path
     tried: dict[str, list[store.RunAttempt]]  # by config_id
@@ -99,7 +100,7 @@ class StudySnapshot(NamedTuple):
     jobs: list[jobs.SubmittedJob]
     ends: dict[tuple[str, int | None], jobs.JobEnd]  # ends of jobs or array tasks that left points without an attempt
     unreadable: list[store.Unreadable]  # files and folders that are ignored because they cannot be read
-    nobodys: list[Path]  # attempt folders that were created more than `FRESH_S` seconds ago and never described
+    nobodys: list[Path]  # attempt folders older than `FRESH_S` seconds that still have no description
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -113,7 +114,7 @@ class StudySnapshot(NamedTuple):
         return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
 
     def has_attempt(self, key: RunKey, job: str) -> bool:
-        """Return whether a job has begun an attempt at a point, with any outcome or none."""
+        """Return whether a job has begun an attempt at a point, with any outcome or with none yet."""
         return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
 
 
@@ -137,7 +138,8 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 
 
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
-    """Add an attempt whose record does not exist or cannot be read to the snapshot."""
+    """Add an attempt without a readable record to the snapshot, as unfinished or as unreadable. If its folder is old
+    and has no description, it is added to `nobodys`."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return
@@ -156,7 +158,8 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
 
 
 def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
-    """Return the description of an attempt without a record; None if it is not written yet or cannot be read."""
+    """Return an attempt without a record, as described by the files in its folder. None if its description is not
+    written yet or cannot be read."""
     if attempt.unreadable:
         return None
     with contextlib.suppress(FileNotFoundError, store.Unreadable):
@@ -165,9 +168,9 @@ def read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAtte
 
 
 def _read_unfinished(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt:
-    """Return the description of an attempt without a record.
+    """Return an attempt without a record, as described by the files in its folder.
 
-    FileNotFoundError or Unreadable if the files in its folder do not suffice to write a record.
+    Raise FileNotFoundError or Unreadable if these files do not suffice to write a record for it later.
     """
     path = attempt.folder / store.CIRCUMSTANCE
     circumstance = store.read_value(path, Circumstance)
@@ -195,11 +198,11 @@ def find_rival_attempt(
     before: int | None = None,
     ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
-    """Return an attempt at the point `key` that another process is running; None if there is none. `ours` returns True
-    for attempts that belong to the caller.
+    """Return an attempt at the point `key` that another process is running; None if there is none. `ours` is called
+    with an attempt and returns True if it belongs to the caller.
 
-    `before` is the attempt number that the caller has reserved. If it is given, only attempts with smaller numbers
-    count.
+    A caller that has reserved an attempt number passes it as `before`. Then only attempts with smaller numbers count,
+    so that of two processes the earlier one runs.
     """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):
@@ -214,7 +217,7 @@ def find_rival_attempt(
 def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> UnfinishedAttempt | None:
     """Wait for the description of an attempt whose folder was created just now, and return it.
 
-    An attempt counts as begun from the moment its folder exists. Return None if no description follows within
+    An attempt has begun as soon as its folder exists; the description follows. Return None if it does not follow within
     `_CLAIM_S` seconds, or if the folder is older than `FRESH_S`.
     """
     until, found = time.monotonic() + _CLAIM_S, None
@@ -226,7 +229,8 @@ def _wait_until_described(config_id: str, attempt: store.RunAttempt) -> Unfinish
 
 
 def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
-    """Return the node-hours that all jobs have used so far, failed jobs included."""
+    """Return the node-hours that all jobs together have used so far, including jobs that failed or are still
+    running."""
     seconds = 0.0
     for job in submitted:
         for _, allocation in jobs.list_allocations(job.folder):
@@ -235,21 +239,24 @@ def compute_spent_node_hours(submitted: Sequence[jobs.SubmittedJob]) -> float:
 
 
 def read_trial_results(folder: Path, search: SweepDefinition) -> list[TrialResult]:
-    """Return the result of every trial of the search in a folder, in the order of trial numbers."""
+    """Return the result of every trial (proposed configuration) of the search in a folder, ordered by trial number."""
     attempts = search.rules.budget.attempts
     return TrialReader(folder, lambda config_id: store.list_attempts(folder / config_id), attempts).read_results()
 
 
 class TrialReader:
-    """Reads the results of trials. Each record is read once, since a search needs all trials for each proposal."""
+    """Reads the results of a search's trials (proposed configurations). Each record is read only once, since every
+    proposal needs the results of all trials."""
 
     def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
-        """`tried` returns the attempts at a configuration. `attempts` is the number of failures allowed per trial."""
+        """`tried` returns the attempts at the configuration with a given config_id. `attempts` is the number of
+        failures allowed per trial."""
         self._folder, self._tried, self._attempts = folder, tried, attempts
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
 
     def read_results(self) -> list[TrialResult]:
-        """Return the result of every trial, in order. Trials that are running or will run again have no outcome yet."""
+        """Return the result of every trial, ordered by trial number. A trial that is running or will run again has no
+        outcome."""
         return [self._read_result(trial) for trial in definition.read_trials(self._folder)]
 
     def _read_result(self, trial: Trial) -> TrialResult:

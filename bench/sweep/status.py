@@ -19,15 +19,16 @@ from bench.sweep.pruning import Siblings, find_siblings
 from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
-"""State of a point. It is `answered` if its outcome is final, `waiting` if no job has it, and `given up` if its allowed
-attempts are used up. It is `unknown` if a job has it and the scheduler was not asked or did not respond."""
+"""State of a point. It is `answered` if its outcome is final, `running` if an attempt runs, and `pending` if a queued
+or running job has it. It is `waiting` if no job has it, and `given up` if its allowed attempts are used up. It is
+`unknown` if a job has it and the scheduler was not asked or did not respond."""
 
 JobTask = tuple[str, int | None]
 """Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
 
 
 class PointStatus(NamedTuple):
-    """State of one repeat of a point, with the reason for the state."""
+    """State of one repeat of a point (configuration), with the reason for the state."""
 
     key: RunKey
     point: SweepPoint
@@ -54,7 +55,7 @@ def list_statuses(
 ) -> list[PointStatus]:
     """Return the state of every requested run, in the given order.
 
-    `is_reached` means that the scheduler responded. A point that is not in `queue` is then in no job.
+    `is_reached` says that the scheduler was asked and responded. Then a point that is not in `queue` is in no job.
     """
     reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
     return [reader.read_status(*one) for one in wanted.values()]
@@ -63,7 +64,8 @@ def list_statuses(
 def find_failed_starts(sweeps: Mapping[RunKey, SweepDefinition], seen: StudySnapshot) -> dict[RunKey, list[str]]:
     """Return, for each point, texts about the jobs that failed before they began any attempt, oldest first.
 
-    Jobs that ended before the latest call of `sweep` are ignored, since the user may have removed the cause by then.
+    Jobs that ended before the latest call of `sweep` with this point are ignored, since the user may have removed the
+    cause since then.
     """
     found: dict[RunKey, list[str]] = {}
     for job in seen.jobs:
@@ -135,8 +137,8 @@ class _StatusReader:
         return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether an attempt without a record is running. The scheduler decides; if it does not know the job,
-        the heartbeat decides."""
+        """Return whether an attempt without a record is running. The scheduler's state of its job decides. If the
+        scheduler does not know the job, the age of the attempt's heartbeat decides."""
         if attempt.dead_here:
             return False
         state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
@@ -145,7 +147,8 @@ class _StatusReader:
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
     def _explain_last_job(self, key: RunKey) -> str:
-        """Return how the last job of a point ended if that job made no attempt at the point; empty otherwise."""
+        """Return a text that says how the last job of a point ended. Empty if that job made an attempt at the point, or
+        if its end is unknown."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
@@ -162,7 +165,8 @@ class _StatusReader:
         return ""
 
     def _explain_unknown(self, key: RunKey) -> str:
-        """Return in words which job has a point, from the study's folder alone; empty if that job has ended."""
+        """Return a text that names the last known job of a point, from the study's folder alone. Empty if that job has
+        ended."""
         if key not in self._last:
             return ""
         job, task = self._last[key]
@@ -188,7 +192,7 @@ def _explain_attempt(attempt: RunAttempt) -> str:
 
 
 class StudyState(NamedTuple):
-    """State of a study at one moment, from its folder and its scheduler."""
+    """State of a study at one point in time, from its folder and its scheduler."""
 
     folder: Path
     sweeps: list[SweepDefinition]
@@ -201,7 +205,8 @@ class StudyState(NamedTuple):
         return f"<StudyState of {self.folder}: {self.describe()}>"
 
     def describe(self) -> str:
-        """Return the number of points in each state, or with each outcome, and the jobs in the queue, in one line."""
+        """Return one line with the number of points by outcome, or by state if their outcome is not final. It also has
+        the number of jobs in the queue."""
         shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
         queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
@@ -224,7 +229,8 @@ class StudyState(NamedTuple):
         return [(job, state) for job, state in found if state and state.live]
 
     def kin(self) -> dict[tuple[str, str], Siblings]:
-        """Return the siblings of every point (which differ in the micro-batch alone), by config_id and machine."""
+        """Return the siblings of every point by config_id and machine. Siblings are points that differ in the
+        micro-batch alone."""
         return find_siblings((point_status.key, point_status.point.spec) for point_status in self.statuses)
 
     def tried(self, config_id: str) -> list[RunAttempt]:
@@ -247,7 +253,7 @@ def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin | None
 
 
 def find_job_setup(sweep: SweepDefinition) -> JobSetup:
-    """Return the environment of a sweep's jobs; the defaults if its launcher has no queue."""
+    """Return the environment in which a sweep's jobs run; the default one if its launcher has no queue."""
     launcher, options = load_launcher(sweep)
     return launcher.job_setup(options) if launcher else JobSetup()
 
@@ -255,8 +261,8 @@ def find_job_setup(sweep: SweepDefinition) -> JobSetup:
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
     """Return the state of a study. If its jobs use an object store, files are first exchanged with the store.
 
-    If `ask` is set, the scheduler is asked about every job that may still run. With `about_all`, it is asked about all
-    jobs.
+    If `ask` is set, the scheduler is asked about every job that may still run. With `about_all`, it is also asked about
+    the other jobs.
     """
     sweeps = definition.read(folder)
     launcher, options = load_launcher(sweeps[-1]) if ask else (None, None)
@@ -271,9 +277,9 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
 
 def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, RequestedRepeat]) -> bool:
     """Return whether a job may still change the study: one of its points has no answer, or one of its allocations has
-    not ended.
+    not begun or not ended.
 
-    A job that was put back into the queue has points with records, but its new allocation has not begun.
+    A job that was put back into the queue has points with records already, but its next allocation has not begun.
     """
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True

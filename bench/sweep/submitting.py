@@ -1,5 +1,5 @@
-"""Submit the points without an answer (a final outcome), within the limits of cluster and budget. Submit the autopilot,
-a job that later submits the remaining points. Cancel jobs."""
+"""Submit a study's configurations without a final outcome to the scheduler, within the limits of cluster and budget.
+Submit the autopilot, a job that later submits the rest. Cancel jobs."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ _TOO_MANY = re.compile(
 
 
 class SubmitResult(NamedTuple):
-    """Result of one submission of a study's points."""
+    """Result of one submission of a study's points (configurations)."""
 
     submitted: list[tuple[Job, str]]  # each with its job id at the scheduler
     concluded: int  # number of attempts that ended without a record and got a record now
@@ -48,9 +48,9 @@ class SubmitResult(NamedTuple):
     autopilot: str | None  # id of the job that submits again later; None if there is none
     autopilot_refused: str = ""  # why the requested autopilot was not submitted
     queued: int = 0  # jobs with points in the queue now, including those just submitted
-    answered: bool = False  # whether every point has its answer
+    answered: bool = False  # whether every point has its answer (a final outcome)
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
-    impossible: int = 0  # number of points that this cluster can never start
+    impossible: int = 0  # number of points whose nodes or devices this cluster cannot give to any job
 
     def __repr__(self) -> str:
         submitted = f"{format_count(len(self.submitted), 'job')} submitted"
@@ -59,8 +59,8 @@ class SubmitResult(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether nothing failed: the autopilot was submitted if it was requested, and the scheduler did not
-        stop responding after some jobs."""
+        """Return whether no part of the submission failed: a requested autopilot was submitted, and the scheduler
+        responded until the last job."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
@@ -70,17 +70,18 @@ class SubmitResult(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Return whether the submission is complete and every point left can be submitted later."""
+        """Return whether the submission is complete and this cluster can run every point that is left."""
         return self.complete and not self.impossible
 
 
 def submit_pending(
     folder: Path, *, autopilot: bool, notify: str | None = None, patience_s: float = PATIENCE_S
 ) -> SubmitResult:
-    """Write missing records and submit the points without an answer, within the limits of cluster and budget.
+    """Write missing records, and submit the points without an answer (a final outcome), within the limits of cluster
+    and budget.
 
-    If the scheduler does not respond, the call is repeated for at most `patience_s` seconds, with a warning before each
-    attempt. `notify` is the command that the autopilot runs at its end.
+    If the scheduler does not respond, try again for at most `patience_s` seconds, with a warning before each try.
+    `notify` is the command that the autopilot runs at its end.
     """
     until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
@@ -105,8 +106,8 @@ def submit_pending(
 def _submit_pending(
     folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
 ) -> SubmitResult:
-    """Submit the points without an answer, without repeating on failure. Each submitted job is added to `submitted` at
-    once."""
+    """Submit the points without an answer, once. Each job is added to `submitted` at once, so an error later loses no
+    job."""
     # Each step changes the folder for the next: missing records first, then points without a run, then jobs.
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)
@@ -155,7 +156,8 @@ def plan_job(
     after: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> LaunchPlan:
-    """Return the commands and files with which a job starts. No side effects: a dry run prints the result."""
+    """Return the commands and files with which a job starts. No side effects: a dry run prints the result. The job
+    waits for the jobs with the ids `after` and avoids the nodes `exclude`."""
     work = Work(
         name=job.name,
         folder=folder,
@@ -191,8 +193,8 @@ class JobSubmitter:
         return len(self._handles)
 
     def submit(self, left: Sequence[PointStatus], submitted: list[tuple[Job, str]]) -> str:
-        """Submit points in order and add the jobs to `submitted`. Return the reason why points are left; empty if none
-        are."""
+        """Submit points in order, and add each job with its job id to `submitted`. Return the reason why points are
+        left; empty if none are."""
         refused: dict[tuple[int, int], UserError] = {}  # by shape: nodes, devices per node
         in_queue = sum(bool(job.points) for job, _ in self._view.list_live())
         places = None if self._max_queued is None else self._max_queued - in_queue
@@ -225,17 +227,17 @@ class JobSubmitter:
         return "; ".join(map(str, refused.values()))
 
     def _batch_jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs that run these points. No job array has more tasks than the limits of the queue allow."""
+        """Return the jobs that run these points. No job array exceeds the limits of the cluster or of the queue."""
         longest = min((limit for limit in (self._cluster.max_array_size, self._max_queued) if limit), default=None)
         kin = self._view.kin() if left else None
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
-        """Return how many jobs with points may be in the queue, and the source of that limit. (None, "") if there is no
-        limit.
+        """Return how many jobs with points may be in the queue, and which rule sets this limit. (None, "") if no rule
+        does.
 
-        With `autopilot`, two of the cluster's places are kept: one for the autopilot's job, and one for the next
-        autopilot that this job submits.
+        With `autopilot`, two jobs of the cluster's limit are kept free: for the autopilot, and for the next autopilot,
+        which the first one submits.
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
@@ -248,7 +250,7 @@ class JobSubmitter:
         # The folder is written first: a job that starts at once finds its points.
         folder = jobs.write(self._view.folder, job)
         throttle = self._options.throttle if job.mode != "array" else None
-        # An array has its own throttle. Other jobs wait for the end of the job `throttle` places earlier.
+        # An array has its own throttle. Another job waits for the job `throttle` positions earlier to end.
         after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
         self._handles.append(self._hand_over(folder, made))
@@ -272,9 +274,9 @@ class JobSubmitter:
     ) -> str | None:
         """Submit the autopilot, a small job that submits the next points when other jobs have ended. Return its job id.
 
-        None if no job is queued or running, or if an autopilot is in the queue already. If points wait for room in the
-        queue, the autopilot starts after the first job, else after all jobs. If the scheduler refuses it because the
-        queue is full, the last of the jobs in `submitted` is cancelled and the call is repeated.
+        Return None if no job is queued or running, or if an autopilot is in the queue already. If `waiting` (points
+        wait for room in the queue), the autopilot starts after the first job has ended, else after all jobs. If the
+        queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted again.
         """
         while True:
             try:
@@ -312,7 +314,7 @@ def _get_shape(job: Job) -> tuple[int, int]:
 
 
 def _halve(job: Job) -> list[Job]:
-    """Return two job arrays with half of the points each."""
+    """Return two job arrays, each with half of this job's points."""
     middle, study = len(job.points) // 2, job.points[0].circumstance.study
     halves = job.points[:middle], job.points[middle:]
     return [job.model_copy(update={"name": jobs.create_name(study), "points": points}) for points in halves]
@@ -334,8 +336,7 @@ def _check_shape(job: Job, cluster: ClusterLimits) -> None:
 
 
 def cancel_jobs(folder: Path) -> list[str]:
-    """Cancel every job of a study that is still queued or running, and no other job. Return the ids of the cancelled
-    jobs."""
+    """Cancel every queued or running job of a study, and no other job. Return the ids of the cancelled jobs."""
     view = read_state(folder, about_all=True)
     launcher, options = status.load_launcher(view.sweeps[-1])
     if not launcher:
@@ -347,16 +348,17 @@ def cancel_jobs(folder: Path) -> list[str]:
 
 
 _BEGIN_AND_END_MIN = 2  # minutes for the start and the end of an allocation
-_LIMIT_STEP_MIN = 5  # points whose limits differ by fewer minutes share an array, with the longest limit
+_LIMIT_STEP_MIN = 5  # limits in the same step of so many minutes share a job array, which gets the longest
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
 class JobBatcher:
-    """Divides points into jobs according to the launcher's mode: one job per point, job arrays of points with equal
-    resources, or packed jobs that run several points with equal numbers of nodes and devices.
+    """Divides points into jobs by the launcher's mode: one job per point, job arrays, or packed jobs. The points of a
+    job array have equal resources and similar time limits. A packed job runs its points one after the other on the same
+    nodes.
 
-    `options` are those of the launcher. A limit of the cluster is None if there is none. Raise UserError for a point
-    that cannot finish within the limits.
+    `options` are the launcher's. A cluster's limit is None if there is none. Raise UserError if a point's job would
+    exceed `max_time_min`.
     """
 
     def __init__(
@@ -370,8 +372,7 @@ class JobBatcher:
         self._max_array_size, self._max_time_min = max_array_size, max_time_min
 
     def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs that run these points, in the order of the points. No side effects; the job names are
-        random."""
+        """Return the jobs that run these points, grouped by shape. No side effects; the job names are random."""
         by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
         for point_status in left:
             by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)
@@ -380,7 +381,7 @@ class JobBatcher:
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
         """Return the values in which all points of one job agree.
 
-        Repeats of one point are put into different allocations. On the same nodes they would show less of the
+        In packed mode, repeats of one point go to different allocations: on the same nodes they would show less
         variation.
         """
         point, mode = point_status.point, self._options.mode
@@ -406,9 +407,9 @@ class JobBatcher:
     def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
         """Return the time limit of a job in minutes.
 
-        For a packed job, which runs its points one after the other, it is the sum of their limits and twice the limit
-        of the control point. For other jobs it is the longest limit of a point. The time of the scheduler's warning,
-        start and end are added.
+        For a packed job, it is the sum of its points' limits and twice the limit of the control point, which runs first
+        and last. For other jobs, it is the longest limit of a point. Time for the scheduler's warning and for the job's
+        start and end is added.
         """
         first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
         points = sum(limits) if self._options.mode == "packed" else max(limits)
@@ -418,8 +419,8 @@ class JobBatcher:
         return math.ceil(limits_min + warning_min) + _BEGIN_AND_END_MIN
 
     def _find_control(self, point_status: PointStatus) -> SweepPoint | None:
-        """Return the control point for a point's job; None unless the job is packed. It runs before and after the
-        points."""
+        """Return the control point (a reference configuration) for a point's job. A packed job runs it before and after
+        its points. None for other jobs."""
         shape = point_status.point.nodes, point_status.point.devices_per_node
         return point_status.sweep.control(*shape) if self._options.mode == "packed" else None
 

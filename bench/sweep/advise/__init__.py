@@ -1,2 +1,2 @@
-"""Advice on engine, micro-batch and node count: the question, the search for candidates, and excluded candidates with
-their remedies."""
+"""Advice on engine, micro-batch and node count for a training: parsing of the question, the search for candidates, and
+the excluded candidates with remedies."""

@@ -1,4 +1,5 @@
-"""Length of a training in tokens, and time lost to failures, from the question, the spec and the machine."""
+"""Compute the length of a training in tokens, and the data needed to predict time lost to failures. They come from the
+question (the arguments of `zeroscale advise`), the spec and the machine."""
 
 from bench.config.compose import Request
 from bench.core.errors import UserError
@@ -12,19 +13,19 @@ from bench.sweep.advise.questions import AdviceQuery
 from bench.sweep.advise.remedies import Rejected
 
 LAW = "kaplan"
-"""Name of the scaling law that is used if the question names none."""
+"""Name of the scaling law that is used if the question (the arguments of `zeroscale advise`) names none."""
 LEAST_SHARE = 0.01
-"""Least goodput: the share of the time that is progress, not repeated work, restarts or checkpoints. Below it, no
-advice is given, since such a job would not be run."""
+"""Smallest goodput for which advice is given, since a job below it would not be run. Goodput is the share of the time
+that is progress, and not repeated work, restarts or checkpoints."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the terms for
-    failures.
+    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the figures for
+    predicting the time lost to failures.
 
-    If a loss is given, batches above its critical batch are excluded, and a line is added to `rejected`. At the
-    critical batch, the training takes twice as many tokens as with small batches. Raise UserError if a number is
-    missing, or if the question asks for a larger batch.
+    If a loss is given, global batches above its critical batch are excluded, and a line in `rejected` reports this. At
+    the critical batch, a training needs twice as many tokens as with small batches. Raise UserError if a number is
+    missing, or if the user asks for a larger batch.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -53,8 +54,8 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
 
 
 def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the number of tokens that are needed to reach a loss. The critical batch becomes the
-    largest global batch that the query allows."""
+    """Return the query with the number of tokens needed to reach a loss. The critical batch (at which a training needs
+    twice as many tokens as with small batches) becomes the largest global batch that is searched."""
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)
@@ -72,7 +73,8 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 
 
 def build_critical_error(need: TrainingNeed) -> UserError:
-    """Return the error for a question that allows no batch up to the critical batch."""
+    """Return the error for a question in which every layout has a global batch above the critical batch. At the
+    critical batch, a training needs twice as many tokens as with small batches."""
     rule = (
         f"every choice has a batch beyond the critical batch, {need.critical_batch:,.0f} tokens, or one that its ranks "
         "cannot divide"
@@ -81,7 +83,8 @@ def build_critical_error(need: TrainingNeed) -> UserError:
 
 
 def check_progress(advice: Advice) -> None:
-    """Raise UserError if even the best candidate makes almost no progress between failures."""
+    """Raise UserError if even the best candidate makes progress in less than `LEAST_SHARE` of its time. The rest goes
+    to failures, restarts and checkpoints."""
     goodput, failures = advice.question.predict_goodput(advice.winner), advice.question.failures
     if goodput and failures and goodput.share < LEAST_SHARE:
         value = f"a failure every {goodput.mtbf_s:.3g} s, a checkpoint in {failures.write_s:.3g} s"
@@ -90,8 +93,8 @@ def check_progress(advice: Advice) -> None:
 
 
 def count_law_parameters(law: ScalingLaw, spec: RunSpec) -> int:
-    """Return the number of parameters as a scaling law counts it: all, or without the embeddings of tokens and
-    positions."""
+    """Return the number of parameters as a scaling law counts it: either all parameters, or all except the token and
+    position embeddings."""
     network = get_network(spec)
     everything = count_parameters(network)
     if law.counts_embedding:

@@ -1,5 +1,5 @@
-"""Comparison of places for a training: own nodes, rented nodes and spot nodes. Each place is tried with every method of
-training: full training or an adapter such as LoRA."""
+"""Compare offers of nodes for a training ("places"): own nodes, rented nodes and spot nodes. Each place is tried with
+every requested method of training: full training or an adapter such as LoRA."""
 
 import math
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from bench.sweep.advise.questions import AdviceQuery, parse_query
 from bench.sweep.advise.search import Answer, find_answer
 
 WORD = "where="
-"""Prefix of the argument of `zeroscale advise` that lists the places."""
+"""Prefix of the argument of `zeroscale advise` that lists the places to compare: own, rented or spot nodes."""
 Kind = Literal["own", "rented", "spot"]
 _EXAMPLE = "write for example where=own:h100:8:2.5,rented:a3-highgpu-8g,spot:g2-standard-12"
 _SET_BY_PLACES = ("machine", "devices_per_node", "price")
 _NOT_COMPARED = ("budget", "node_hours", "best")
-"""Words that a comparison of places does not support: it always looks for the least cost within the deadline."""
+"""Arguments that a comparison of places does not support. It always looks for the least cost within the deadline."""
 
 
 class Place(NamedTuple):
-    """A kind of node on which a training could run, with the price of a node."""
+    """A type of node on which a training could run (own, rented or spot), with the price of one node."""
 
     kind: Kind
     machine: str  # file of conf/machine
@@ -45,14 +45,16 @@ class Place(NamedTuple):
         return self.offer.currency if self.offer else ""
 
     def compute_cost(self, nodes: int, hours: HoursInterval) -> HoursInterval | None:
-        """Return the cost of some nodes for some hours, with the ends of its interval; None if the price is unknown."""
+        """Return the cost of `nodes` nodes for a time whose uncertainty interval is `hours`, as an interval. None if
+        the price is unknown."""
         if self.price_per_hour is None:
             return None
         return HoursInterval(*(self.price_per_hour * nodes * one for one in hours))
 
 
 class PlaceRow(NamedTuple):
-    """The best layout for one method of training at one place."""
+    """The best layout (engine, batch and node count) for one method of training at one place (a type of node on
+    offer)."""
 
     place: Place
     method: str  # none (full training) or the name of an adapter
@@ -67,14 +69,14 @@ class PlaceRow(NamedTuple):
 
     @property
     def doubt(self) -> int:
-        """How doubtful the row is. 0: it meets the deadline and fits into memory. 1: it may do so. 2: it misses the
-        deadline."""
+        """Degree of doubt about the row. 0: it meets the deadline and fits into memory. 1: it is uncertain whether it
+        meets the deadline, or whether it fits. 2: it misses the deadline."""
         return 2 if self.kept is False else 1 if self.kept is None or self.choice.candidate.fits is None else 0
 
 
 class PlaceTable(NamedTuple):
-    """Places and methods of training, the best row first. Rows are ordered by `doubt`, then by likely cost, then by
-    likely time."""
+    """Rows of places and methods of training, the best row first. Rows are ordered by `doubt`; rows with equal `doubt`
+    by likely cost, and then by likely time."""
 
     query: AdviceQuery
     question: AdviceQuestion  # with the length in tokens, if the question has one
@@ -83,8 +85,8 @@ class PlaceTable(NamedTuple):
 
     @property
     def ties(self) -> list[PlaceRow]:
-        """Rows with the same `doubt` as the first row whose cost intervals overlap with that of the first row. Which of
-        these rows is the cheapest is not certain."""
+        """Rows that may be cheaper than the first row: they have the same `doubt`, and their cost intervals overlap the
+        first row's interval."""
         first, *others = self.rows
         return [
             row
@@ -94,8 +96,8 @@ class PlaceTable(NamedTuple):
 
 
 def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path | None) -> PlaceTable:
-    """Return the table for the arguments of `zeroscale advise`, which must contain `where=…`. Raise UserError if no
-    place can do the training."""
+    """Return the table of places for the arguments of `zeroscale advise`, one of which must be `where=…`. Raise
+    UserError if no place can run the training."""
     where = [text for text in texts if text.startswith(WORD)]
     rest = [text for text in texts if not text.startswith(WORD)]
     if not where:
@@ -133,14 +135,15 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
 
 
 def describe_method(method: str) -> str:
-    """Return the name of a method for readers: `full training` or the adapter."""
+    """Return the displayed name of a method of training: `full training`, or the name of the adapter."""
     return "full training" if method == "none" else method
 
 
 def _find_row(
     place: Place, method: str, texts: Sequence[str], config_dir: Path | None, results: Path | None
 ) -> PlaceRow:
-    """Return the row of a place and method. If no layout meets the deadline, it is the row of the fastest layout."""
+    """Return the row of a place (a type of node on offer) and a method of training. If no layout meets the deadline,
+    return the row of the fastest layout."""
     kept_texts = [text for text in texts if text.partition("=")[0] != "adapter"]
     own = [f"machine={place.machine}", f"devices_per_node={place.devices}", f"adapter={method}"]
     query = parse_query([*kept_texts, *own])
@@ -161,8 +164,9 @@ def _find_row(
 
 
 def parse_places(text: str, config_dir: Path | None) -> list[Place]:
-    """Return the places of a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`. Raise UserError for the first
-    mistake."""
+    """Return the places in a list such as `own:h100:8:2.5,rented:a3-highgpu-8g`. An own place consists of machine,
+    devices per node and price of a device per hour; a rented or spot place is a node type. Raise UserError for the
+    first mistake."""
     places: list[Place] = []
     for item in text.split(","):
         kind, *parts = item.split(":")
@@ -195,7 +199,7 @@ def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Plac
 
 
 def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
-    """Return the place of a rented node type. Of several prices, the lowest is chosen."""
+    """Return the place for a rented node type. If machine files have several prices for it, the lowest is used."""
     if len(parts) != 1 or not parts[0]:
         raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
     offers = list(list_offers(config_dir))
@@ -213,7 +217,7 @@ def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | 
 
 
 def describe_price(place: Place) -> str:
-    """Return the price of a place with its source."""
+    """Return a text with the price of a place and the source of that price."""
     if place.price_per_hour is None:
         example = f"own:{place.machine}:{place.devices}:2.5"
         return f"unknown; add the price of a device per hour: where={example}"

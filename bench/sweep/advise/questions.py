@@ -1,5 +1,5 @@
-"""Parse the arguments of `zeroscale advise`. Plain words such as tokens=1e12 describe the training; Hydra overrides
-define which points are searched."""
+"""Parse the arguments of `zeroscale advise`. Plain words such as `tokens=1e12` describe the training. Hydra overrides
+define which points (configurations) are searched."""
 
 import math
 import re
@@ -18,11 +18,12 @@ from bench.predict.workload import USUAL, Software, find_software
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may be lists of values. If one of them is not given, the search tries several values."""
+"""Overrides that may have several values to search. For one that is not given, the search chooses the values itself."""
 
 
 class TrainingWords(NamedTuple):
-    """Arguments of a question that describe a whole training, such as its length and budget; None if not given."""
+    """Arguments of `zeroscale advise` that describe the whole training, such as its length and budget. None if not
+    given."""
 
     samples: float | None = None
     epochs: float | None = None  # passes over the given tokens or samples
@@ -35,13 +36,13 @@ class TrainingWords(NamedTuple):
 
 
 class AdviceQuery(NamedTuple):
-    """A question of `zeroscale advise` after parsing."""
+    """The parsed arguments of `zeroscale advise`: limits of the training, and the configurations to search."""
 
     question: AdviceQuestion
     price: float | None  # per device and hour
     axes: Axes
     engines: tuple[str, ...]
-    chosen: bool  # whether the user named the engines; if so, an engine that is refused is an error
+    chosen: bool  # whether the user named the engines; if so, an engine that cannot be used is an error
     overrides: list[tuple[str, Any]]  # key and value of the overrides that all points share
     texts: tuple[str, ...]  # the same overrides, as the user wrote them
     training: TrainingWords = TrainingWords()
@@ -51,7 +52,7 @@ class AdviceQuery(NamedTuple):
 
 
 def parse_query(texts: Sequence[str]) -> AdviceQuery:
-    """Return the parsed question of a command line. Raise UserError for the first mistake in it."""
+    """Return the parsed arguments of `zeroscale advise`. Raise UserError for the first mistake in them."""
     words = _parse_words([text for text in texts if text.partition("=")[0] in _WORDS])
     if "where" in words:
         raise UserError("where", "a comparison of places is not one answer", "call compare_places, or remove it")
@@ -92,7 +93,8 @@ _OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
 
 
 def _check_length(words: dict[str, Any]) -> None:
-    """Raise UserError if several words set the training's length, or if a word needs a word that is missing."""
+    """Raise UserError if several words set the training's length, or if a word has no meaning without another word that
+    is missing."""
     given = [word for word in _LENGTHS if word in words]
     if len(given) > 1:
         raise UserError(" ".join(given), "each of them sets the length of the training", "choose one")
@@ -144,8 +146,8 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 class _PlainWord(NamedTuple):
-    """A plain word of a question: its parser (called with the word and its text), an example value, and its
-    help text."""
+    """A plain word of a question, such as `tokens=1e12`: its parser (called with the word and its value as text), an
+    example value, and its help text."""
 
     read: Callable[[str, str], Any]
     example: str
@@ -183,7 +185,7 @@ _WORDS = {
 
 
 def list_words() -> dict[str, str]:
-    """Return the help texts of the plain words of a question, by word."""
+    """Return the help texts of the plain words (such as `tokens`) that `zeroscale advise` accepts, by word."""
     return {name: word.help for name, word in _WORDS.items()}
 
 
@@ -206,8 +208,8 @@ def _parse_words(texts: list[str]) -> dict[str, Any]:
 
 
 def _check_keys(keys: list[str]) -> None:
-    """Raise UserError for a key that may not be used in a question. For an unknown key, the error suggests the nearest
-    known key."""
+    """Raise UserError for an override that a question may not contain. For an unknown key, the error suggests the most
+    similar known key."""
     known = {field.alias or name for name, field in RunSpec.model_fields.items()} | set(compose.GROUPS)
     for key in keys:
         if key == "study":

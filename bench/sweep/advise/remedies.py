@@ -1,5 +1,5 @@
-"""Find changes that make a point fit into memory. Each change is tried by predicting the memory of the changed
-point."""
+"""Find changes that make a point (configuration) fit into memory. For each change, the memory of the changed point is
+predicted."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ Change = tuple[Pair, ...]
 FUSED: Change = (("optimizer.implementation", "fused"),)
 _OPTIMIZER: Change = (("engine.offload_optimizer.device", "cpu"), ("optimizer.implementation", "native"))
 OFFLOAD: tuple[Change, ...] = (_OPTIMIZER, (*_OPTIMIZER, ("engine.offload_param.device", "cpu")))
-"""Changes that move states to the host. Step times are not predicted for them."""
+"""Changes that move model states to the host's memory. Step times are not predicted for points with these changes."""
 _CHECKPOINTED: Change = (("activation_checkpointing", True),)
 _MOST_NODES = 1024
 """Largest node count that is tried for a point that does not fit."""
@@ -34,29 +34,30 @@ _SEARCHED = ("nodes", "parallel", "batch", "activation_checkpointing")
 
 
 class Rejected(NamedTuple):
-    """A candidate, or a group of candidates, that the search excluded, and the reason."""
+    """A candidate, or a group of candidates, that a search has excluded, and the reason."""
 
     what: str
     why: str
 
 
 SEVERAL_NODES = "several nodes"
-"""Value of `Rejected.what` for all node counts above 1."""
+"""Value of `Rejected.what` that stands for all node counts above 1."""
 Remedy = Callable[[Sequence[Shortage]], str]
-"""Returns in words a change that makes one of several points fit; empty if no change does."""
+"""Function that returns a text with a change that makes one of several points fit. The text is empty if no change
+does."""
 
 
 # -- remedies for a predicted point
 
 
 def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
-    """Return in words the changes that would make, or may make, a point fit that does not fit now.
+    """Return texts with changes that would make, or may make, a point fit that does not fit now.
 
-    The kinds of change are a smaller micro-batch, checkpointing, more nodes, an engine that divides more of the model
-    states among ranks, a fused optimizer and offload to the host. The smallest change of each kind is returned. If no
-    single change is enough, combinations are tried.
+    The kinds of change are: a smaller micro-batch, checkpointing, more nodes, an engine that divides more of the model
+    states among ranks, a fused optimizer, and offload to the host. For each kind, the smallest change that is enough is
+    returned. If no single change is enough, combinations are tried.
 
-    `overrides` are those that define the point. A call costs up to a hundred predictions of memory.
+    `overrides` are those that define the point. A call takes up to a hundred predictions of memory.
     """
     spec, room = request.spec, request.machine.memory_bytes
     if room is None:
@@ -91,11 +92,11 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return changes to each engine that divides the model states among ranks at least as far as the engine of `spec`
-    does.
+    """Return the changes to every engine that divides the model states among ranks at least as far as the engine of
+    `spec`.
 
-    Engines of the same backend come first. Within a backend, the engine that divides least comes first, since it
-    communicates least.
+    Engines of the same backend come first. Within a backend, engines that divide less come first, since they
+    communicate less.
     """
 
     def count_bytes(one: RunSpec) -> int | None:
@@ -116,9 +117,10 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 def _compose_changed(
     overrides: Sequence[Pair], config_dir: Path | None, device: Device, change: Change
 ) -> Request | None:
-    """Return the request for these overrides and a change; None if its engine refuses it.
+    """Return the request composed from these overrides with a change applied. None if it breaks a rule or its engine
+    refuses it.
 
-    If the change selects another engine, the options of the old engine are dropped.
+    If the change selects another engine, overrides of the old engine's options are dropped.
     """
     changed = {key for key, _ in change}
     kept = [(key, value) for key, value in overrides if not {key, key.partition(".")[0]} & changed]
@@ -137,10 +139,10 @@ def find_remedy(
     query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: Sequence[Shortage],
     changes: Sequence[Change],
 ) -> str:  # fmt: skip
-    """Return in words the first of `changes` that helps: with it, one of the points in `short` fits or may fit. Empty
-    if none helps. `short` holds points that need more memory than a device has, each with the bytes that it lacks.
+    """Return a text with the first of `changes` that makes one of the points in `short` fit, or possibly fit. Empty if
+    no change does. `short` holds points that need more memory than a device has, each with the bytes that are missing.
 
-    In the text, "it" is the point with the least shortage. Changes to keys that the question sets are not tried.
+    In the text, "it" is the point with the fewest missing bytes. Changes to keys that the user has set are not tried.
     """
     given = {key for key, _ in query.overrides}
     lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
@@ -158,7 +160,8 @@ def find_remedy(
 def _compose_searched(
     query: AdviceQuery, config_dir: Path | None, device: Device, short: RunSpec, change: Change
 ) -> Request | None:
-    """Return the request for a point of the search with a change; None if its engine refuses it."""
+    """Return the request for a point of the search with a change applied. None if it breaks a rule or its engine
+    refuses it."""
     pairs = [
         ("launcher", launchers.find_cluster()),
         ("batch.micro", 1),
@@ -182,8 +185,8 @@ def _compose_searched(
 def _describe_fit(request: Request, change: Change, device: Device) -> str:
     """Return "fits" or "may fit" for a point, from its predicted memory; empty if it does not fit.
 
-    If states are offloaded, they must fit into the host's memory as well. If the size of that memory is unknown, the
-    point may fit.
+    If model states are offloaded, they must also fit into the host's memory. If the size of the host's memory is
+    unknown, the result is at best "may fit".
     """
     spec, room, there = request.spec, request.machine.memory_bytes, request.machine.host_memory_bytes
     assert room is not None
@@ -202,8 +205,8 @@ def _format_change(change: Change) -> str:
 
 
 def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
-    """Return a line for every engine and every node count without a point that fits. Numbers of ranks that cannot
-    divide the batch are listed as well. If several adapters are searched, an engine has a line for each adapter."""
+    """Return a line for every engine, and for every node count, for which no point fits. Numbers of ranks that cannot
+    divide the batch also get a line. If several adapters are searched, an engine has one line per adapter."""
     tried = [*(candidate.spec for candidate in found.candidates), *(short.spec for short in found.short)]
     several = len({spec.adapter.name for spec in tried}) > 1
 
@@ -244,7 +247,7 @@ def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected
 
 
 def _format_least_shortage(short: Iterable[Shortage]) -> str:
-    """Return in words which point lacks the least memory, and how much."""
+    """Return a text that names the point with the fewest missing bytes of memory, and how many it lacks."""
     nearest = min(short, key=lambda shortage: shortage.bytes)
     what = f"{nearest.spec.engine.name}, {describe_choice(nearest.spec)}"
     if nearest.bytes <= 0:

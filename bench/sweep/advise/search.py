@@ -1,5 +1,5 @@
-"""Search for the best engine, micro-batch and node count: compose candidates, predict their step times, and give
-advice."""
+"""Search for the best engine, micro-batch and node count: compose candidates, predict their step times, and advise on
+the best one."""
 
 import functools
 import itertools
@@ -31,7 +31,7 @@ from bench.sweep.advise.remedies import SEVERAL_NODES, Rejected, build_nothing_f
 
 
 class Answer(NamedTuple):
-    """Advice, together with the question that it answers and the candidates (points that may fit into memory)."""
+    """Advice, with the question that it answers and the candidates: the configurations that may fit into memory."""
 
     advice: Advice
     request: Request  # for one of the engines
@@ -50,7 +50,8 @@ class Answer(NamedTuple):
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
-    """Return the advice on a question. Raise UserError if no candidate fits or keeps the limits."""
+    """Return the advice on a question. Raise UserError if no candidate fits into memory or keeps the question's
+    limits."""
     rejected: list[Rejected] = []
     query, requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
@@ -83,7 +84,7 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
     def add_timed(one: Candidate) -> None:
         made.append(choose(one, known, predict_step_time(one.spec, first.machine, device, software=query.software)))
 
-    # drops candidates for which the machine's file lacks a number: mostly the rate between nodes
+    # drops candidates for which the machine's file lacks a number: mostly the bandwidth between nodes
     _drop_errors(allowed, add_timed, lambda c: "1 node" if c.spec.nodes == 1 else SEVERAL_NODES, rejected)
     advice = _build_advice(query, made)
     check_progress(advice)
@@ -93,11 +94,11 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
 ) -> tuple[AdviceQuery, dict[tuple[str, str], Request]]:
-    """Return the query with the node counts to search, and the composed request of each engine and adapter by their
-    names. Overrides of an adapter's values do not apply to full training.
+    """Return the query with the node counts to search, and one composed request for each engine and adapter, by their
+    two names. For full training, overrides of an adapter's values are dropped.
 
-    An engine that refuses the request, or has no prediction, is added to `rejected`. If the user named it, the error is
-    raised.
+    If an engine refuses the request, or has no prediction, it is added to `rejected`. If the user named this engine,
+    the error is raised instead.
     """
     found: dict[tuple[str, str], Request] = {}
     first_error: UserError | None = None
@@ -132,9 +133,11 @@ def _identify(spec: RunSpec) -> tuple[str, str]:
 
 
 def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query restricted to one node if the machine has one device per node and no rate between nodes.
+    """Return the query restricted to one node if the machine has one device per node and no known bandwidth between
+    nodes.
 
-    Step times on several nodes cannot be predicted without that rate. The restriction is added to `rejected`.
+    Step times on several nodes cannot be predicted without this bandwidth. The restriction is reported in `rejected`.
+    If the user chose the node counts, the query stays as it is.
     """
     machine = request.machine
     if query.nodes_given or request.spec.devices_per_node > 1 or machine.inter_node_bytes_per_s is not None:
@@ -145,9 +148,9 @@ def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Reject
 
 
 def _check_predictable(query: AdviceQuery, request: Request) -> None:
-    """Raise UserError for a request that its engine refuses, or that has no memory prediction.
+    """Raise UserError if the engine refuses a request, or if its memory cannot be predicted.
 
-    The request is checked with the largest node count of the search and the first layout that the engine supports.
+    The request is checked with the largest node count of the search and with the first layout that the engine supports.
     """
     device = inputs.find_predicted_device(request)
     spec = request.spec.model_copy(update={"nodes": max(query.axes.nodes)})
@@ -161,8 +164,8 @@ def _check_predictable(query: AdviceQuery, request: Request) -> None:
 def _collect_measured(
     query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
 ) -> MeasuredPoints:
-    """Return the measured runs that are comparable with the request `query`. They are read from `folder`, or else from
-    the default results folder, which need not exist."""
+    """Return the measured runs that are comparable with the request `query`. They are read from `folder` or, if it is
+    None, from the default results folder, which need not exist."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
     records: list[RunRecord] = []
@@ -190,10 +193,10 @@ def _drop_errors(
     kind: Callable[[Candidate], str],
     rejected: list[Rejected],
 ) -> list[Candidate]:
-    """Return the candidates for which `act` raises no UserError.
+    """Return the candidates for which the check `act` raises no UserError.
 
-    For the other candidates, one line per `kind` and error is added to `rejected`. If `act` raises for all candidates,
-    the first error is raised.
+    The errors of the other candidates are added to `rejected`. Candidates with equal `kind` and equal error share one
+    line. If every candidate raises an error, the first error is raised.
     """
     good: list[Candidate] = []
     errors: dict[tuple[str, str], UserError] = {}
@@ -210,7 +213,7 @@ def _drop_errors(
 
 
 def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
-    """Return the advice. Raise UserError if no candidate keeps the question's limits."""
+    """Return the advice. Raise UserError if no candidate keeps the question's limits, such as its deadline."""
     question = query.question
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:

@@ -1,5 +1,5 @@
-"""Processes inside an allocation: one leader and, on every other node, one agent.
+"""Processes of a job inside an allocation: one leader on the first node, and one agent on every other node.
 
-The leader on the first node runs the points of a job in order, and each agent runs every point together with it.
-Neither process imports torch.
+The leader goes through the job's points (configurations) in order. Each agent starts the ranks of its own node for
+every point. Neither process imports torch.
 """

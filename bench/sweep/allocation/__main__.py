@@ -1,8 +1,9 @@
-"""`python -m bench.sweep.allocation JOB`, once per node (or per device) of an allocation; JOB is the folder of a job.
+"""`python -m bench.sweep.allocation JOB`, started once per node (or per device) of an allocation. JOB is the folder of
+a job.
 
 With `--store URL --work FOLDER`, JOB is the name of a job in an object store. The nodes then need no shared folder:
-each has its own copy of the study below FOLDER. The exit code is 0 if the job has processed all of its points, even if
-some of them failed.
+each keeps its own copy of the study below FOLDER. The exit code is 0 if the job has processed all of its points
+(configurations), even if some of them failed.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from bench.sweep.allocation.uploads import JobUploads
 
 
 def main(words: list[str]) -> int:
-    """Run the points of a job, on the first node as leader and on other nodes as agent. Return the exit code. An error
-    before the first point is printed as one line."""
+    """Run the points (configurations) of a job: as leader on the first node, as agent on other nodes. Return the exit
+    code. An error before the first point is printed as one line."""
     parser = argparse.ArgumentParser("bench.sweep.allocation")
     parser.add_argument("job")
     parser.add_argument("--store", help="URL of the study in an object store")
@@ -60,7 +61,8 @@ def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
 
 
 def _report_failure(error: Exception, remedy: str = "") -> int:
-    """Print the error that prevents this process from starting, and return its exit code."""
+    """Print the error that prevents this process from starting. Return its exit code: `EXIT_LATER` if a disk is full,
+    else 1."""
     print(f"{socket.gethostname()} cannot begin: {error}{remedy}", file=sys.stderr, flush=True)
     return jobs.EXIT_LATER if is_disk_full(error) else 1
 

@@ -1,11 +1,12 @@
-"""Agents of an allocation, and the leader's connections to them. An agent is the supervisor on a node other than the
-first.
+"""Agents of an allocation, and the leader's connections to them. The leader is the supervisor on the first node; an
+agent is the supervisor on another node.
 
-The leader sends the next point to run; an agent reports when it is ready for another point. Agents connect to a port of
-the leader. The leader writes its address to a file in the job's folder, which all nodes share, or without a shared
-folder to an object of that name in the object store. All tasks of a job array share that folder, and a requeued job
-finds its old files there. The file name therefore contains the name of the allocation, and agents of other allocations
-are refused.
+The leader sends the agents the next point (configuration) to run. An agent reports when it is ready for another point.
+
+Agents connect to a port of the leader. The leader writes its address to a file in the job's folder, which all nodes
+share. Without a shared folder, it writes an object of the same name in the object store. All tasks of a job array share
+the job's folder, and a requeued job finds its old files there. The file name therefore contains the name of the
+allocation, and the leader refuses agents of other allocations.
 """
 
 import contextlib
@@ -31,19 +32,20 @@ from bench.runtime.transport import Connection, Rendezvous, TokenListener
 from bench.sweep import jobs
 
 _POLL_S = 0.1
-_STORE_POLL_S = 1.0  # every look into an object store is a request
-_READY_S = 30.0  # seconds after a point within which a node's ranks must have ended
+_STORE_POLL_S = 1.0  # longer than `_POLL_S`, since each look into an object store is a request
+_READY_S = 30.0  # seconds that a node's ranks may take to end after a point
 _RESTART_S = 300.0  # seconds allowed for the imports of a restarted fork server
 _ORDERS_POLL_S = 0.05
 
 
 def build_meeting_path(folder: Path, allocation: str) -> Path:
-    """Return the file in a job's folder that holds the address to which the agents of an allocation connect."""
+    """Return the path of the file in a job's folder that holds the leader's address, to which the agents of an
+    allocation connect."""
     return folder / f"meeting-{allocation}.json"
 
 
 class JobAgents:
-    """The leader's connections, one to each agent of the allocation."""
+    """The leader's connections to the agents of its allocation, one to each agent."""
 
     def __init__(
         self,
@@ -55,10 +57,11 @@ class JobAgents:
         is_over: Callable[[], bool] = bool,
         study: StudyStore | None = None,
     ) -> None:
-        """`count` is the number of agents. `host` is the leader's address. `allocation` is a name unique to this start
-        of this job. `study` is the object store through which the nodes meet; without it, they share `folder`.
+        """Wait until all agents have connected. `count` is their number and `host` the leader's address. `allocation`
+        is a name unique to this start of this job. `study` is the object store through which the nodes find each other;
+        without it, they share `folder`.
 
-        TimeoutError if not all agents connect within `patience_s` seconds, or if `is_over` returns True before that.
+        Raise TimeoutError if an agent is missing after `patience_s` seconds, or if `is_over` returns True before.
         """
         self._connections: dict[int, Connection] = {}
         self.hosts: dict[int, str] = {}
@@ -89,7 +92,7 @@ class JobAgents:
                     self._study.without_patience().remove(meeting_path)
 
     def _accept(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept an agent that has sent the right token. Refuse it if it belongs to another allocation."""
+        """Accept an agent that has sent the right token. If it belongs to another allocation, refuse it."""
         number, host = int(hello["number"]), str(hello["host"])
         if hello.get("allocation") == self._allocation:
             self._connections[number], self.hosts[number] = connection, host
@@ -99,15 +102,16 @@ class JobAgents:
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, attempt: str, point: Rendezvous) -> None:
-        """Send every agent the order to run an attempt. `attempt` is its folder, relative to the study's folder.
-        `point` is the address where its supervisors meet."""
+        """Send every agent the order to run an attempt. `attempt` is the attempt's folder, relative to the study's
+        folder. `point` is the address at which the supervisors of this attempt connect to each other."""
         for connection in self._connections.values():
             connection.send({"run": attempt, "point": point._asdict()})
 
     def wait(self) -> list[str]:
-        """Wait until every agent is ready for the next point. Return the hosts of agents that no longer respond.
+        """Wait until every agent is ready for the next point (configuration). Return the hosts of agents that no longer
+        respond.
 
-        The wait is longer while an agent restarts its fork server.
+        The wait is longer while an agent restarts its fork server, the process from which ranks are forked.
         """
         until, busy = time.monotonic() + _READY_S, set(self._connections)
         while busy and time.monotonic() < until:
@@ -136,10 +140,10 @@ def join_leader(
     is_over: Callable[[], bool] = bool,
     study: StudyStore | None = None,
 ) -> Connection:
-    """Connect to the leader of an allocation as the agent with this number and host, and return the connection. The
-    leader's address is read from the job's `folder` or, with `study`, from its object store.
+    """Connect to the leader of an allocation, as the agent with this number on this host, and return the connection.
+    The leader's address is read from the job's `folder` or, with `study`, from its object store.
 
-    TimeoutError if no leader can be reached within `patience_s` seconds, or if `is_over` returns True before that.
+    Raise TimeoutError if no leader can be reached within `patience_s` seconds, or if `is_over` returns True before.
     """
     until, meeting_path = time.monotonic() + patience_s, build_meeting_path(folder, allocation)
     study = study.without_patience() if study else None
@@ -158,7 +162,8 @@ def join_leader(
 
 
 class JobAgent:
-    """Runs the points that the leader sends, until the leader ends the job or the connection closes."""
+    """Runs its node's part of each point that the leader sends, until the leader ends the job or the connection
+    closes."""
 
     def __init__(self, folder: Path, context: JobContext, study: StudyStore | None = None) -> None:
         self._job, self._context, self._study = jobs.read(folder), context, study
@@ -174,7 +179,8 @@ class JobAgent:
         """Run points until the job ends. Return 0 if the leader or a signal ended the job, `EXIT_LATER` if a disk is
         full, otherwise 1.
 
-        srun exits with the highest code of its tasks, so a full disk on any node determines the job's exit code.
+        srun exits with the highest exit code of its tasks. A full disk on any node therefore determines the job's exit
+        code.
         """
         try:
             return self._handle_orders()
@@ -202,7 +208,8 @@ class JobAgent:
         return 0 if self._interrupted else 1
 
     def _restart_server(self, connection: Connection) -> None:
-        """Restart the fork server if it has ended, and report this to the leader, which then waits longer."""
+        """Restart the fork server (the process from which ranks are forked) if it has ended. Report this to the leader,
+        which then waits longer."""
         if self._server.has_ended and not self._interrupted:
             connection.send({"restarting": True})
             self._server.restart()

@@ -44,14 +44,14 @@ from bench.sweep.policy import (
 )
 from bench.sweep.snapshot import UnfinishedAttempt
 
-_CONFIRMED = 2  # runs in a row with a defect; in a single run, traffic of other jobs may be the cause
-_SLOWED_SHARE = 0.02  # share of the measurement window: a device that was throttled for longer has a defect
+_CONFIRMED = 2  # runs in a row that must show a defect; in a single run, traffic of other jobs may be the cause
+_SLOWED_SHARE = 0.02  # a device that was throttled for more than this share of the measurement window has a defect
 _SLOWED_BY_HARDWARE = 0x08 | 0x40 | 0x80  # NVML's reasons: hardware slowdown, thermal, power brake
-_END_MARGIN_S = 20.0  # between a point's latest end and the scheduler's warning before the time limit
+_END_MARGIN_S = 20.0  # kept free between a point's latest end and the scheduler's warning before the time limit
 
 
 class NodeHealth:
-    """Excludes unfit nodes from the study.
+    """Excludes unfit nodes from the study's later jobs.
 
     A node is excluded if two runs in a row show a defect of this node, such as a slow link. It is excluded at once if a
     rank process on it cannot be killed.
@@ -63,7 +63,8 @@ class NodeHealth:
         self._excluded: list[Exclusion] = []
 
     def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
-        """Examine one run's record, and the ranks `left` that could not be killed."""
+        """Examine one run's record, and the ranks `left`, whose processes could not be killed. Exclude nodes that prove
+        unfit."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
         for state in left:
             self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be killed", [run])
@@ -79,14 +80,13 @@ class NodeHealth:
         jobs.write_exclusion(self._folder, self._excluded[-1])
 
     def format_excluded(self) -> str | None:
-        """Return the nodes of this allocation that were excluded, with the reasons, as a text; None if there
-        are none."""
+        """Return a text with the excluded nodes of this allocation and the reasons; None if no node was excluded."""
         return "; ".join(f"{found.host}: {found.reason}" for found in self._excluded) or None
 
 
 def find_defects(record: RunRecord) -> dict[str, str]:
-    """Return a text about the defect of each unfit host of a run, by host. A defect is a link slower than those of
-    other hosts, or a device that was slowed down by its temperature or hardware."""
+    """Return the defect of each unfit host of a run as a text, by host name. One defect is a link with less than half
+    of the median bandwidth. Another is a device that was slowed down by its temperature or by its hardware."""
     if not record.environment or not record.observations:
         return {}
     hosts, found = record.environment.hosts, {}
@@ -109,14 +109,14 @@ def find_defects(record: RunRecord) -> dict[str, str]:
 
 
 class JobLeader:
-    """Runs the points of a job in one allocation. If a point fails, its record is written and the next point
-    follows."""
+    """Runs the points (configurations) of a job in one allocation. After a point that fails, its record is written and
+    the next point runs."""
 
     def __init__(
         self, folder: Path, context: JobContext, study: StudyStore | None = None, uploads: JobUploads | None = None
     ) -> None:
-        """`study` is the study's object store, which replaces the folder that all nodes share. `uploads` uploads the
-        progress of each attempt to it."""
+        """`study` is the study's object store; it is given if the nodes share no folder. `uploads` uploads the progress
+        of each attempt to that store."""
         self.job, self.context, self.folder = jobs.read(folder), context, folder
         self.study, self.uploads = study, uploads
         self.study_folder = folder.parent.parent
@@ -143,7 +143,7 @@ class JobLeader:
 
     def run(self) -> int:
         """Run the points of the job. Return 0 after the last point, whatever the outcomes. Return `EXIT_LATER` if a
-        disk is full, and 1 if a signal or another error ended the allocation before."""
+        disk is full, and 1 if a signal or another error ended the allocation before the last point."""
         spent = jobs.AllocationPeriod(
             self.context.job_id, self.context.task, self.context.restart, self.job.nodes, self.began_at, None
         )
@@ -192,7 +192,7 @@ class JobLeader:
         return 1 if self.interrupted_by else 0
 
     def _plan(self) -> SweepPlan:
-        """Return the runs of this allocation. Predictions are not used here, since they were checked at submission."""
+        """Return the plan of this allocation's runs. It uses no predictions, since these were checked at submission."""
 
         def build(requested: RequestedRun) -> PlannedRun:
             return PlannedRun(
@@ -208,7 +208,8 @@ class JobLeader:
         return SweepPlan([*map(build, self.requested)], build(self.job.control) if self.job.control else None)
 
     def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
-        """Return the state of the study's folder, and the seconds left in this allocation."""
+        """Return the state of the study's folder, the decisions `passed` so far, and the seconds left in this
+        allocation."""
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
         return Snapshot(
@@ -225,19 +226,19 @@ class JobLeader:
         return store.list_attempts(self.study_folder / config_id)
 
     def _open_attempt(self, requested: RequestedRun, circumstance: Circumstance) -> store.RunAttempt:
-        """Claim the next attempt at a point."""
+        """Create the folder of the next attempt at a point, which reserves its attempt number."""
         open_attempt = self.study.open_attempt if self.study else store.open_attempt
         config_folder = self.study_folder / requested.config_id
         return open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
 
     def _finalize(self, folder: Path, outcome: Outcome) -> None:
-        """Write the record of an attempt that this process does not run."""
+        """Write the record of an attempt whose ranks this process does not run."""
         store.finalize(folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
         if self.study:
             self.study.push_attempt(folder)
 
     def _push(self, path: Path) -> None:
-        """Write a file of the study's folder to the object store, if there is one."""
+        """Copy a file of the study's folder to the object store, if there is one."""
         if self.study:
             self.study.push(path)
 
@@ -246,7 +247,7 @@ class JobLeader:
             self.study.push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
 
     def _carry_out(self, decision: Decision) -> str:
-        """Carry out a decision. Return the reason why the allocation has to end; empty if it continues."""
+        """Carry out a decision on a run. Return the reason why the allocation has to end; empty if it continues."""
         run = decision.run
         requested = self.job.control if run.role == "control" else None
         requested = requested or next(requested for requested in self.requested if requested.key == run.key)
@@ -268,12 +269,12 @@ class JobLeader:
         return ""
 
     def _busy(self, key: RunKey) -> str:
-        """Return in words which other job is measuring a point; empty if none is."""
+        """Return a text with the other job that is measuring a point; empty if no other job is."""
         elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
         return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
-        """Make one attempt at a point on all nodes of the allocation."""
+        """Make one attempt at a point, with ranks on all nodes of the allocation."""
         assert self.agents
         attempt, rival = self._open_attempt(requested, self._circumstance(requested)), None
         if not requested.control:
@@ -307,8 +308,8 @@ class JobLeader:
         self.health.examine(record, left, attempt.folder)
 
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
-        """Return where and how a point is measured, for its record: as planned, with the job, its restart count, the
-        device and the time of the start added."""
+        """Return where and how a point is measured, for its record. To the planned values, the job, its restart count,
+        the device and the time of the start are added."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
         update = {
@@ -319,7 +320,7 @@ class JobLeader:
         return requested.circumstance.model_copy(update=update)
 
     def _finalize_earlier(self) -> None:
-        """Write records for the attempts that this job began before it was put back into the queue."""
+        """If this job was put back into the queue, write records for the attempts that it had begun before."""
         for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
@@ -329,14 +330,14 @@ class JobLeader:
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
         """Return whether this job made the attempt, now or before it was requeued. An attempt from before a requeue
-        does not prevent the point from running again: its allocation is gone, and its processes end soon."""
+        does not prevent the point from running again: its allocation has ended, and its processes will end soon."""
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 
     def _find_newer_start(self) -> str:
-        """Return a message if the scheduler has started this job again meanwhile; empty if it has not.
+        """Return a message if the scheduler has started this job again since this process began; empty if it has not.
 
-        A scheduler restarts a job after it has lost a node, even if the processes of the first start still run. Runs of
-        those processes no longer belong to the job.
+        After losing a node, a scheduler may restart a job while processes of its first start still run. Runs of those
+        old processes no longer belong to the job.
         """
         if self.study:
             with contextlib.suppress(SchedulerUnavailable):
@@ -357,7 +358,8 @@ def _print_progress(requested: RequestedRun, what: str) -> None:
 
 
 def _write_line(text: str, stream: TextIO) -> None:
-    """Write a line to the job's log. If the disk is full, the line is lost, but point and job continue."""
+    """Write a line to the job's log. If the disk is full, the line is lost, but the current point and the job
+    continue."""
     try:
         print(text, file=stream, flush=True)
     except OSError:

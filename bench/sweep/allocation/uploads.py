@@ -1,4 +1,4 @@
-"""Uploads of an allocation's progress to an object store, in a thread, while points run."""
+"""Upload the progress of an allocation to an object store, in a thread, while points (configurations) run."""
 
 import contextlib
 import os
@@ -16,16 +16,16 @@ from bench.core.study_store import StudyStore
 _EVERY_S = 20.0
 _FIRST_S = 3.0  # after the beginning of an attempt
 _POLL_S = 1.0
-_LOG_LIMIT_BYTES = 2**24  # a longer log is uploaded at the end of its attempt only
+_LOG_LIMIT_BYTES = 2**24  # a longer log is uploaded only once, at the end of its attempt
 _END_S = 5.0  # for the thread to end its last upload
 
 
 class JobUploads:
     """Thread that uploads the log of this process, and the heartbeat and log of the current attempt.
 
-    From `__enter__` on, standard output and standard error of this process and of its children are written to the log
-    file. They are copied to the original standard output as well. Errors of the store are ignored, since later uploads
-    contain the same lines.
+    Between `__enter__` and `__exit__`, standard output and standard error of this process and of its children go to the
+    log file. New lines of the log are copied to the original standard output. Errors of the store are ignored, since a
+    later upload contains the same lines.
     """
 
     def __init__(self, study: StudyStore, log: Path) -> None:
@@ -62,7 +62,7 @@ class JobUploads:
 
     @contextlib.contextmanager
     def of_attempt(self, folder: Path) -> Iterator[None]:
-        """Upload the heartbeat and the log of an attempt until the context ends."""
+        """Upload the heartbeat and the log of an attempt repeatedly until the context ends."""
         self._attempt, self._next_at = folder, time.monotonic() + _FIRST_S
         try:
             yield
@@ -81,7 +81,7 @@ class JobUploads:
                     self._upload(path)
 
     def _upload(self, path: Path) -> None:
-        """Upload a file if it exists and has changed since its last upload."""
+        """Upload a file if it exists, has changed since its last upload, and is not too long."""
         with contextlib.suppress(OSError, UserError):
             found = path.stat()
             version = found.st_size, found.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Stage data, tokenizers and compiled ops for nodes without a network, and check that a run could use them."""
+"""Stage data, tokenizers and compiled ops for nodes without a network, and check that a run could start with them."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check the needs `kind` in a separate process, and yield its findings: texts about what works or is
+    """Stage or check (`mode`) the needs `kind` in a separate process. Yield its findings: texts about what works or is
     missing. `python` is the command of the interpreter, and `variables` is its environment. `follow` is called with a
     text about the current step."""
     noise = create_log_path()
@@ -80,7 +80,7 @@ def run_checks(
 
 
 def create_log_path() -> Path:
-    """Return the path of the log for the output of libraries and compilers. Its folder is created."""
+    """Return the path of the log that collects the output of libraries and compilers. Its folder is created."""
     path = get_cache_folder(os.environ) / "prepare.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
@@ -98,7 +98,8 @@ def _end_child(child: "subprocess.Popen[str]") -> None:
 
 
 def find_network_isolation() -> tuple[str, ...]:
-    """Return the command prefix that runs a command without a network; empty if this machine does not permit it."""
+    """Return the words to put before a command so that it runs without a network. Empty if this machine does not permit
+    that."""
     for prefix in _WITHOUT_NETWORK if shutil.which("unshare") else ():
         if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
             return prefix
@@ -109,10 +110,10 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
-    """Return what all points need (data, models and compiled ops), one entry for each combination of device and
-    compiled ops.
+    """Return what all points (configurations) need: data, models and compiled ops. There is one entry for each
+    combination of device and compiled ops, and for each GPU architecture if the ops have GPU kernels.
 
-    Equal data and models are listed once. Ops are listed once for each GPU architecture.
+    Data and models that several points need are listed only once.
     """
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, list[RunSpec]]] = {}
     seen = set()
@@ -135,7 +136,8 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return a key for a spec's data and a key for its model. Specs with equal keys need the same data or model."""
+    """Return a dict with two texts, "data" and "models". Specs with an equal text need the same data or the same
+    model."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing, spec.adapter.model_dump(mode="json")]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
@@ -146,13 +148,15 @@ def _device(request: Request) -> str:
 
 
 def _setup(request: Request) -> JobSetup:
-    """Return the setup commands of the launcher's jobs; an empty setup if the launcher has no queue."""
+    """Return the setup of the launcher's jobs: their Python, environment variables and container image. Empty if the
+    launcher has no queue."""
     launcher, options = launchers.load_queueing(request.launcher), request.launcher_options
     return launcher.job_setup(options) if launcher and isinstance(options, SchedulingOptions) else JobSetup()
 
 
 def architectures(listed: Sequence[str] | None, request: Request) -> list[str | None]:
-    """Return the GPU architectures to build ops for; None stands for the architecture of the local GPU."""
+    """Return the GPU architectures to build ops for: those that the user `listed`, such as "8.0". If none are given,
+    the list contains None, which stands for the architecture of the local GPU."""
     if listed is None:
         return [None]
     given = f"--arch {','.join(listed)}"
@@ -169,8 +173,8 @@ def architectures(listed: Sequence[str] | None, request: Request) -> list[str | 
 
 
 def variables(mode: StagerMode, request: Request) -> dict[str, str]:
-    """Return the environment variables for staging or checking. They are those of this process and of a job. For
-    checking, libraries are also set to offline mode."""
+    """Return the environment variables for staging or checking: those of this process and those of a job. For checking,
+    libraries are also set to offline mode."""
     given = _setup(request).variables
     offline = dict.fromkeys(_OFFLINE, "1")
     if mode == "check":
@@ -179,11 +183,12 @@ def variables(mode: StagerMode, request: Request) -> dict[str, str]:
 
 
 def python(request: Request) -> tuple[str, ...]:
-    """Return the command of the Python for staging and checking. It is the jobs' Python, or the current interpreter if
-    the launcher names none.
+    """Return the command of the Python interpreter for staging and checking. It is the jobs' Python, or the current
+    interpreter if the launcher names none.
 
-    The current interpreter is also used if the jobs' Python is in a container, or is not an absolute path but found by
-    an environment module. Raise UserError if the path of the jobs' Python does not exist on this machine.
+    The current interpreter is also used in two other cases: the jobs' Python is in a container, or it has no absolute
+    path because an environment module provides it. Raise UserError if the path of the jobs' Python does not exist on
+    this machine.
     """
     setup = _setup(request)
     command = setup.python
@@ -209,10 +214,11 @@ def prepare(
     build_for: Sequence[str] | None,
     follow: Callable[[Progress], None],
 ) -> Iterator[Check]:
-    """Stage what a study's points need (data, models and compiled ops) and then check that a run could use it; with
-    `offline`, only check. Findings are yielded as they are made.
+    """Stage what a study's points (configurations) need: data, models and compiled ops. Then check that a run could use
+    it. With `offline`, only check. Findings are yielded as soon as they are made.
 
-    Contradicting arguments raise UserError at the call, before the first finding.
+    `build_for` lists the GPU architectures to build ops for. Arguments that contradict each other raise UserError at
+    the call, before the first finding.
     """
     chosen, requests = _points(study, overrides, config_dir)
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
@@ -238,7 +244,7 @@ def prepare(
 
 
 def _check_architectures(wanted: Sequence[StagingNeeds]) -> None:
-    """Raise UserError if ops would have to be compiled for a GPU of unknown architecture."""
+    """Raise UserError if ops have GPU kernels but the GPU architecture to compile them for is unknown."""
     if any(extensions.has_gpu_kernel(kind.operations, kind.device) and not kind.architecture for kind in wanted):
         rule = "an image is built without a GPU, whose architecture compiled ops need"
         raise UserError("--arch", rule, "give it, e.g. 7.5 for T4, 8.0 for A100, 8.9 for L4, 9.0 for H100 and H200")
@@ -251,8 +257,8 @@ RUN python3 -P -m bench.sweep.prepare.staging {mode} < {needs} > {mode}.log; cat
 
 
 def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request) -> Check:
-    """Write a Dockerfile that stages and checks the needs of the points in an image. Return a finding with the commands
-    that build the image. A need that is missing makes the build fail."""
+    """Write a Dockerfile whose build stages and checks the points' needs inside the image. Return a finding with the
+    commands that build the image. The build fails if a need is missing."""
     setup, text = _setup(request), f"{_setup(request).dockerfile}COPY needs-*.json ./\n"
     folder.mkdir(parents=True, exist_ok=True)
     for number, kind in enumerate(wanted):
@@ -267,7 +273,8 @@ def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request)
 
 
 def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None) -> tuple[Study, list[Request]]:
-    """Return the study, and the request of each of its points and of its control point."""
+    """Return the study and the composed configurations of its points. The control point, which jobs repeat as a
+    reference, is included."""
     chosen, given = find_study(study, overrides, config_dir, "prepare")
     points = compose.compose_points(chosen, given, config_dir, inputs.find_device).points
     requests = [point.composed for point in points]
@@ -281,10 +288,8 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
 def _staged(
     modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
-    """Yield the findings of staging and checking without duplicates. Return False if staging left anything missing.
-
-    Checks follow only if staging is complete.
-    """
+    """Yield the findings of staging and checking without duplicates. Return False if anything is still missing after
+    staging; then nothing is checked."""
     create_log_path().unlink(missing_ok=True)
     share = 0.0
     for mode in modes:
@@ -293,7 +298,7 @@ def _staged(
             report = partial(lambda share, text: follow(Progress(text, share)), share)
             share += 1 / (len(modes) * len(wanted))
             for finding in run_checks(mode, kind, python(request), variables(mode, request), report):
-                if finding not in found:  # kinds of node share most needs
+                if finding not in found:  # several entries of `wanted` may have the same need
                     found.add(finding)
                     yield finding
         if mode == "stage" and any(finding.state == "missing" for finding in found):
@@ -302,8 +307,8 @@ def _staged(
 
 
 def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
-    """Return the arguments of the command that checks on a compute node. A Study object is written to a file in
-    `folder`."""
+    """Return the arguments of the zeroscale command that checks on a compute node. A Study object is written to a file
+    in `folder`, which the command reads."""
     if isinstance(study, Study):
         path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
         folder.mkdir(parents=True, exist_ok=True)
@@ -315,7 +320,8 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
 
 
 def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
-    """Write a job script that checks on a compute node. Return a finding that contains the command to submit it."""
+    """Write a job script that does the checks on a compute node. Return a finding with the command that submits the
+    script."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)

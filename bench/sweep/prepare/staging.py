@@ -1,9 +1,9 @@
-"""Fetch and build the data, checkpoints and compiled ops that a sweep needs, or try them: `python -m
+"""Fetch and build the data, checkpoints and compiled ops that a sweep needs, or check that they can be used: `python -m
 bench.sweep.prepare.staging stage|check`.
 
-Reads `StagingNeeds` as JSON from standard input and prints JSON lines. A line with a string names the current step. A
-line with an object is a finding: something that works or is missing. `stage` may use the network and fills caches;
-`check` does the first steps of a run.
+Reads `StagingNeeds` as JSON from standard input and prints one JSON value per line. A string names the current step. An
+object is a finding: something that works or is missing. `stage` may use the network, and fills caches. `check` does the
+first steps of a run.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ StagingMessage = str | Check
 
 
 class StagingNeeds(Frozen):
-    """Compiled ops, data and models that points need on one kind of node. Each spec in `data` or `models` stands for
-    all points that need the same data or the same model."""
+    """Compiled ops, data and models that points (configurations) need on nodes with one kind of device. One spec in
+    `data` or `models` represents all points that need the same data or the same model."""
 
     device: Literal["cpu", "cuda"]
     operations: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class StagingNeeds(Frozen):
 
 
 def main() -> None:
-    """Stage or check, and print the messages to standard output. The output of libraries goes to standard error."""
+    """Stage or check, and print the messages to standard output. Output of libraries goes to standard error instead."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, _end_group)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _end_group(number: int, frame: FrameType | None) -> None:
-    """End all child processes, then this process, which removes partial results as it exits."""
+    """End all child processes, then this process. Its exit removes incomplete results."""
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
     with contextlib.suppress(ChildProcessError):
@@ -74,7 +74,7 @@ def _end_group(number: int, frame: FrameType | None) -> None:
 
 
 def stage(needs: StagingNeeds) -> Iterator[StagingMessage]:
-    """Fetch and build everything that a run could otherwise get only with a network or a compiler."""
+    """Fetch or build everything for which a run would need a network or a compiler, and yield the findings."""
     for spec in needs.data:
         yield from _run_check(f"data {spec.data.name}", partial(_stage_data, spec, needs))
     for spec in needs.models:
@@ -104,7 +104,8 @@ def _check_compiled(needs: StagingNeeds) -> Iterator[StagingMessage]:
 
 
 def _run_check(subject: str, checker: Callable[[], Iterable[Check]]) -> Iterator[StagingMessage]:
-    """Yield the name of a check, then its findings. An error in the check is yielded as a finding, too."""
+    """Yield the subject of a check, then its findings. If the check raises an error, the error is yielded as a
+    finding."""
     yield subject
     try:
         yield from checker()
@@ -146,7 +147,8 @@ def _check_gpu() -> Iterator[Check]:
 
 
 def _check_model(spec: RunSpec) -> Iterator[Check]:
-    """Build a model on the meta device, which takes no memory for its weights, and check its number of parameters."""
+    """Build a model on the meta device, where its weights take no memory, and check its number of parameters. If the
+    model has a checkpoint, also check its tensors."""
     import torch
 
     from bench.models.modules.adapters import check_adapter
@@ -168,7 +170,7 @@ def _check_model(spec: RunSpec) -> Iterator[Check]:
 
 
 def _stage_weights(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
-    """Fetch a checkpoint from the Hub, unless it is a folder or in the cache."""
+    """Fetch a checkpoint from the Hub, unless it is a local folder or in the cache already."""
     checkpoint = str(spec.model.checkpoint)
     folder = find_folder(checkpoint)
     size = sum(path.stat().st_size for path in list_files(checkpoint, folder))
@@ -198,8 +200,8 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
 
 
 def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
-    """Return a finding, changed into a note if its folder is on this machine alone while the points run on
-    other nodes."""
+    """Return the finding `result`. If the points run on other nodes and only this machine has the folder, the finding
+    becomes a note. The note names `variable`, the setting to change."""
     inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
         return result
@@ -219,7 +221,8 @@ def _check_micro_batch(spec: RunSpec) -> Iterator[Check]:
 
 
 def check_memory_counter() -> Iterator[Check]:
-    """Check that bytes in CPU memory can be counted. The counter is compiled when it is first used."""
+    """Check that the bytes of tensors in CPU memory are counted exactly. The counter is compiled when it is first
+    used."""
     try:
         memory, torch = importlib.import_module("bench.measure.memory"), importlib.import_module("torch")
     except ImportError:
@@ -240,7 +243,7 @@ def check_memory_counter() -> Iterator[Check]:
 
 
 def _check_operation(name: str, needs: StagingNeeds) -> Iterator[Check]:
-    """Load an op of DeepSpeed in the same way as a run. The op is built when it is first loaded."""
+    """Load one of DeepSpeed's compiled ops in the same way as a run does. The op is built when it is first loaded."""
     if extensions.FOLDER not in os.environ:
         remedy = "give --arch, e.g. 9.0 for H100 and H200, 8.0 for A100"
         yield Check(f"op {name}", "missing", "no local GPU decides the architecture to build for", remedy)

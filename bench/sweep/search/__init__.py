@@ -1,1 +1,1 @@
-"""Searches over a space of points: proposals of trials, the end of a search, and its result."""
+"""Searches over a space of points (configurations): how trials are proposed, when a search ends, and its result."""

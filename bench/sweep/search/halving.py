@@ -1,12 +1,12 @@
 """Successive halving: every training first stops early, and the best trainings resume from their checkpoints.
 
 The algorithm is asynchronous (ASHA; Li et al., arXiv 1810.05934). A rung is a number of tokens after which trainings
-stop. A training is promoted to the next rung as soon as it is among the best 1/`factor` of its rung, so that no trial
-waits for others.
+stop. A training is promoted (resumed up to the next rung) as soon as it is among the best 1/`factor` of its rung. So no
+trial waits until all others have ended.
 
-When no new training can begin, the best training of the highest rung continues until one training is complete. With
-several `brackets`, some trainings first stop at a higher rung (Hyperband; Li et al., arXiv 1603.06560), which favours
-configurations that improve slowly at first.
+When no new training can begin, the best training of the highest rung continues until it is complete. With several
+`brackets`, some trainings skip the lowest rungs and first stop at a higher one (Hyperband; Li et al., arXiv
+1603.06560). This favours configurations that improve slowly at first.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ STOP = "learning.stop_after"
 
 
 class RungResult(NamedTuple):
-    """A trial and the index of the rung at which its training stops."""
+    """Result of a trial, with the training that it belongs to and the index of the rung at which it stops."""
 
     key: str  # identifies the training: a text made from its values of the space
     rung: int
@@ -30,7 +30,8 @@ class RungResult(NamedTuple):
 
 
 def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
-    """Return the numbers of tokens after which a training may stop, in increasing order. The last is `tokens`."""
+    """Return the numbers of tokens after which a training may stop, in increasing order. The last is `tokens`, its full
+    length; each earlier one is the next divided by `factor`, but not below `least`."""
     found = [tokens]
     while (fewer := found[-1] // rungs.factor) >= rungs.least:
         found.append(fewer)
@@ -38,7 +39,8 @@ def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
 
 
 def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[RungResult]:
-    """Return each trial of a search with rungs, together with its rung."""
+    """Return each trial of a search with its training and rung. The search must have rungs (numbers of tokens after
+    which trainings stop)."""
     assert section.rungs
     found = []
     for result in results:
@@ -49,8 +51,8 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung that has a result, since losses can be compared only after equal numbers of
-    tokens.
+    """Return the trials of the highest rung at which any trial has a result. Losses can be compared only after equal
+    numbers of tokens.
 
     For a search without rungs, return all trials.
     """
@@ -62,18 +64,18 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 
 class HalvingProposer:
-    """Proposes the next rung for a training that is among the best of its rung. If there is no such training, proposes
-    a new training from the sampler."""
+    """Proposes to resume a training up to the next rung if it is among the best of its rung. If there is no such
+    training, proposes a new training from the sampler."""
 
     def __init__(self, pool: CandidatePool, sampler: Proposer) -> None:
         assert pool.section.rungs
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return a proposal for the next rung of a training, or for a new training.
+        """Return a proposal to resume a training up to its next rung, or to begin a new training.
 
-        None if the budget is used up, if trials are still running, or if one training is complete and no other can
-        begin.
+        None if the budget is used up. Also None if no training can be promoted or begun, and either a trial is still
+        running or a training is complete.
         """
         if is_spent(self._section, results):
             return None
@@ -81,10 +83,10 @@ class HalvingProposer:
         return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal for the next rung of a training that is among the best 1/`factor` of its rung and was not
-        promoted yet.
+        """Return a proposal to resume a training up to the next rung. The training is among the best 1/`factor` of its
+        rung and was not resumed before.
 
-        Higher rungs come first, and better trainings within a rung. None if there is no such training.
+        Higher rungs come first; within a rung, better trainings come first. None if there is no such training.
         """
         for rung in sorted({one.rung for one in reached}, reverse=True):
             ended = self._rank(reached, rung)
@@ -93,11 +95,11 @@ class HalvingProposer:
         return None
 
     def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal for the next rung of the best training of the highest rung; None while trials have no final
-        outcome.
+        """Return a proposal to resume the best training of the highest rung up to the next rung. None while any trial
+        has no outcome.
 
-        In a small space, a rung may have too few trainings for any promotion. Without this step no training would be
-        completed.
+        In a small space, a rung may have too few trainings to promote any of them. Without this step, no training would
+        then be completed.
         """
         if any(one.result.outcome is None for one in reached):
             return None
@@ -107,7 +109,7 @@ class HalvingProposer:
         return None
 
     def _rank(self, reached: Sequence[RungResult], rung: int) -> list[RungResult]:
-        """Return the trainings with a result at a rung, best first."""
+        """Return the trainings that have a result at a rung, best first."""
         ended = [
             (cost, one.result.trial.number, one) for one in reached
             if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
@@ -117,8 +119,8 @@ class HalvingProposer:
     def _promote_first(
         self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
     ) -> Proposal | None:
-        """Return a proposal for the next rung of the best training that was not promoted yet, among the first `count`
-        of `ended`; None if all of them were promoted."""
+        """Return a proposal to resume a training up to the next rung: the first of `ended[:count]` that was not resumed
+        before. None if all of them were."""
         above = {one.key for one in reached if one.rung == rung + 1}
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
@@ -129,7 +131,8 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a new training proposed by the sampler. It first stops at the rung that `choose_bracket` returns."""
+        """Return a proposal for a new training from the sampler; None if the sampler has none. The training first stops
+        at the rung that `choose_bracket` returns."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
@@ -148,7 +151,8 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return the training with these values that stops at the given rung; None if there is no such rung."""
+        """Return a proposal for the training with these values, stopped at the given rung. None if there is no such
+        rung or the point cannot run."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):
@@ -161,12 +165,12 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return the rung at which the next training first stops. It is the rung that has the fewest trainings in
-    proportion to its share. `begun` is the number of trainings so far by their first rung.
+    """Return the rung at which the next training first stops: the rung with the fewest trainings so far in proportion
+    to its share. `begun` has the number of trainings so far by the rung at which they first stopped.
 
-    Trainings of bracket b first stop at rung b. All brackets cost about the same if bracket b has a number of trainings
-    in proportion to factor^(last − b) / (last − b + 1), where `last` is the index of the last rung (Hyperband,
-    algorithm 1).
+    The trainings of bracket b first stop at rung b. All brackets cost about the same if the number of trainings in
+    bracket b is proportional to factor^(last − b) / (last − b + 1). Here `last` is the index of the last rung
+    (Hyperband, algorithm 1).
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))
@@ -175,6 +179,6 @@ def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> i
 
 
 def find_end(spec: Mapping[str, Any]) -> int:
-    """Return the number of tokens after which the run with this JSON spec ends."""
+    """Return the number of tokens after which a run ends. `spec` is its spec as JSON."""
     learning = spec["learning"]
     return int(learning["stop_after"] or learning["tokens"])

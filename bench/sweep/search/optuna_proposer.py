@@ -1,12 +1,13 @@
-"""Propose trials by Optuna's samplers. Before each proposal, an Optuna study is built from the trials so far.
+"""Propose trials with Optuna's samplers. For each proposal, a new Optuna study is built from the trials so far.
 
-There is no state besides the trials. A sampler's own state is kept in each trial's file. Random numbers depend on the
-seed of the search and the number of the trial, so that an interrupted search makes the same proposals.
+There is no state besides the trials. A sampler's own state is kept in each trial's file. Random numbers depend only on
+the seed of the search and the number of the trial, so that an interrupted search makes the same proposals.
 
-A trial that failed or violates the search's constraints is given to Optuna as one that violates a constraint. If the
-sampler does not support constraints, the trial gets a worse value than all other trials instead. No sampler supports
-noise of single trials. The value of a noisy trial, such as a short run or a run on a busy machine, is therefore moved
-towards the mean of all trials.
+If a trial failed or violates a constraint of the search, Optuna is given a trial that violates a constraint. If the
+sampler does not support constraints, the trial gets a worse value than all other trials instead.
+
+No sampler can take into account that one trial is noisier than another, such as a short run or a run on a busy machine.
+The value of a noisy trial is therefore moved towards the mean of all trials.
 """
 
 import importlib
@@ -23,16 +24,17 @@ from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
 
 _STUDY = "zeroscale"
 _ENQUEUED = 10  # number of points with the best predictions that are tried first, in place of random ones
-_MOST_FITTED = 60  # most trials that a Gaussian process is fitted to: its time grows with their third power
+_MOST_FITTED = 60  # maximum number of trials for a Gaussian process, whose time grows with the cube of this number
 _PENALTY = 1.0  # added to the log cost: a failed trial counts as e times worse than the worst result
 _CONSTRAINT = "runs"
 _PER_TRIAL, _PER_STUDY = "trial", "study"
 
 
 class OptunaProposer:
-    """Proposes the points with the best predictions first, then points suggested by one of Optuna's samplers.
+    """Proposes the points (configurations) with the best predictions first, then points that one of Optuna's samplers
+    suggests.
 
-    If a suggested point cannot run or was tried already, the nearest untried point replaces it.
+    If a suggested point cannot run or was tried before, the nearest untried point replaces it.
     """
 
     def __init__(self, pool: CandidatePool) -> None:
@@ -46,10 +48,11 @@ class OptunaProposer:
         self._enqueued = self._list_enqueued()
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return an untried point from the list of the best predictions. If all of them were tried, return a point from
-        the sampler.
+        """Return the first untried point of the list with the best predictions. If all of them were tried, return a
+        point from the sampler.
 
-        None if the budget is used up, if the last trials improved too little, or if every point was tried.
+        None if the budget is used up, if the latest trials improved the best result too little, or if every point was
+        tried.
         """
         if is_spent(self._section, results) or is_settled(self._section, results):
             return None
@@ -74,10 +77,11 @@ class OptunaProposer:
         return Proposal(found.point, found.values, sampler_state=kept)
 
     def _list_enqueued(self) -> list[SearchCandidate]:
-        """Return the points to try before the sampler is used: the best predicted point of each engine, then the next
-        best.
+        """Return the points to try before the sampler is used: first the best predicted point of each engine, then the
+        best predicted of the other points.
 
-        Both groups begin with the best prediction. There are at least `_ENQUEUED` points if so many have a prediction.
+        Both groups are sorted, with the best prediction first. There are at least `_ENQUEUED` points, if so many have a
+        prediction.
         """
         known = [
             (cost, place, one) for place, one in enumerate(self._candidates)
@@ -89,10 +93,11 @@ class OptunaProposer:
         return [*begin, *(one for one in ordered if one not in begin)][: max(_ENQUEUED, len(begin))]
 
     def _compute_distance(self, one: Values, other: Values) -> float:
-        """Return the distance of two points, summed over their fields.
+        """Return the distance of two points: the sum of the distances of their fields.
 
-        An ordered field adds its difference as a share of its range, from 0 to 1. Any other field adds 1 if it differs,
-        and so does a field that only one of the points has.
+        For an ordered field, the distance is the difference of the two values, divided by the width of the field's
+        range (0 to 1). For any other field, it is 1 if the values differ. It is also 1 for a field that only one of the
+        points has.
         """
         apart, codes, others = 0.0, self._encode(one), self._encode(other)
         for key in dict.fromkeys([*codes, *others]):  # in the same order in every process
@@ -109,8 +114,8 @@ class OptunaProposer:
         return apart
 
     def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-        """Return the trials to give to the sampler: all of them, or for `gp` the latest ones and the best of the
-        earlier ones."""
+        """Return the trials to give to the sampler. These are all trials or, for `gp`, at most `_MOST_FITTED`: the
+        latest trials and the best of the earlier ones."""
         if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
             return results
         earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]
@@ -119,7 +124,7 @@ class OptunaProposer:
         return [*(earlier[index] for index in sorted(best)), *latest]
 
     def build_study(self, results: Sequence[TrialResult]) -> tuple[Any, Any, int]:
-        """Return an Optuna study that contains these trials, its in-memory storage, and the study's id in the
+        """Return an Optuna study that contains these trials, the storage in memory that holds it, and its id in this
         storage."""
         optuna = self._optuna
         storage = optuna.storages.InMemoryStorage()
@@ -162,7 +167,7 @@ class OptunaProposer:
                 return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
             case "nsga2":
                 return samplers.NSGAIISampler(seed=seed, population_size=min(50, max(4, self._section.trials // 5)))
-        # One sequence for the whole search; values drawn outside of it depend on the trial.
+        # One quasi-random sequence serves the whole search; other random values depend on the trial's number.
         beside = samplers.RandomSampler(seed=seed)
         return samplers.QMCSampler(
             seed=self._section.seed,
@@ -173,7 +178,7 @@ class OptunaProposer:
         )
 
     def _suggest(self, trial: Any) -> Values:
-        """Return a value for each active dimension, as suggested by the sampler."""
+        """Return the sampler's suggestion: one value for each dimension whose condition holds."""
         values: Values = {}
         for key, dimension in self._pool.space.dimensions.items():
             if self._pool.space.is_active(key, values):
@@ -181,8 +186,8 @@ class OptunaProposer:
         return values
 
     def _build_distribution(self, dimension: Dimension) -> Any:
-        """Return Optuna's distribution for a dimension. For a list of values it is a distribution over their
-        indices."""
+        """Return Optuna's distribution for a dimension. If the dimension is a list of values, the distribution is over
+        the indices of this list."""
         kinds = self._optuna.distributions
         if dimension.values is not None:
             numbers = range(len(dimension.values))
@@ -205,7 +210,8 @@ class OptunaProposer:
         return dimension.values[suggested] if dimension.values is not None else suggested
 
     def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return, by dimension, each value of a trial as Optuna represents it, with the dimension's distribution."""
+        """Return two things for each dimension of a trial: the value as Optuna represents it, and the dimension's
+        distribution."""
         found = {}
         for key, value in values.items():
             dimension = self._pool.space.dimensions[key]

@@ -1,4 +1,4 @@
-"""Plan a search from a study and overrides, or restore it from a study's folder."""
+"""Plan a search from a study and overrides, or restore a search from a study's folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,23 @@ from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace
 from bench.sweep.snapshot import TrialReader
 from bench.sweep.status import read_state
 
-_TRIED_FOR_FIRST = 200  # values of a space of which at least one must give a point that can run
+_TRIED_FOR_FIRST = 200  # combinations of values to try until one gives a point that can run
 _MAY_CHANGE = {"trials", "node_hours", "gain", "parallel"}  # settings that may change when a search is resumed
 _SECTION = "search."
 _ONE_OF = ("machine", "launcher")  # all trials share one machine and one launcher, so that their results compare
 
 
 class SearchPoints:
-    """The points of a search's space. Each point is composed and checked when it is first needed."""
+    """The points (configurations) of a search's space. Each point is composed and checked when it is first needed."""
 
     def __init__(
         self, study: Study, overrides: tuple[str, ...], config_dir: Path | None, machine: str | None = None
     ) -> None:
-        """Raise UserError for a study without a `search` section, for several values of one key, and for an unknown
-        field.
+        """Raise UserError for a study without a `search` section, for an override with several values, and for an
+        unknown field.
 
-        `machine` is given when a search is resumed, since the default in conf/config.yaml may have changed.
+        `machine` is given when a search is resumed. It keeps the search on its machine if the default in
+        conf/config.yaml has changed.
         """
         if study.search is None:
             rule = "has no `search` section"
@@ -62,7 +63,8 @@ class SearchPoints:
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the point with these values of the space. Raise UserError if a rule excludes it or it cannot run."""
+        """Return the composed point with these values of the space. Raise UserError if a rule excludes the point or it
+        cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
@@ -73,13 +75,14 @@ class SearchPoints:
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
-        """Return the point with these values in the form that a sweep's definition holds, with its prediction."""
+        """Return the point with these values of the space as a `SweepPoint`, with its prediction."""
         varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
         return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
 
 
 class PlannedSearch(NamedTuple):
-    """Definition of a search, the pool of points that it may try, and the proposer that chooses among these points."""
+    """Definition of a search, the pool of points that it may try, and the proposer that chooses the next point from the
+    pool."""
 
     sweep: SweepDefinition
     pool: CandidatePool
@@ -100,7 +103,7 @@ def plan_search(
     study: Study | str | Path | None, overrides: GivenOverrides, config_dir: Path | None, etiquette: Mapping[str, Any]
 ) -> PlannedSearch:
     """Return the planned search. Raise UserError if none of its points can run or its settings are wrong. `etiquette`
-    holds options that limit the load on a scheduler's queue, by name, as in `plan_sweep`."""
+    holds options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     found, _ = find_study(study, overrides, config_dir, "search")
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
     points = SearchPoints(found, texts, config_dir)
@@ -120,7 +123,8 @@ def plan_search(
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
-    """Return the definition of a search without trials. `first` is any of its points."""
+    """Return the definition of a search that has no trials yet. `first` is any of its points; launcher and machine are
+    taken from it."""
     options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
@@ -132,8 +136,8 @@ def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[s
 
 
 def _check_within_reach(pool: CandidatePool) -> None:
-    """Raise UserError if all points are predicted to need far more memory than a device has or than a
-    constraint allows."""
+    """Raise UserError if every point is predicted to need far more memory than a device has, or than the constraint
+    `peak_bytes` allows."""
     bound = pool.section.constraints.get("peak_bytes")
     most = math.inf if bound is None or bound.at_most is None else bound.at_most
     looked_at = (pool.find(values) for values in pool.space.list_candidates(pool.section.seed))
@@ -150,7 +154,7 @@ def _check_within_reach(pool: CandidatePool) -> None:
 
 
 def _predict_peak(candidate: SearchCandidate) -> float:
-    """Return the predicted bytes of a candidate's live tensors; 0 if there is no prediction."""
+    """Return the predicted bytes of a candidate's live tensors at their peak; 0 if there is no prediction."""
     forecast = candidate.point.forecast
     return forecast.room.tensor_bytes if forecast and forecast.room else 0
 
@@ -177,7 +181,8 @@ def build_proposer(pool: CandidatePool) -> Proposer:
 
 
 def build_sampler(pool: CandidatePool) -> Proposer:
-    """Return the proposer that samples points from a pool. `build_proposer` adds rungs and step limits to it."""
+    """Return the proposer that chooses points from a pool by the study's sampler. It knows no rungs and no step limits;
+    `build_proposer` adds them."""
     match pool.section.sampler:
         case "grid" | "random":
             return ListProposer(pool, at_random=pool.section.sampler == "random")
@@ -187,8 +192,8 @@ def build_sampler(pool: CandidatePool) -> Proposer:
 
 
 def write_search(folder: Path, sweep: SweepDefinition) -> None:
-    """Write a search's definition unless the folder already contains it. Raise UserError if the folder has trials of
-    another search."""
+    """Write a search's definition unless the folder already contains the same. Raise UserError if the folder has trials
+    of another search."""
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
         before = next((one for one in reversed(definition.read(folder)) if one.search), None)
         if before and before.search and sweep.search:
@@ -201,8 +206,8 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
 
 
 def _identify(request: SearchRequest) -> dict[str, Any]:
-    """Return the fields that identify a search. Settings that may change between calls, such as its budget, are left
-    out."""
+    """Return the fields that identify a search. Settings that may change when it is resumed, such as its budget, are
+    not included."""
     plain = request.model_dump(mode="json", by_alias=True)
     study = {key: value for key, value in plain["study"].items() if key not in ("question", "budget")}
     study["search"] = {key: value for key, value in study["search"].items() if key not in _MAY_CHANGE}
@@ -210,7 +215,7 @@ def _identify(request: SearchRequest) -> dict[str, Any]:
 
 
 def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:
-    """Return the `search` section with overrides applied, such as search.sampler=random."""
+    """Return a study's `search` section with overrides applied, such as `search.sampler=random`."""
     if not given:
         return section
     plain = section.model_dump(by_alias=True, exclude_defaults=True)
@@ -220,7 +225,7 @@ def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSect
 
 
 def _check_fields(key: str, dimension: Dimension) -> None:
-    """Raise UserError if a dimension names a machine, a launcher, or a field that no point has."""
+    """Raise UserError if a dimension of the search space names a machine, a launcher, or a field that no point has."""
     names = {
         name
         for value in ((None,) if dimension.values is None else dimension.values)
@@ -236,8 +241,8 @@ def _check_fields(key: str, dimension: Dimension) -> None:
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write new trials until as many of them wait for an answer as the search's setting `parallel` allows, or until the
-    search has ended. Return the number of new trials."""
+    """Write new trials to a study's folder until `parallel` trials wait for an answer or the search has ended.
+    `parallel` is a setting of the search. Return the number of new trials."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)

@@ -1,6 +1,6 @@
 """Propose the next trial of a search from the results so far.
 
-There are no side effects: a search that was interrupted continues with the same proposals.
+There are no side effects: an interrupted search continues with the same proposals as without the interruption.
 """
 
 import math
@@ -17,29 +17,31 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Assumed standard deviation of the log costs of a space's points if noise explains all differences between them."""
+"""Smallest standard deviation of log costs between the points of a space that is assumed. It is used if noise alone
+explains all measured differences."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
-    """Return the cost of an objective's value, so that a lower cost is always better: the logarithm of the value,
-    negated if large values are better. None if the value is unknown or not positive."""
+    """Return the cost of an objective's value, for which lower is always better. It is the logarithm of the value,
+    negated if large values of the objective are better. None if the value is unknown or not positive."""
     if value is None or value <= 0:
         return None
     return math.log(value) if OBJECTIVES[objective] == "least" else -math.log(value)
 
 
 def find_cost(section: SearchSection, result: TrialResult) -> float | None:
-    """Return the log cost of a trial; None if it failed, violates a constraint, or has no answer."""
+    """Return the log cost of a trial (lower is better). None if the trial failed, violates a constraint, or has no
+    result yet."""
     if result.quantities is None or not keeps_constraints(section, result):
         return None
     return compute_cost(section.objective, result.quantities.get(section.objective))
 
 
 def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
-    """Return the log costs of trials for a sampler that does not support noise of single trials.
+    """Return the log costs of trials for a sampler that treats all trials as equally noisy.
 
-    The cost of a noisy run is moved towards the mean of all trials, by the share of its distance that noise explains
-    (Efron and Morris, 1975).
+    The cost of a noisy trial is moved towards the mean of all trials (Efron and Morris, 1975). Of its distance from the
+    mean, this share remains: the variance between points, divided by the sum of it and the trial's noise variance.
     """
     costs = [find_cost(section, result) for result in results]
     noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
@@ -56,13 +58,13 @@ def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -
 
 
 def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
-    """Return True if a trial ended `ok` and all constrained quantities are known and within their bounds."""
+    """Return True if a trial ended `ok` and every constrained quantity was measured and is within its bounds."""
     measured = result.quantities
     return measured is not None and all(bound.holds(measured.get(name)) for name, bound in section.constraints.items())
 
 
 def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
-    """Return a message with the constraint that every measured trial violates, and the nearest measured value.
+    """Return a message that names the constraint violated by every measured trial, with the nearest measured value.
 
     Empty if a trial satisfies all constraints, or if no trial has a result.
     """
@@ -83,26 +85,27 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
 
 
 PATIENCE = 20
-"""A search by one of Optuna's samplers ends after this many trials in a row that together improve the best result by
-less than the search's setting `gain`.
+"""A search by one of Optuna's samplers ends if this many trials in a row together improve the best result too little:
+by less than the search's setting `gain`.
 
-In searches with `gp`, replayed on published step times, the overall best was found after 12 trials with rough
-predictions and after 16 without (medians). How many of these searches this rule would have ended earlier was not
-measured.
+For comparison, searches with `gp` were replayed on published step times. With rough predictions, they found the overall
+best after 12 trials, without predictions after 16 (medians). How many of these searches this rule would have ended
+earlier was not measured.
 """
 
 
 def is_spent(section: SearchSection, results: Sequence[TrialResult]) -> bool:
-    """Return whether a search has used up its trials or node-hours."""
+    """Return whether a search has used up its number of trials or its node-hours."""
     hours = sum(result.node_hours for result in results)
     return len(results) >= section.trials or (section.node_hours is not None and hours >= section.node_hours)
 
 
 def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
-    """Return whether the last `PATIENCE` trials improved the best result by less than the search's setting `gain`.
+    """Return whether the last `PATIENCE` trials together improved the best result by less than the search's setting
+    `gain`.
 
-    Always False for the samplers `grid` and `random`, and for a search with rungs, whose losses compare only at equal
-    tokens.
+    The result is always False for the samplers `grid` and `random`. It is also False for a search with rungs, since
+    losses can be compared only at equal numbers of tokens.
     """
     if section.rungs or section.sampler in ("grid", "random"):
         return False
@@ -112,7 +115,7 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
 
 
 class ListProposer:
-    """Proposes the candidates of a pool one after the other, in the order of the grid or in a seeded random order."""
+    """Proposes the candidates of a pool one after the other, in grid order or in a seeded random order."""
 
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
@@ -121,7 +124,7 @@ class ListProposer:
         self._candidates = [candidates[place] for place in order]
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the first candidate that was not tried yet; None if all were tried or the budget is used up."""
+        """Return the first candidate that was not tried yet. None if all were tried or the budget is used up."""
         if is_spent(self._section, results):
             return None
         tried = {result.trial.point.config_id for result in results}
@@ -131,21 +134,22 @@ class ListProposer:
 
 
 MARGIN = 0.1
-"""Share by which the steps of a trial must exceed those of the best before the trial ends early.
+"""A trial ends early only if its steps take longer than those of the best trial by more than this share.
 
-Two runs of one configuration differ by some percent more than their own intervals show.
+Two runs of one configuration differ by some percent more than their own uncertainty intervals show.
 """
 
 
 class EarlyEnd:
-    """Adds a step limit to the proposals of another proposer. A trial ends early if its steps surely exceed
-    this limit."""
+    """Adds a step limit to the proposals of another proposer. The measurement of a trial ends early if its steps surely
+    take longer than this limit."""
 
     def __init__(self, proposer: Proposer, section: SearchSection) -> None:
         self._proposer, self._section = proposer, section
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next proposal, with the step time in seconds above which its measurement ends early."""
+        """Return the other proposer's next proposal, with the step time in seconds above which its measurement ends
+        early."""
         proposal = self._proposer.propose(results)
         if proposal is None:
             return None
@@ -154,11 +158,11 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds per step above which a point cannot become the best.
+    """Return the seconds per step above which a point (configuration) cannot become the best of a search.
 
-    For each measured trial, the worse end of its interval is converted into the step time with which this point would
-    be equally good. The limit is the least of these times plus the share `MARGIN`. None if no trial has a result, or if
-    the objective does not follow from the step time.
+    For each measured trial, the step time is computed at which this point would be as good as the worse end of that
+    trial's interval. The limit is the smallest of these step times, increased by the share `MARGIN`. None if no trial
+    has a result, or if the objective is not a function of the step time.
     """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)

@@ -1,4 +1,5 @@
-"""Values of a search space, listed or drawn at random, and their points. Each point is composed and predicted once."""
+"""Combinations of values in a search space, listed or drawn at random, and their points (configurations). Each point is
+composed and predicted only once."""
 
 import itertools
 import json
@@ -17,24 +18,27 @@ from bench.sweep.definition import SweepPoint
 from bench.sweep.pruning import is_far_out_of_memory
 
 Values = dict[str, Any]
-"""One value for each active dimension, by the name of the dimension."""
-_MOST_DRAWS = 20  # draws per requested value: many draws may give values that were drawn before
+"""One point of a search space: a value for each active dimension, by the dimension's name."""
+_MOST_DRAWS = 20  # draws per requested combination of values: a draw may repeat an earlier one
 
 
 class SearchSpace:
-    """The dimensions of a search space, in order. Conditions may make a dimension depend on earlier ones."""
+    """The dimensions of a search space, in order. A dimension may have a condition on the values of earlier dimensions;
+    it is active if the condition holds."""
 
     def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
-        """`base` holds fields with fixed values; the conditions of dimensions may name these fields, too."""
+        """`base` holds the study's fields with fixed values. Conditions of dimensions may refer to these fields,
+        too."""
         self.dimensions, self._base = section.space, dict(base or {})
 
     def is_active(self, key: str, before: Mapping[str, Any]) -> bool:
-        """Return whether the condition of a dimension holds. `before` holds the values of earlier dimensions."""
+        """Return whether the condition of a dimension holds. `before` has the values of earlier dimensions by their
+        names."""
         fields = self._base | dict(list_pairs(before))
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
     def iterate(self) -> Iterator[Values] | None:
-        """Return an iterator over all combinations of values, the last dimension varying fastest.
+        """Return an iterator over all combinations of values, in which the last dimension varies fastest.
 
         None if a dimension has too many values to list.
         """
@@ -54,7 +58,8 @@ class SearchSpace:
             yield from self._iterate_from({**before, key: value}, rest)
 
     def draw(self, generator: random.Random) -> Values:
-        """Return random values: uniform over a range or list, and log-uniform over a logarithmic range."""
+        """Return random values for all active dimensions: uniform over a range or list, and log-uniform over a
+        logarithmic range."""
         values: Values = {}
         for key, dimension in self.dimensions.items():
             if self.is_active(key, values):
@@ -62,13 +67,14 @@ class SearchSpace:
         return values
 
     def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
-        """Return all combinations of values in the order of the dimensions; None if there are more than `most`."""
+        """Return all combinations of values, in the order of the dimensions. None if there are more than `most`."""
         listed = self.iterate()
         found = None if listed is None else list(itertools.islice(listed, most + 1))
         return None if found is None or len(found) > most else found
 
     def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
-        """Return all combinations of values, or at most `most` random ones if there are more."""
+        """Return all combinations of values if there are at most `most`. Otherwise, return `most` random combinations,
+        or fewer if too many draws repeat earlier ones."""
         listed = self.list_all(most)
         if listed is not None:
             return listed
@@ -81,13 +87,14 @@ class SearchSpace:
         return list(drawn.values())
 
     def compute_share(self, values: Mapping[str, Any]) -> float:
-        """Return the relative probability that `draw` returns these values. It is defined only for a space whose values
-        can be listed."""
+        """Return a number proportional to the probability that `draw` returns these values. Only defined for a space
+        whose values can be listed."""
         return math.prod(self.dimensions[key].compute_share(value) for key, value in values.items())
 
 
 def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
-    """Return the overrides for values of a space. A value that is a mapping gives several overrides."""
+    """Return the overrides for values of a space. A value that is a mapping sets several fields and gives one override
+    for each."""
     several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
     return [pair for fields in several for pair in fields.items()]
 
@@ -113,13 +120,14 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
 
 
 BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
-"""Returns the point with these values. Raises UserError if a rule excludes it or it cannot run."""
+"""Function that returns the point with the given values. It raises UserError if a rule excludes the point or it cannot
+run."""
 
 _Item = TypeVar("_Item")
 
 
 class SearchCandidate(NamedTuple):
-    """A point of the search space that a search may try."""
+    """A point (configuration) of the search space that a search may try."""
 
     values: Values
     point: SweepPoint
@@ -129,7 +137,8 @@ class SearchCandidate(NamedTuple):
 
 
 class CandidatePool:
-    """Candidates of a search, found by their values. Each candidate is built at its first use."""
+    """Candidates of a search, found by their values. Each candidate is composed and predicted when it is first
+    needed."""
 
     def __init__(self, section: SearchSection, space: SearchSpace, build: BuildPoint, machine: Machine) -> None:
         self.section, self.space, self.machine = section, space, machine
@@ -142,8 +151,8 @@ class CandidatePool:
         return found if isinstance(found, SearchCandidate) else None
 
     def list_all(self) -> list[SearchCandidate]:
-        """Return all candidates without duplicates; random candidates if the space is large. Raise UserError if none
-        can run."""
+        """Return all candidates without duplicates. If the space is too large to list, return randomly drawn
+        candidates. Raise UserError if no candidate can run."""
         everything = self.space.list_candidates(self.section.seed)
         found: dict[str, SearchCandidate] = {}
         for values in everything:
@@ -158,7 +167,7 @@ class CandidatePool:
     def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
         """Return the indices of candidates from `list_all` in a seeded random order.
 
-        Candidates of a large space were drawn at random already, so they keep their order.
+        If the space is too large to list, the candidates were drawn at random already, and they keep their order.
         """
         places = range(len(candidates))
         if self.space.list_all() is None:
@@ -167,7 +176,7 @@ class CandidatePool:
         return _shuffle(places, self.section.seed, shares)
 
     def explain_left_out(self) -> list[str]:
-        """Return the error of each combination of values that was looked up so far and cannot run."""
+        """Return the error of each combination of values that was needed so far and cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
 
     def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
@@ -191,8 +200,8 @@ class CandidatePool:
 
 
 def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
-    """Return items in a seeded random order. Each next item is drawn with a probability in proportion to its share
-    (Efraimidis and Spirakis, 2006)."""
+    """Return items in a seeded random order. Repeatedly, one of the remaining items is drawn with a probability
+    proportional to its share (Efraimidis and Spirakis, 2006)."""
     generator = random.Random(seed)
     if len(set(shares)) < 2:
         return generator.sample(items, len(items))

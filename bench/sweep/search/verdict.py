@@ -1,4 +1,4 @@
-"""Result of a search: the best trial, the trials whose intervals overlap that of the best, and the cost."""
+"""Result of a search: the best trial, the trials whose intervals overlap the best trial's interval, and the cost."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from bench.sweep.search.space import CandidatePool
 
 
 class SearchVerdict(NamedTuple):
-    """State of a search, with its best trial so far."""
+    """State of a search: its best trial so far, counts of its trials and points, and whether and why it has ended."""
 
     section: SearchSection
     best: TrialResult | None  # None if no trial has a result within the constraints
     unmet: str  # the constraint that no result satisfies, as a message; empty if there is none
-    equals: tuple[TrialResult, ...]  # trials whose intervals overlap that of the best, best first
+    equals: tuple[TrialResult, ...]  # trials whose intervals overlap the best trial's interval, best first
     outcomes: Counter[str]
-    ended_early: int  # number of trials whose measurement ended early, because their steps were too long to win
+    ended_early: int  # number of trials whose measurement ended early, because they could no longer be the best
     pending: int  # trials without an answer
     environments: int  # largest number of different environments among trials with equal devices per node
     node_hours: float
@@ -39,14 +39,14 @@ class SearchVerdict(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Return True if the search has ended: no trial is pending, and the budget is used up or no useful trial is
-        left."""
+        """Return True if the search has ended: no trial is pending, and either the budget is used up or no useful trial
+        is left."""
         return not self.pending and (self.is_spent or self._is_finished)
 
     @property
     def none_ended(self) -> bool:
-        """Return True for a search with rungs in which no training is complete. Its best trial was the best only at a
-        point in the middle of its learning-rate schedule."""
+        """Return True for a search with rungs in which no training is complete. Its best trial was ranked before the
+        end of its learning-rate schedule."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
@@ -57,7 +57,7 @@ class SearchVerdict(NamedTuple):
 
 
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
-    """Return the state of a search from the results of its trials."""
+    """Return the state of a search, computed from the results of its trials."""
     section = pool.section
     furthest = select_furthest(section, results)
     ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
@@ -95,8 +95,8 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
 def _count_environments(results: Sequence[TrialResult]) -> int:
     """Return the largest number of different environments among trials with the same number of devices per node.
 
-    Trials with different devices per node are not compared: they differ in the threads per rank, which are part of an
-    environment.
+    Trials with different numbers of devices per node are counted separately. They differ in the threads per rank, which
+    are part of an environment, even on the same machine.
     """
     found: dict[int, set[str]] = {}
     for result in results:
@@ -106,8 +106,8 @@ def _count_environments(results: Sequence[TrialResult]) -> int:
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
-    """Return the low and high ends of the interval of a trial's objective, from its own run. Without an interval,
-    return the value as both ends."""
+    """Return the low and high end of the objective's uncertainty interval from a trial's own run. If there is none,
+    return the measured value as both ends."""
     assert result.quantities
     value = result.quantities.get(section.objective)
     assert value is not None
