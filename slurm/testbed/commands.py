@@ -79,8 +79,8 @@ def down(args: Namespace) -> int:
 
 
 def _take_down(ledger: Ledger) -> None:
-    """Remove all processes, namespaces, interfaces and folders that still exist. The ledger lists everything that the
-    testbed has created."""
+    """Remove everything of a testbed that still exists: processes, network namespaces, interfaces and folders. The
+    ledger lists everything that the testbed has created."""
     for process in ledger.processes.values():
         process.end()
     for machine in ledger.namespaces:
@@ -170,7 +170,8 @@ def link(args: Namespace) -> int:
 
 
 def slurmd(args: Namespace) -> int:
-    """Start or kill the slurmd of a node. The action `crash` kills every process of the node."""
+    """Start or kill the slurmd of a node, depending on `args.action`. The action `crash` kills every process of the
+    node."""
     with _opened(args.dir) as ledger:
         _check_node(args.node, ledger.layout.workers)
         if args.action == "start":
@@ -183,7 +184,8 @@ def slurmd(args: Namespace) -> int:
 
 
 def controller(args: Namespace) -> int:
-    """Start, stop or restart the controller. Before it stops, the controller saves the state of its jobs."""
+    """Start, stop or restart slurmctld, the controller. A controller that is stopped saves the state of its jobs
+    first."""
     with _opened(args.dir) as ledger:
         if args.action != "start":
             daemons.stop_controller(ledger)
@@ -194,8 +196,8 @@ def controller(args: Namespace) -> int:
 
 
 def exec(args: Namespace) -> int:
-    """Replace this process with a command on a node. The exit code is that of the command, and signals reach the
-    command."""
+    """Replace this process with a command on a node of the testbed. So the command determines the exit code, and
+    signals to this process reach the command."""
     ledger = read(args.dir)
     command = processes.inside(_check_node(args.node, ledger.layout.machines), args.words)
     sys.stdout.flush()

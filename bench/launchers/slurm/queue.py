@@ -21,7 +21,7 @@ _ACCOUNTED = "now-30days"
 _NAMES_BYTES = 64_000
 # Bytes that are read from the end of a completion log, which may hold years of jobs.
 _LOG_BYTES = 64 * 2**20
-# Seconds between tries. A controller that is restarting or busy answers again within half a minute.
+# Seconds between tries to submit a job. A controller that is restarting or busy answers again within half a minute.
 _PAUSES_S = (2, 4, 8, 16)
 _AT_ONCE = 1000  # jobs per call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
@@ -68,7 +68,8 @@ def list_queued() -> Iterable[JobState]:
 
 
 def _read_accounting(names: frozenset[str]) -> Iterable[JobState]:
-    """Return the job states reported by sacct; empty if the site has no accounting or it does not answer."""
+    """Return the states that sacct reports for jobs with these names. Empty if the site has no accounting, or if the
+    accounting does not answer."""
     listed = ",".join(sorted(names))
     by_name = [f"--name={listed}"] if len(listed) < _NAMES_BYTES else []
     flags = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--user={os.getuid()}")
@@ -136,7 +137,8 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
 
 
 def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
-    """Return sbatch's error with the name of the option that caused it, if the message allows to find the option."""
+    """Return sbatch's error for the user. If the message shows which option of the script caused the error, the error
+    names this option and a remedy; otherwise it names the script."""
     for option, (words, remedy) in _UNKNOWN.items():
         if re.search(words, error.rule, re.IGNORECASE):
             written = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)
