@@ -70,7 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
+    """Measure both sides in turn, and compare them with the gate: the check that no quantity gets worse by more than
+    the user allows. Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
     words = [

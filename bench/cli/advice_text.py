@@ -397,8 +397,8 @@ class ReferenceBatch(NamedTuple):
 
 
 def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
-    """Return the global batch of a published model of the same family: of the largest that is not larger than this
-    model. None if there is no such model."""
+    """Return the global batch of a published training of the same model family. Of several, choose the training of the
+    largest model that is not larger than this model. None if there is no such training."""
     network = get_network(spec)
     rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
     known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())

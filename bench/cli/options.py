@@ -117,13 +117,13 @@ def format_point(composed: "Request") -> str:
 
 
 def format_compact_point(composed: "Request") -> str:
-    """Return the description of a point without the padding that aligns it with others, wrapped for a terminal."""
+    """Return the description of a point, wrapped for a terminal. It has no padding for alignment with other points."""
     return terminal.wrap_columns(re.sub(" {3,}", "  ", format_point(composed)))
 
 
 def format_next(what: str, words: Sequence[str]) -> str:
-    """Return the text that suggests a command as the next step. Its first line names `what` the command shows; the
-    command `words` follow below."""
+    """Return a text that suggests a command as the next step. The first line has the purpose `what` of the command; the
+    words of the command follow below."""
     return f"next, {what}:\n{terminal.wrap_command(words)}"
 
 
@@ -285,7 +285,7 @@ class BusyWarning:
             print(f"zeroscale: this machine is busy: {why}; {effect}; {remedy}", file=sys.stderr, flush=True)
 
     def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
-        """Return `follow`, preceded by the warning at its first call, which is at the start of the first run."""
+        """Return a function that calls `follow`. Its first call, at the start of the first run, prints the warning."""
 
         def warn_and_follow(progress: "Progress") -> None:
             self.print(launcher)

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_predictions(predicted: "Prediction") -> list[str]:
-    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. May raise
-    NoPrediction."""
+    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. Raise
+    NoPrediction if the engine or the model family does not describe its costs."""
     from bench.predict.workload import describe_parameters
     from bench.sweep.forecast import MemoryForecast
 
@@ -122,7 +122,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
 
 
 def _describe_trained(record: RunRecord) -> list[str]:
-    """Return a line with the numbers of trained and of all parameters. Empty if all of them are trained."""
+    """Return a line with the number of trained parameters and of all parameters. Empty if all parameters are
+    trained."""
     observed = record.observations
     if observed is None or observed.trainable_parameters in (None, observed.parameters):
         return []

@@ -158,13 +158,14 @@ def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
 
 
 class TimeLeft(NamedTuple):
-    """Estimate of the time until every point of a sweep has been tried. Waiting time in the queue is not included."""
+    """Estimate of the time until every point (configuration) of a sweep has been run. Waiting time in the queue is not
+    included."""
 
     minutes: float
     finished: int  # number of finished points whose median run time is used; 0: the plan's time limits are used
 
     def describe(self) -> str:
-        """Return the estimate as text, with its basis."""
+        """Return the estimate as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
             return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"

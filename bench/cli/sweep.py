@@ -338,7 +338,7 @@ class PredictionText:
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
-        """Return whether a point is recorded as infeasible without being run."""
+        """Return whether a point is recorded as infeasible without being run, since it would exceed memory by far."""
         return self._points[index].infeasible
 
     def line(self, index: int) -> str:

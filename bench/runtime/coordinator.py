@@ -62,7 +62,8 @@ class RunCoordinator:
         If `scheduled` is true, this class writes no record for an interrupted run. `zeroscale status` or `resume`
         writes it later, with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the
         epoch. `is_lost` returns why the allocation no longer belongs to this job, for example because the job was
-        requeued. It returns an empty string if the allocation still belongs to this job.
+        requeued. It returns an empty string if the allocation still belongs to this job. `span` and `start` are those
+        of `NodeRanks`.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
@@ -228,7 +229,7 @@ class RunCoordinator:
         the loss of another rank may have caused it.
 
         A scheduler sends signals to ranks and supervisors at the same time. A rank may receive the signal before this
-        process does.
+        process does. The run was then interrupted, and no rank failed.
         """
         own = [state for state in self._list_lost() if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
@@ -236,8 +237,8 @@ class RunCoordinator:
     def _blame_lost_node(self) -> None:
         """Stop the run with the outcome `node_failure` if the loss of a node explains why all lost ranks failed.
 
-        It does if every lost rank reported a communication error, and if some node has ended its ranks by itself or has
-        sent no report for a while.
+        For this, every lost rank must have reported a communication error. In addition, some node must have ended its
+        ranks by itself, or have sent no report for a while.
         """
         lost = self._list_lost()
         # If all lost ranks reported communication errors, the cause may be a node whose reports do not arrive.
@@ -249,8 +250,8 @@ class RunCoordinator:
         """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
         well.
 
-        If a user interrupts a zeroscale command, the command first writes its own signal into the same file, and then
-        ends its supervisor by SIGTERM. The command's signal is kept.
+        If a user interrupts a zeroscale command, the command writes the name of its own signal into the same file
+        first. Then it ends this supervisor by SIGTERM. In that case the name in the file is kept.
         """
         assert self._interrupted_by
         name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)

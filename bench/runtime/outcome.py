@@ -56,7 +56,7 @@ class PauseTotals(NamedTuple):
         return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
 
     def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return, for each of the two totals, the larger value of the two nodes.
+        """Return the totals of two nodes together: for each total, the larger value of the two nodes.
 
         A job is suspended on all of its nodes at the same time, so pauses of different nodes are not added.
         """
@@ -271,12 +271,12 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
 
 
 def format_signal(name: str) -> str:
-    """Return the name of a signal that interrupted a run, for a message: SIGINT is the signal of Ctrl-C."""
+    """Return the name of a signal for a message about an interrupted run. "(Ctrl-C)" is appended to SIGINT."""
     return f"{name} (Ctrl-C)" if name == signal.SIGINT.name else name
 
 
 class AsyncWriter:
-    """Writer that executes one write at a time on a separate thread and ignores its errors.
+    """Writer that executes one write at a time on a separate thread. Errors of a write are ignored.
 
     So a stalled file system does not delay the ranks, and is not mistaken for a hang or a lost node.
     """

@@ -151,7 +151,7 @@ def start_process(
 
 
 class RankProcess:
-    """Process of a rank, and the pipes to which it writes its output and its failure."""
+    """Process of a rank, with two pipes: one for the rank's output, and one for its report of a failure."""
 
     def __init__(
         self,
@@ -218,8 +218,8 @@ class RankProcess:
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
         """Return the complete lines that have arrived in the pipe.
 
-        `partial` keeps the incomplete last line for the next call. The bytes per call and per line are limited. A rank
-        that writes faster must wait until its pipe has been read.
+        `partial` keeps the incomplete last line for the next call. The bytes per call and per line are limited. If a
+        rank writes faster than its pipe is read, the rank must wait.
         """
         left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):

@@ -351,8 +351,8 @@ class AgentClient:
         self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:
-        """Return node 0's request to stop; None if there is no request. If node 0 is lost, return a request that asks
-        for no stacks."""
+        """Return node 0's request to stop; None if there is no request. If node 0 is lost, return a request to stop
+        without printing stacks."""
         if orders := [message for message in self._connection.take() if message]:
             return orders[-1]
         silent_s = time.monotonic() - self._connection.heard_at

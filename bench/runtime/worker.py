@@ -352,7 +352,7 @@ class RankWorker:
         self.phases_s[name] = time.perf_counter() - begin
 
     def position(self, phase: str, step: int) -> None:
-        """Report this rank's phase and step to the supervisor. Inject a fault if one is configured for this step."""
+        """Report this rank's phase and step to the supervisor. Cause a failure if a drill requests one in this step."""
         self.channel.beat(phase, step)
         # Once per step, at its first micro-batch.
         if self.drill and phase == "fetch" and step > self.injected_at:

@@ -35,7 +35,8 @@ _PACKAGE = {  # Debian package of each program
 
 
 def up(args: Namespace) -> int:
-    """Start a testbed, and wait until all its nodes are idle. If the start fails, everything is removed."""
+    """Start a testbed, and wait until all its nodes are idle. If the start fails, everything that was created is
+    removed."""
     layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
     layout.check()
     needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
@@ -109,7 +110,7 @@ def _write_configuration(ledger: Ledger) -> None:
 
 
 def _drop_keys(lines: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Return the configuration `lines` without those whose key also occurs in the lines `later`.
+    """Return the configuration `lines` without the lines whose key also occurs in the lines `later`.
 
     Slurm's programs print a warning if a key occurs twice in a configuration.
     """

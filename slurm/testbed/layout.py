@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def login_interface(self) -> str:
-        """Network interface of the host of the testbed, from which jobs are submitted."""
+        """Network interface on the host (the machine on which the testbed runs), from which jobs are submitted."""
         return f"{self.name}0"
 
     @property

@@ -28,7 +28,7 @@ def _boot_id() -> str:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Network namespaces, interfaces, folders and processes of one testbed."""
+    """List of the network namespaces, interfaces, folders and processes that one testbed creates."""
 
     folder: Path
     layout: Layout

@@ -46,7 +46,7 @@ def ask(names: Collection[str], options: Options | None = None) -> dict[tuple[st
     Up to three sources are read, each once. The first source is the queue. Jobs that are no longer in the queue are
     looked up in Slurm's accounting and then in its completion log, if the site has them. Arrays are looked up in all
     three sources, because the queue may have removed only some of their tasks. `scontrol show job` is not used, because
-    it loses jobs at the same time as the queue.
+    it does not show jobs that are no longer in the queue.
     """
     wanted = frozenset(names)
     found: dict[tuple[str, int | None], JobState] = {}

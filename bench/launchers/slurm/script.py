@@ -23,8 +23,8 @@ _PLAIN = re.compile(r"[\w@%+=:,./~-]+", re.ASCII)
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the text of the job script, which is stored in the folder of `work`, and the `sbatch` command that submits
-    it.
+    """Return a plan with the text of the job script, which belongs into the folder of `work`, and with the `sbatch`
+    command that submits the script.
 
     Raise UserError if the folder's path contains characters that a job script cannot contain.
     """

@@ -25,8 +25,8 @@ class Cost(NamedTuple):
 def compute_cost(jobs: Iterable[Any], price_per_node_hour: float, now: float) -> Cost:
     """Return the cost of `CustomJob`s. `now` is in seconds since the epoch.
 
-    A job counts at the price when it was submitted, which is in its label. Jobs without the label count at
-    `price_per_node_hour`.
+    The price of a job is the price at its submission, which is stored in a label of the job. The price of a job without
+    this label is `price_per_node_hour`.
     """
     spent = reserved = 0.0
     for job in jobs:

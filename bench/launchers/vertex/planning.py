@@ -30,7 +30,8 @@ _MAX_LABEL = 63  # characters of a label's value
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the request for a job, which is stored in the folder of `work`, and the gcloud command that submits it."""
+    """Return a plan with the text of the job's request, which belongs into the folder of `work`, and with the gcloud
+    command that submits the request."""
     if work.after:
         rule = "a Vertex AI job cannot wait for another job"
         raise UserError("--autopilot", rule, "remove it; set launcher.max_queued, and call `zeroscale resume` later")
@@ -51,7 +52,7 @@ def plan(work: Work, options: Options) -> LaunchPlan:
 
 
 def build_store_url(folder: Path, bucket: str) -> str:
-    """Return the URL of a study in the object store. `folder` is a job's folder, two levels below the study's one."""
+    """Return the URL of a study in the object store. `folder` is a job's folder, two levels below that of the study."""
     return f"{bucket.rstrip('/')}/{folder.parent.parent.name}"
 
 

@@ -49,7 +49,8 @@ def submit(launch: LaunchPlan, options: Options) -> str:
 
 
 def _create(service: Service, folder: Path, spec: dict[str, Any], options: Options) -> str:
-    """Create a job unless it exists, and return its resource name. Raise UserError if it could exceed the budget."""
+    """Create the job with this request, unless it exists. Return its resource name. Raise UserError if the job could
+    exceed the budget."""
     name = folder.name
     nodes = sum(int(pool["replicaCount"]) for pool in spec["workerPoolSpecs"])
     labels = build_labels(name, nodes, folder, options)
@@ -82,7 +83,7 @@ def _list_named(service: Service, name: str) -> list[Any]:
 
 
 def _keep_one(service: Service, found: Sequence[Any]) -> Any:
-    """Cancel all but the oldest of several jobs with one name. Return the oldest."""
+    """Cancel all but the oldest of several jobs with the same name. Return the oldest job."""
     for job in found[1:]:
         service.cancel(job.name)
     return found[0]
@@ -115,8 +116,8 @@ def _get_age(job: Any) -> tuple[float, str]:
 
 
 def ask(names: Collection[str], options: Options) -> dict[tuple[str, int | None], JobState]:
-    """Return the states of all jobs with these names, by (name, None). A job without a state is unknown to the
-    service."""
+    """Return the states of all jobs with these names. The keys are (name, None), since there are no job arrays. A job
+    that is not in the result is unknown to the service."""
     # The names of a study's jobs have a common prefix, so one request returns all of them.
     service, prefixes = Service(options), {name.rsplit("-", 2)[0] for name in names}
     listed = (job for prefix in prefixes for job in service.list(f'display_name:"{prefix}*"'))
@@ -146,7 +147,8 @@ def spread(command: Sequence[str], nodes: int) -> list[str]:
 
 
 def sync(folder: Path, options: Options) -> None:
-    """Exchange a study's folder with its copy in the object store. Cancel its jobs if its budget is spent."""
+    """Exchange files between a study's folder and its copy in the object store. Cancel the study's jobs if its budget
+    is spent."""
     url = f"{find_site(options).bucket}/{folder.resolve().name}"
     study_store.sync(folder, url)
     if options.budget is None or options.price_per_node_hour is None:

@@ -70,7 +70,8 @@ def build_state(job: Any) -> JobState:
 
 
 def _find_outcome(state: str, message: str, use: JobUse) -> tuple[OutcomeKind | None, str]:
-    """Return the outcome of a run that left no record in an ended job, and its description."""
+    """Return the outcome of a run that left no record, and a description of the outcome. `state` and `message` are the
+    state and the error message of its ended job."""
     if state == "EXPIRED":
         return "timeout", "the job reached its time limit"
     if state == "CANCELLED":
