@@ -25,16 +25,16 @@ SHORT = (
     "measure.warmup_steps=4", "measure.gpu_warmup_s=0", "measure.block_steps=2", "measure.min_steps=4",
     "measure.window_s=0",
 )  # fmt: skip
-"""Measurement protocol of rehearsals (one real rank, the other ranks simulated) and trials. Their times are not
-compared, so a few steps are enough."""
+"""Overrides with a short measurement protocol, for rehearsals (one rank run alone, without its peers) and for trials of
+this program. Their times are not compared, so a few steps are enough."""
 PLAIN = {"mt5_xl": 8, "mt5_large": 16}
 """Models that are also measured with a plain transformers Trainer, each with a micro-batch size that fits in memory
 with and without zeroscale."""
 
 
 class Step(NamedTuple):
-    """Step of the study: a Python module with command-line arguments. If `output` is set and the step succeeds, its
-    printed text is written to this file."""
+    """Step of the study: a Python module with command-line arguments. If the step succeeds and `output` is set, the
+    text that the step printed is written to the file `output`."""
 
     module: str
     words: tuple[str, ...]
@@ -82,7 +82,8 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield the steps of a trial: dry runs of the same sweeps for a cluster, and one tiny point that is measured."""
+    """Yield the steps of a trial of this program: a dry run of each sweep for a cluster, and the measurement of one
+    tiny configuration."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
             yield step._replace(
@@ -92,7 +93,7 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_fastest(folder: Path) -> Iterator[list[str]]:
-    """Yield the overrides of the fastest run of each model in a results folder."""
+    """Yield the overrides of the fastest run (most samples per second) of each model in a results folder."""
     import analysis
 
     if not folder.is_dir():
@@ -106,7 +107,8 @@ def list_fastest(folder: Path) -> Iterator[list[str]]:
 
 
 def call(step: Step) -> bool:
-    """Run a step unless its output file exists. Return True if the step succeeded or the file exists."""
+    """Run a step. Do nothing if its output file exists already. Return True if the step succeeded or the file
+    exists."""
     if step.output and step.output.exists():
         return True
     print(" ".join((step.module, *step.words)), flush=True)
@@ -133,7 +135,7 @@ def main() -> int:
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    # The running step receives the signal too, and ends.
+    # The running step receives the signal too, and ends. The remaining steps are then skipped.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]

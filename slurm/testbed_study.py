@@ -37,7 +37,7 @@ def main() -> int:
     finally:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        # If `up` failed, it has printed the reason and removed everything.
+        # If `up` failed, it has printed the reason and removed the testbed.
         if not failed:
             _testbed("down", args.name)
 
@@ -55,7 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _parse_rates(text: str) -> list[str]:
-    """Return the link rates in the option `--rates`. Refuse a rate that has no machine file."""
+    """Return the link rates in the option `--rates`. Refuse a rate without a file testbed_RATE.yaml in conf/machine."""
     machines = Path(__file__).parents[1] / "conf/machine"
     known = sorted(path.stem.removeprefix("testbed_") for path in machines.glob("testbed_*.yaml"))
     rates = text.split(",")
@@ -102,8 +102,8 @@ def _zeroscale(*words: str) -> int:
 def _call(*command: str) -> int:
     """Print a command, run it, and return its exit code.
 
-    The command runs in its own session, where Ctrl-C does not reach it directly. This program passes Ctrl-C on, so the
-    command receives it once.
+    The command runs in its own session, so a Ctrl-C in the terminal does not reach it. This program forwards the
+    signal, so the command receives it exactly once.
     """
     minutes, seconds = divmod(round(time.monotonic() - _BEGAN_AT), 60)
     shown = " ".join(command[1:]).replace("-m bench.cli", "zeroscale")

@@ -21,7 +21,7 @@ _WRONG_TYPE = re.compile(r"argument (?P<option>\S+): invalid (?P<type>int|float)
 _WRONG_CHOICE = re.compile(
     r"argument (?P<option>\S+): invalid choice: '(?P<value>.*)' \(choose from (?P<choices>.*)\)", re.DOTALL
 )
-"""Patterns of argparse's messages, whose words are those of Python."""
+"""Patterns of argparse's error messages. Their wording is that of Python's standard library."""
 
 
 class _Parser(argparse.ArgumentParser):

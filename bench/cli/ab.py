@@ -70,7 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
+    """Measure both sides in turn, and compare them with the gate: the check that no quantity gets worse by more than
+    the user allows. Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
     words = [
@@ -105,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:
-    """Return the overrides of the smoke study's point for keys that the user did not set.
+    """Return the overrides of a small point (configuration) of the smoke study, for keys that the user did not set.
 
-    If the user chose another engine or model, the overrides for that engine or model are omitted. If the user chose
+    If the user chose an engine or a model, all overrides of the engine or the model are omitted. If the user chose
     another objective, the sequence lengths are omitted: `zeroscale run` has short default lengths for each objective.
     """
     from bench.config import compose
@@ -122,7 +123,8 @@ def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = No
 
 
 def _create_folder(parent: Path, name: str) -> Path:
-    """Create a new folder for the results and return its path. If the name is taken, a number is appended to it."""
+    """Create a new folder for the results and return its path. If a folder `name` exists, a number is appended to the
+    name."""
     # mkdir fails if the folder exists, so two commands at the same time get different folders.
     for ending in chain([""], map(".{}".format, count(2))):
         folder = (parent / f"{name}{ending}").absolute()
@@ -138,7 +140,7 @@ def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
 
 @contextlib.contextmanager
 def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Convert SIGTERM to KeyboardInterrupt within this block. The run then ends with a record, and the git worktrees
+    """Context in which SIGTERM raises KeyboardInterrupt. The current run then ends with a record, and the git worktrees
     are removed."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -53,12 +53,13 @@ REFERENCE_BATCHES = {
 applies, the name of the published model, and tokens per optimizer step (sum of all token kinds). mT5: arXiv 2010.11934;
 Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
 _FAR = 2
-"""A global batch above this multiple of the published batch is reported as unusual."""
+"""A global batch that is more than this multiple of the batch of a published training is reported as unusual."""
 _NEAR = 0.25
-"""Share of the prediction interval's width. An estimate closer than this to the interval's fast end is nearly the best
-case."""
+"""Share of the prediction interval's width. If an estimate is closer than this to the fast end of its interval, it is
+nearly the best case, and a caveat says so."""
 _WORTH_IT = 0.1
-"""Largest extra cost, as a share, for which the fastest point of the Pareto front (time against cost) is proposed."""
+"""Largest extra cost, as a share of the advised configuration's cost, for which the fastest configuration of the Pareto
+front (time against cost) is proposed as the next one."""
 SURER = "To be surer:"
 """Text before the command that measures the advised configuration."""
 _NAME_WIDTH = 12
@@ -71,7 +72,7 @@ class AdviceText(NamedTuple):
 
     question: tuple[str, ...]  # lines
     winner: str  # the advised configuration, with the number of indistinguishable layouts
-    next_on_front: str  # a sentence; empty where the Pareto front has no better time or cost
+    next_on_front: str  # a sentence; empty if no other configuration of the Pareto front is worth proposing
     facts: list[tuple[str, str]]  # (name, text) of the advised configuration
     engines: list[list[str]]  # table with a header row; the last column, a comparison, has no header
     nodes: list[list[str]]  # empty with a single node count
@@ -100,7 +101,7 @@ def build_text(answer: Answer) -> AdviceText:
 
 def format_text(answer: Answer, measuring: Sequence[str]) -> str:
     """Return the text of the advice as printed on a terminal. `measuring` are the words of a command that measures the
-    advised configuration; empty if it was measured."""
+    advised configuration; empty if this configuration was measured already."""
     text, advice = build_text(answer), answer.advice
     sure = [terminal.wrap(line, 2) for line in text.caveats]
     sure += [f"  {SURER}", terminal.wrap_command(measuring, 4)] if measuring else []
@@ -132,10 +133,11 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
 
 
 def describe_next_on_front(answer: Answer) -> str:
-    """Return a sentence on the next point of the Pareto front after the advised configuration.
+    """Return a sentence on the next configuration of the Pareto front (time against cost) after the advised one.
 
-    The next point is faster if the advice minimises cost, and cheaper if the advice minimises time. Return an empty
-    string if every other point is less certain or gains at most the share CLOSE.
+    The next configuration is faster if the advice minimises cost, and cheaper if the advice minimises time. Return an
+    empty string if every other configuration is less certain, or gains too little time or cost (at most the share
+    `CLOSE`).
     """
     winner, question = answer.advice.winner, answer.query.question
     time, cost = question.compute_costs(winner)
@@ -190,8 +192,8 @@ def _list_facts(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Return rows on steps, time and costs of the whole training. Empty if the question has no number of tokens and no
-    loss to reach."""
+    """Return rows on steps, time and costs of the whole training. Empty if the user gave neither a number of tokens nor
+    a loss to reach."""
     winner, question = answer.advice.winner, answer.query.question
     spec, hours = winner.spec, question.predict_hours(winner)
     if hours is None:
@@ -209,7 +211,10 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
-    """Return a row on tokens and batch if the question names a loss, and a row on goodput if goodput is predicted."""
+    """Return rows on tokens and batch if the user gave a loss to reach, and a row on goodput if goodput is predicted.
+
+    Goodput is the share of a job's time spent on steps that are not repeated after a failure.
+    """
     rows, need, goodput = [], question.need, question.predict_goodput(winner)
     if need:
         tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
@@ -245,16 +250,17 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
 
 
 def _name_adapter(advice: Advice, spec: RunSpec) -> str:
-    """Return the adapter of a choice as the end of its name, such as `, lora`. Empty if no choice has an adapter."""
+    """Return the adapter of a configuration as the end of its name, such as `, lora`. Empty if no compared
+    configuration has an adapter."""
     adapter = spec.adapter.name if describe_adapter(spec) else "full" if len(advice.adapters) > 1 else ""
     return f", {adapter}" if adapter else ""
 
 
 def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
-    """Yield the lines of a table of choices on a terminal, in which an arrow marks the advised configuration.
+    """Yield the lines of a table of configurations on a terminal. An arrow marks the advised configuration.
 
-    The layout and the comparison with the advised configuration stand at the end of a row, or below it if the row would
-    be longer than a line.
+    A row ends with the layout and the comparison with the advised configuration. If a row would be longer than a line,
+    this text is below the row.
     """
     head, *rows = _build_table(advice, choices)
     # A row fits on a line only without these columns and, for a whole training, without the rate's interval.
@@ -280,7 +286,8 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
 
 
 def _format_note(advice: Advice, choice: Choice) -> str:
-    """Return a comparison of `choice` with the advised configuration: extra time or device-time, and the reasons."""
+    """Return a comparison of `choice` with the advised configuration: its extra time or device-time as a share, and the
+    reasons for the difference."""
     winner, question = advice.winner, advice.question
     if choice is winner:
         return "the answer"
@@ -303,7 +310,8 @@ def _format_note(advice: Advice, choice: Choice) -> str:
 
 
 def list_caveats(answer: Answer) -> list[str]:
-    """Return the caveats of the advice: its data basis, ties and uncertainties."""
+    """Return the caveats of the advice: which measurements or formulas it uses, which configurations tie, and what is
+    uncertain or not predicted."""
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
     basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas use {basis}."]
@@ -343,7 +351,8 @@ def list_caveats(answer: Answer) -> list[str]:
 
 
 def _list_ties(advice: Advice) -> list[str]:
-    """Return the configurations that tie with the advised configuration: one text per engine, with its node counts."""
+    """Return the configurations that cannot be told apart from the advised one: a text per engine, with its node
+    counts."""
     nodes: dict[str, set[int]] = {}
     for tie in advice.ties:
         nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
@@ -354,7 +363,8 @@ def _list_ties(advice: Advice) -> list[str]:
 
 
 def _list_order_caveats(advice: Advice) -> Iterator[str]:
-    """Yield lines on alternatives that are predicted to be better but listed lower: one line per reason."""
+    """Yield a line for each reason why alternatives rank below the advised configuration although they are predicted to
+    be better."""
     rivals: dict[str, list[str]] = {}
     for rival in advice.rivals:
         if reason := advice.explain_order(rival):
@@ -367,8 +377,8 @@ def _list_order_caveats(advice: Advice) -> Iterator[str]:
 
 
 def _list_batch_caveats(winner: Choice) -> Iterator[str]:
-    """Yield a line if the global batch is far above published batches, since its effect on the loss is not
-    predicted."""
+    """Yield a line if the global batch is far above the batch of a published training. The effect of such a batch on
+    the loss is not predicted."""
     spec, tokens = winner.spec, winner.time.tokens
     reference = find_reference_batch(spec)
     if reference and tokens > _FAR * reference.tokens:
@@ -387,8 +397,8 @@ class ReferenceBatch(NamedTuple):
 
 
 def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
-    """Return the global batch of the largest published model of the family that is not larger than this model. None if
-    the family has no published batch."""
+    """Return the global batch of a published training of the same model family. Of several, choose the training of the
+    largest model that is not larger than this model. None if there is no such training."""
     network = get_network(spec)
     rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
     known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())
@@ -405,7 +415,8 @@ def _list_precision_caveats(winner: Choice) -> Iterator[str]:
 
 
 def _list_host_caveats(answer: Answer) -> Iterator[str]:
-    """Yield a line on host memory if the advised configuration flattens its parameters in host memory."""
+    """Yield a line on host memory if the advised configuration copies its parameters into a flat tensor in host
+    memory."""
     spec, machine = answer.advice.winner.spec, answer.request.machine
     needed = predict_host_memory(spec, inputs.find_predicted_device(answer.request), machine.memory_bytes)
     if needed and needed.terms.get("flattening"):
@@ -413,7 +424,8 @@ def _list_host_caveats(answer: Answer) -> Iterator[str]:
 
 
 def _list_length_caveats(answer: Answer) -> Iterator[str]:
-    """Yield lines on the sources of the predicted tokens, hours and goodput."""
+    """Yield lines on the sources of the predicted number of tokens, hours and goodput (share of time without repeated
+    steps)."""
     question, winner = answer.query.question, answer.advice.winner
     if question.need:
         law = find_law(answer.query.training.law or LAW)

@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return exit code 0 once a configuration is advised."""
+    """Print the advice, and return 0. Raise UserError if no configuration can be advised."""
     if any(text.startswith(places.WORD) for text in args.overrides):
         return _print_places(args)
     if args.page:
@@ -91,8 +91,8 @@ def _print_places(args: argparse.Namespace) -> int:
 def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[str]:
     """Return the words of a command that measures the advised configuration. Empty if it was measured already.
 
-    The command also measures the configurations that are predicted to be equally good and differ only in the engine.
-    If this machine cannot run these configurations, the command submits them to the default scheduler.
+    The command also measures configurations that are predicted to be equally good and differ from the advised
+    configuration only in the engine. If this machine cannot run them, the command submits them to a scheduler.
     """
     winner = answer.advice.winner
     if winner.estimate.evidence == "measured":
@@ -116,7 +116,7 @@ def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[s
 
 
 def _list_cluster_overrides(answer: Answer) -> list[str]:
-    """Return the overrides with which a scheduler starts the advised configuration."""
+    """Return the overrides that choose a scheduler, and with which its jobs get GPUs if the advice is for GPUs."""
     request = answer.request
     launcher, given = launchers.load_queueing(request.launcher), request.launcher_options
     named = [] if "launcher" in dict(answer.query.overrides) else [f"launcher={request.launcher}"]
@@ -151,7 +151,8 @@ def format_json(answer: Answer, measuring: Sequence[str]) -> str:
 
 
 def _build_question(answer: Answer) -> dict[str, Any]:
-    """Return the user's question for the JSON output. Keys on losses and failures appear only if the user set them."""
+    """Return the request of the user for the JSON output, such as tokens, deadline and price. Keys on losses and
+    failures appear only if the user set them."""
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
     named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}

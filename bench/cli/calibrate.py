@@ -69,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 once the machine file is written."""
+    """Measure this machine, write its file, and return 0. Raise UserError if this is not possible."""
     request = _build_request(args)
     name = _find_name(args, request)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
@@ -142,8 +142,8 @@ def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
 
 
 def _list_networks(config_dir: Path | None) -> list[Stacks]:
-    """Return the network of every model file in conf/model and in the user's folder whose family describes its
-    layers."""
+    """Return the description of the layers of every model in conf/model and in the user's folder. Models whose family
+    does not describe its layers are omitted."""
     folders = [root / "model" for root in (find_conf_folder(), config_dir) if root]
     found = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
@@ -157,8 +157,8 @@ def _list_networks(config_dir: Path | None) -> list[Stacks]:
 
 
 def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str:
-    """Return the name of the calibrated machine, which is also the name of its file. Raise UserError if `machine=NAME`
-    could not find a file of this name."""
+    """Return the name of the calibrated machine, which is also the name of its file. Raise UserError for a name with
+    which `machine=NAME` would not find this file."""
     old = calibration.device if calibration.machine.name == "auto" else calibration.machine.name
     name: str = args.name or (args.out.stem if args.out else f"{old}_calibrated")
     try:

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if everything that a run needs is present."""
+    """Print the checks. Return the exit code: 0 if everything that a run needs is present."""
     return terminal.print_findings(check_all(), as_json=args.json)
 
 
@@ -111,8 +111,8 @@ def _check_accelerator() -> Iterator[Check]:
 
 
 def _check_operations() -> Iterator[Check]:
-    """Yield a check of each DeepSpeed op for Adam and for offload to NVMe, which reports if the op can be built here.
-    torch's own optimizer needs none of these ops."""
+    """Yield a check for each DeepSpeed op that Adam or offload to NVMe needs: whether the op can be built here. torch's
+    own optimizer needs none of these ops."""
     # Without this variable DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")
@@ -143,8 +143,8 @@ def _check_slurm() -> Iterator[Check]:
 
 
 def _read_slurm_version() -> str:
-    """Return the output of `sbatch --version`. Empty on a machine of no cluster: sbatch is not installed, or finds no
-    slurm.conf."""
+    """Return the output of `sbatch --version`. Empty on a machine that belongs to no cluster: sbatch is not installed,
+    or finds no slurm.conf."""
     if shutil.which("sbatch") is None:
         return ""
     done = subprocess.run(("sbatch", "--version"), capture_output=True, text=True, check=False)
@@ -153,8 +153,8 @@ def _read_slurm_version() -> str:
 
 
 def _check_locked_memory() -> Iterator[Check]:
-    """Yield a check of the limit on locked memory, which RDMA network cards need. Slurm passes the limit of the
-    submitting shell on to jobs. Nothing is yielded on a machine that has neither Slurm nor an RDMA card."""
+    """Yield a check of the limit on locked memory. RDMA network cards need locked memory, and Slurm applies the limit
+    of the submitting shell to jobs. Nothing is yielded on a machine that has neither Slurm nor an RDMA card."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     has_slurm = bool(_read_slurm_version())
     if not has_slurm and not any(Path(_RDMA_CARDS).glob("*")):

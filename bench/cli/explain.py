@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every requested name is known."""
+    """Print the explanations, and return 0. Raise UserError for an unknown name."""
     known = list(list_explanations(args.config_dir))
     found = [one for name in args.names for one in _find(name, known)] if args.names else known
     if args.json:
@@ -107,8 +107,8 @@ _GROUPS = {
 
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
-    """Yield the meaning of every verb, option, word, group, column, flag, note, outcome, figure, key and file. Files
-    are those that ship and those in `config_dir`."""
+    """Yield the meaning of every verb, option, word of `advise`, config group, column, flag, note, outcome, figure,
+    config key and config file. Config files are those of zeroscale and those in the user's folder `config_dir`."""
     from analysis.columns import list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES

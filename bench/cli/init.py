@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 once every file is written."""
+    """Write the files, and return 0. Raise UserError if a file exists or cannot be written."""
     folder: Path = args.folder
     files = {f"schema/{group}.json": schema.to_json(built)
              for group, built in schema.build_schemas().items() if group in _EDITED}  # fmt: skip

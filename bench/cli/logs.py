@@ -25,7 +25,7 @@ from bench.sweep import jobs, snapshot
 
 _POINT = re.compile(r"([0-9a-f]{1,10})(?:/(\d+\.\d+))?")
 _LINES = 20
-_END_BYTES = 2**20  # of a log: enough for thousands of lines, and read at once
+_END_BYTES = 2**20  # bytes that are read from the end of a log: enough for thousands of lines
 _POLL_S = 0.5
 
 
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if a log was found."""
+    """Print the logs. Return the exit code: 0 if a log was found."""
     folder: Path = args.folder
     if not (named := _POINT.fullmatch(args.point)):
         remedy = "give its config_id, such as 3fa9c1d27b, or an attempt 3fa9c1d27b/0.1"
@@ -83,8 +83,8 @@ def _parse_rank(text: str) -> int:
 
 
 def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> list[Path]:
-    """Return the folders of a point's attempts, oldest first. Raise UserError if several config_ids begin with
-    `beginning`."""
+    """Return the folders of the attempts (tries at a run) of the point whose config_id begins with `beginning`, oldest
+    first. `chosen` selects one attempt by its name. Raise UserError if several config_ids begin with `beginning`."""
     points = [path for study in studies for path in study.glob(f"{beginning}*")]
     points = [path for path in points if path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name)]
     if len(names := {path.name for path in points}) > 1:

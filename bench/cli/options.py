@@ -41,7 +41,7 @@ def describe_argument(action: argparse.Action) -> str:
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of every verb that runs points."""
+    """Add the arguments that all verbs that run points (configurations to measure) have in common."""
     add_overrides(parser)
     parser.add_argument("--dry-run", action="store_true", help="show every point and start nothing")
     add_json(parser)
@@ -112,17 +112,18 @@ def check_notify(args: argparse.Namespace) -> None:
 
 
 def format_point(composed: "Request") -> str:
-    """Return a one-line description of a point."""
+    """Return a one-line description of a point, which is a configuration to measure."""
     return describe_point(composed.spec, config_id(composed.spec))
 
 
 def format_compact_point(composed: "Request") -> str:
-    """Return the description of a point without the padding that aligns it with others, wrapped for a terminal."""
+    """Return the description of a point, wrapped for a terminal. It has no padding for alignment with other points."""
     return terminal.wrap_columns(re.sub(" {3,}", "  ", format_point(composed)))
 
 
 def format_next(what: str, words: Sequence[str]) -> str:
-    """Return a suggested next command as text, below a line that says `what` the command shows."""
+    """Return a text that suggests a command as the next step. The first line has the purpose `what` of the command; the
+    words of the command follow below."""
     return f"next, {what}:\n{terminal.wrap_command(words)}"
 
 
@@ -154,8 +155,8 @@ def print_unreadable(found: "Sequence[Unreadable]") -> None:
 
 
 def describe_run(record: "RunRecord") -> str:
-    """Return the result of a run in one line: step time, peak memory, tokens per second, and flags that cast doubt on
-    the measurement."""
+    """Return the result of a run in one line: step time, peak memory, tokens per second, and quality flags (such as
+    `busy`) that cast doubt on the measurement."""
     from analysis.flags import list_flags
     from analysis.metrics.throughput import compute_tokens_per_s
 
@@ -170,7 +171,8 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> None:
-    """Print the outcomes and flags of a sweep that ran on this machine, and the answer to the study's question."""
+    """Print the outcomes and quality flags of a sweep that ran on this machine, and the answer to the question that the
+    study asks."""
     if as_json:
         outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
         print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
@@ -186,7 +188,8 @@ def print_ended(done: "SweepResult", *, as_json: bool) -> None:
 
 
 def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
-    """Return the outcomes of a sweep in one line. `flags` has the number of `ok` runs with each flag."""
+    """Return the outcomes of a sweep in one line. `flags` has, for each quality flag such as `busy`, the number of `ok`
+    runs with this flag."""
     outcomes = ", ".join(
         f"{number} {kind}" + (f" ({format_counts(flags)})" if kind == "ok" and flags else "")
         for kind, number in done.outcomes.most_common()
@@ -197,7 +200,8 @@ def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
 
 
 def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> str:
-    """Return the submitted jobs, the number of records written for ended attempts, and the next command."""
+    """Return a text, or JSON, on a submission: the submitted jobs, the number of attempts that had ended without a
+    record and now have one, points that are left, and the next command."""
     if as_json:
         plain = {
             "folder": str(folder),
@@ -260,8 +264,8 @@ def _explain_nothing(done: "SubmitResult", where: str) -> str:
 
 
 class BusyWarning:
-    """Warning on standard error that this machine is busy when its first run starts. The load is that since the
-    command began, so the command does not wait."""
+    """Warning on standard error that this machine is busy when the command starts its first run. The load is measured
+    from the start of the command until then, so the command need not wait for a measurement."""
 
     def __init__(self) -> None:
         from bench.measure.surroundings import CommandMonitor  # here: few verbs measure
@@ -281,7 +285,7 @@ class BusyWarning:
             print(f"zeroscale: this machine is busy: {why}; {effect}; {remedy}", file=sys.stderr, flush=True)
 
     def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
-        """Return `follow`, preceded by the warning at its first call, which is at the start of the first run."""
+        """Return a function that calls `follow`. Its first call, at the start of the first run, prints the warning."""
 
         def warn_and_follow(progress: "Progress") -> None:
             self.print(launcher)
@@ -292,7 +296,8 @@ class BusyWarning:
 
 @contextlib.contextmanager
 def explain_end(folder: Path) -> Iterator[None]:
-    """Context in which Ctrl-C or SIGTERM prints how to resume the study. SIGTERM is handled like Ctrl-C."""
+    """Context in which Ctrl-C or SIGTERM prints the command that resumes the study in `folder`, and then ends the
+    command."""
     ended_by = "Ctrl-C"
 
     def terminate(number: int, frame: FrameType | None) -> None:

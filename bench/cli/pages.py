@@ -1,4 +1,5 @@
-"""The `--page` option, which writes an answer of a verb as an HTML page: its declaration, path check and file."""
+"""The option `--page`, with which a verb writes its answer as an HTML page: its declaration, the check of its path, and
+the writing of the page."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +14,8 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Raise UserError if the path is a folder, is in no existing folder, or does not end in .html or .htm."""
+    """Raise UserError if the path is a folder, if its parent folder does not exist, or if it does not end in .html or
+    .htm."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
     if path.is_dir():

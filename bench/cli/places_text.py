@@ -1,4 +1,5 @@
-"""Text and JSON of a comparison of places, which `zeroscale advise where=…` prints."""
+"""Text and JSON of a comparison of places (own machines, and rented or spot nodes of a provider), which `zeroscale
+advise where=…` prints."""
 
 import json
 from typing import Any
@@ -12,7 +13,8 @@ _DEADLINES = {True: "met", None: "perhaps", False: "missed"}
 
 
 def format_text(table: PlaceTable) -> str:
-    """Return the table with the best row, the excluded places, the prices and the caveats."""
+    """Return the text of a comparison: the best place, the table of places, the excluded places, the prices and the
+    caveats."""
     first, question = table.rows[0], table.question
     spec = first.choice.spec
     length = f"{question.tokens:g} tokens, " if question.tokens else ""
@@ -52,8 +54,8 @@ def _join_names(rows: list[PlaceRow]) -> str:
 
 
 def _list_rows(table: PlaceTable) -> list[str]:
-    """Return the lines of the table. The layout of each row is its last column, or a line below it if a row would be
-    too wide."""
+    """Return the lines of the table of places. The last column has the layout (engine, batch and checkpointing). If a
+    row would be too wide, the layout is on a line below the row."""
     head = ["place", "devices", "method", "time", "cost"]
     head += ["deadline"] if table.question.deadline_h is not None else []
     cells = [head, *(_build_cells(row, table) for row in table.rows)]
@@ -87,8 +89,8 @@ def _build_cells(row: PlaceRow, table: PlaceTable) -> list[str]:
 
 
 def list_caveats(table: PlaceTable) -> list[str]:
-    """Return sentences on the limits of the table: how certain its hours and costs are, and what they do not
-    include."""
+    """Return sentences on the limits of the comparison: how certain its hours and costs are, and what the hours and
+    costs do not include."""
     rows, lines = table.rows, []
     if all(row.choice.estimate.evidence == "predicted" for row in rows):
         lines.append("All times are predicted; nothing was measured.")

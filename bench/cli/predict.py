@@ -92,8 +92,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class PredictionAnswer(NamedTuple):
-    """Text of a prediction for its HTML page. For several points it has only the number of points that fit, and no step
-    time."""
+    """Text of a prediction for its HTML page. For several points (configurations), `memory` only counts the points that
+    fit, and `time` is empty."""
 
     memory: Sequence[str]
     time: Sequence[str]
@@ -102,7 +102,8 @@ class PredictionAnswer(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, also for a point that does not fit in memory, because that is a valid prediction."""
+    """Return the exit code. It is 0 also for a point that does not fit in memory, because that is a valid
+    prediction."""
     if args.page:
         pages.check_path(args.page)
     found = api.predict(
@@ -179,7 +180,8 @@ def _format_host(one: Prediction) -> str:
 
 
 def _list_time(one: Prediction) -> list[str]:
-    """Return lines on the predicted step time or, without one, on changes with which the point would fit."""
+    """Return lines on the predicted step time. If none is predicted, return the reason, and changes with which the
+    point would fit in memory."""
     time = one.time
     if time is None:
         remedy = one.describe_remedy()
@@ -195,8 +197,8 @@ def _list_time(one: Prediction) -> list[str]:
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
-    """Return a line on the goodput of a long job under failures. Empty if the goodput is unknown or the point does not
-    fit."""
+    """Return a line on the goodput: the share of a long job's time spent on steps that are not repeated after a
+    failure. Empty if the goodput is unknown or the point does not fit in memory."""
     goodput = _predict_goodput(one, storage)
     if goodput is None or one.fits is False:
         return []
@@ -206,8 +208,8 @@ def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
 
 
 def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
-    """Return the goodput of a point. None if `storage` (checkpoint write rate, bytes/s) is None, and None on CPUs,
-    which have no published failure rate."""
+    """Return the goodput of a point. Return None if `storage` (bytes per second of checkpoint writes) is None. Also
+    return None on CPUs, for which no failure rate is published."""
     spec = one.point.composed.spec
     if storage is None or one.device == "cpu":
         return None

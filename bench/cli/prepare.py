@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if nothing is missing."""
+    """Fetch, build and check, and print the findings. Return the exit code: 0 if nothing is missing."""
     with terminal.progress(quiet=args.json) as follow:
         findings = api.prepare(
             overrides=args.overrides,

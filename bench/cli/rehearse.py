@@ -23,8 +23,8 @@ from bench.core.record import RunRecord
 from bench.sweep import definition
 
 STUDY = "rehearsals"
-"""Default folder of rehearsals. A sweep's folder is refused, because the sweep would count a rehearsal as a real run of
-its point."""
+"""Default folder of rehearsals (runs of one rank alone). A sweep's folder is refused, because the sweep would count a
+rehearsal as a real run."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the rehearsal ended `ok`."""
+    """Return the exit code: 0 if the rehearsal (a run of one rank alone) ended `ok`."""
     made = api.rehearsal(
         args.overrides, rank=args.rank, shapes_only=args.shapes_only, study=args.study, config_dir=args.config_dir
     )
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_rehearsal(record: RunRecord, folder: Path) -> str:
-    """Return the result of a rehearsal as text: computing seconds of a step, memory in GB by phase, and GB by
-    collective."""
+    """Return the result of a rehearsal as text: computing seconds of a step, memory in GB by phase, and GB that each
+    kind of collective moves per step."""
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"
     seen = record.observations

@@ -30,8 +30,8 @@ from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState
 from bench.sweep.submitting import SubmitResult
 
-_PATIENCE_S = 30.0  # with a scheduler that does not answer
-_AUTOPILOT_PATIENCE_S = 600.0  # of the autopilot: no user repeats its call
+_PATIENCE_S = 30.0  # maximum wait for a scheduler that does not answer
+_AUTOPILOT_PATIENCE_S = 600.0  # the same for the autopilot, which is longer because no user repeats its call
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the remaining points were submitted or, without a scheduler, if every point ended `ok`.
+    """Return the exit code: 0 if the remaining points were submitted or, without a scheduler, if all points ended `ok`.
 
     For a search that has ended, return 0 if the search found a best point.
     """
@@ -86,15 +86,16 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
 
 
 SUMMARY = "summary.md"
-_MOST_LINES = 40  # of points: a page
+_MOST_LINES = 40  # maximum number of points in the summary: a page
 _REPORT_S, _NOTIFY_S = 600.0, 300.0
 
 
 def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> None:
-    """Write the report and the summary of a study whose autopilot ends, then call `notify` with the summary's path.
+    """Write the report and the summary of a study whose autopilot ends. Then run the command `notify`, if given, with
+    the summary's path as its last argument.
 
-    A failure is printed on standard error and has no other effect. `refusal` is the reason why the autopilot ended
-    early.
+    A failure is printed on standard error and has no other effect. `refusal` is the reason if the autopilot could not
+    continue; otherwise it is empty.
     """
     report = _write_report(folder)
     path = folder / snapshot.REPORT / SUMMARY
@@ -131,7 +132,8 @@ def _write_report(folder: Path) -> str:
 
 
 def _format_summary(view: StudyState, report: str, refusal: str) -> str:
-    """Return the summary of a study as one page of Markdown. Up to `_MOST_LINES` answered points have a line each."""
+    """Return the summary of a study as one page of Markdown. Each point with a final result has a line, up to
+    `_MOST_LINES` lines. A longer list is cut and ends in "and N more"."""
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
     lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
@@ -149,7 +151,7 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
 
 
 def _list_reasons(points: list[PointStatus]) -> list[str]:
-    """Return Markdown lines with the reasons why points have no answer, the most frequent reason first."""
+    """Return Markdown lines with the reasons why `points` have no final result, the most frequent reason first."""
     reasons = Counter((one.state, one.why) for one in points).most_common()
     lines = [f"- {number} × {state}: {make_printable(why)}" for (state, why), number in reasons[:_MOST_LINES]]
     return [*lines, *([f"- … and {len(reasons) - _MOST_LINES} more reasons"] if len(reasons) > _MOST_LINES else [])]

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the run ended `ok`."""
+    """Return the exit code: 0 if the run ended `ok`. A dry run starts nothing and returns 0."""
     busy = options.BusyWarning()
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
     if args.dry_run and args.json:
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_predictions(predicted: "Prediction") -> list[str]:
-    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. May raise
-    NoPrediction."""
+    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. Raise
+    NoPrediction if the engine or the model family does not describe its costs."""
     from bench.predict.workload import describe_parameters
     from bench.sweep.forecast import MemoryForecast
 
@@ -122,7 +122,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
 
 
 def _describe_trained(record: RunRecord) -> list[str]:
-    """Return a line with the numbers of trained and of all parameters. Empty if all of them are trained."""
+    """Return a line with the number of trained parameters and of all parameters. Empty if all parameters are
+    trained."""
     observed = record.observations
     if observed is None or observed.trainable_parameters in (None, observed.parameters):
         return []
@@ -131,8 +132,8 @@ def _describe_trained(record: RunRecord) -> list[str]:
 
 
 def _describe_parts(record: RunRecord) -> list[str]:
-    """Return lines with the mean idle share of a step and the peak memory for each pipeline stage. Empty for a run
-    without a pipeline."""
+    """Return lines with two values of each pipeline stage: the share of a step for which its ranks were idle, and its
+    peak memory. Empty for a run without a pipeline."""
     from analysis.metrics.waiting import list_idle_shares
 
     observed, parts = record.observations, record.spec.parallel.pipeline
@@ -152,7 +153,7 @@ def _describe_parts(record: RunRecord) -> list[str]:
 
 
 def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return suggested next commands, each below its purpose."""
+    """Return texts that each suggest a command as the next step. The first line of a text is the command's purpose."""
     page = Path("results/reports") / study.name
     commands = [(["zeroscale", "report", str(study), "--out", str(page)], "all runs of this folder")]
     # `known` is None if the engine of an older record is no longer installed.
@@ -168,8 +169,9 @@ def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[s
     """Return the overrides for the same point with the reference engine, in which every rank has a full copy of the
     model.
 
-    With more data-parallel ranks, each rank computes fewer micro-batches of the same size. Return None if the
-    micro-batches of a step do not divide evenly among the ranks.
+    With this engine all ranks are data-parallel. If the run had fewer data-parallel ranks, each rank of the reference
+    computes fewer micro-batches of the same size. Return None if the micro-batches of a step do not divide evenly among
+    the ranks.
     """
     kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
     if spec.parallel == Parallel():

@@ -37,7 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if the search ended with a best point or, with a scheduler, if the jobs were submitted."""
+    """Return the exit code: 0 if the search ended with a best point or, with a scheduler, if the jobs were
+    submitted."""
     options.check_notify(args)
     busy = options.BusyWarning()
     plan = api.plan_search(overrides=args.overrides, config_dir=args.config_dir)
@@ -68,11 +69,12 @@ def print_verdict(folder: Path, *, as_json: bool) -> int:
     return 0 if verdict.best else 1
 
 
-_SHOWN = 5  # first trials of a plan, and trials equal to the best
+_SHOWN = 5  # maximum number of listed trials: first trials of a plan, or trials that equal the best trial
 
 
 def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
-    """Return the text of a search plan: the space, points that are never tried, and the first trials."""
+    """Return the text of a search plan: the search space, points that are never tried, and the first trials (runs of
+    one point each)."""
     section, listed = plan.pool.section, plan.pool.space.list_all() is not None
     candidates, left_out = plan.pool.list_all(), plan.pool.explain_left_out()
     infeasible = sum(not candidate.may_fit for candidate in candidates)
@@ -122,8 +124,8 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
 
 
 def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> str:
-    """Return the text of a search result: the best trial, trials that are not distinguishable from it, the node-hours
-    spent, and why the search ended."""
+    """Return the text of a search result: the best trial, the trials that are not distinguishable from the best, the
+    node-hours spent, and why the search ended."""
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section, best = verdict.section, verdict.best

@@ -38,7 +38,7 @@ from bench.sweep.status import PointStatus, StudyState, describe_wait, find_job_
 _WAIT_S = 5.0
 # Seconds for which `--wait` tolerates jobs that cannot start: a job that has just ended may still block them.
 _STUCK_S = 30.0
-_MOST_READ = 300  # runs whose flags are shown: each record takes a millisecond or more to decode
+_MOST_READ = 300  # with more `ok` runs, no flags are shown: each record takes a millisecond or more to decode
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of a study's points. Return 0 if every point has its final outcome, otherwise 1."""
+    """Print the state of a study's points (configurations). Return 0 if every point has its final outcome, otherwise
+    1."""
     status = _wait(args.folder, quiet=args.json) if args.wait else _read_status(args.folder)
     options.print_unreadable(status.view.seen.unreadable)
     print(_format_json(status) if args.json else _format_text(status.view, every=args.all))
@@ -98,7 +99,8 @@ def _is_interrupted(view: StudyState) -> bool:
 
 
 def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
-    """Return the flags of every run that ended `ok`, by run folder. Empty if more than `_MOST_READ` runs ended `ok`."""
+    """Return the quality flags (such as `busy`) of every run that ended `ok`, by run folder. Empty if more than
+    `_MOST_READ` runs ended `ok`, because decoding their records would take long."""
     from analysis.flags import list_flags  # here: it imports numpy
 
     folders = [one.folder for one in view.statuses if one.final and one.outcome == "ok"]
@@ -110,8 +112,8 @@ def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
 
 
 def _list_job_lines(view: StudyState) -> Iterator[str]:
-    """Yield a line for each of the study's jobs in the scheduler's queue, and how to cancel jobs that are useless or
-    cannot start."""
+    """Yield a line for each of the study's jobs in the scheduler's queue. If jobs are no longer needed or cannot start,
+    yield a line with the command that cancels them."""
     for job, state in view.list_live():
         what = describe_wait(state) if state.pending else state.state.lower()
         log = view.find_log(job, state.task)
@@ -132,8 +134,8 @@ def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
 
 
 def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
-    """Return the number of points in each state and the node-hours spent, in one line. `flags` has the number of `ok`
-    runs with each flag."""
+    """Return the number of points in each state and the node-hours spent, in one line. `flags` has, for each quality
+    flag such as `busy`, the number of `ok` runs with this flag."""
     shown = Counter(
         point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
     )
@@ -149,19 +151,21 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
 
 
 def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
-    """Return a sweep's summary line with an estimate of the time left."""
+    """Return a sweep's summary line, followed by an estimate of the time left if there is one. `flags` has the number
+    of `ok` runs with each quality flag."""
     left = estimate_time_left(view)
     return format_summary(view, flags) + (f"; {left.describe()}" if left else "")
 
 
 class TimeLeft(NamedTuple):
-    """Estimate of the time until every point of a sweep has been tried. Waiting time in the queue is not included."""
+    """Estimate of the time until every point (configuration) of a sweep has been run. Waiting time in the queue is not
+    included."""
 
     minutes: float
-    finished: int  # number of points in the median; 0 if the estimate uses the plan's time limits
+    finished: int  # number of finished points whose median run time is used; 0: the plan's time limits are used
 
     def describe(self) -> str:
-        """Return the estimate as text, with its basis."""
+        """Return the estimate as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
             return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
@@ -177,8 +181,8 @@ def estimate_time_left(view: StudyState) -> TimeLeft | None:
     """Estimate the time left from the median run time of finished points with the same number of nodes. Without
     finished points, use the plan's time limits.
 
-    The estimate assumes that as many points run at a time as are running now, and at least one. Return None if no point
-    is left, if the time of a point is unknown, or if the scheduler did not answer.
+    The estimate assumes that the number of points that run at the same time stays as it is now, and is at least one.
+    Return None if no point is left, if the time of a point is unknown, or if the scheduler did not answer.
     """
     if view.seen.jobs and not view.is_reached:
         return None

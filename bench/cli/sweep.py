@@ -72,7 +72,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if every point ended `ok` or, with a scheduler, if it accepted the jobs."""
+    """Return the exit code: 0 if every point ended `ok` or, with a scheduler, if the scheduler accepted the jobs.
+
+    A dry run starts nothing and returns 0.
+    """
     options.check_notify(args)
     busy = options.BusyWarning()
     plan = api.plan(
@@ -114,14 +117,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
-    """Print the cost of five repeats, if the sweep has several points from comma lists and runs each of them once."""
+    """Print the command and cost of five repeats, if the sweep has several points from comma lists and runs each point
+    once."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
         print(format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
 
 
 def format_json(sweep: SweepDefinition) -> str:
-    """Return every repeat of every point as JSON, in the order of the runs."""
+    """Return every repeat of every point (configuration of the study) as JSON, in the order of the runs."""
     predictions = PredictionText(sweep)
     plain = [
         {
@@ -142,8 +146,8 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     """Return the text of a dry run: a summary of the sweep, its points in order, and the job scripts that would be
     submitted.
 
-    Without `every`, infeasible points are counted but not listed, and if there are more than `_SHOWN` points, no point
-    is listed.
+    If `every` is false, infeasible points are counted but not listed. If more than 20 points (`_SHOWN`) remain, a table
+    with numbers of runs replaces the list.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
     answers = _find_answers(sweep, folder) if folder.exists() else ExistingAnswers()
@@ -180,7 +184,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
 
 
 def _compute_node_hours(job: Job, setup: JobSetup) -> float:
-    """Return the node-hours of a job, or of each task of a job array, that uses its whole time limit."""
+    """Return the node-hours of a job that uses its whole time limit. For a job array, return those of a single task."""
     return job.nodes * (job.time_limit_min + setup.start_min) / 60
 
 
@@ -194,8 +198,8 @@ def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
 
 
 def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[str]:
-    """Yield a line for a missing package, for jobs that are longer than allowed because one point needs more, and for
-    jobs that alone exceed the budget."""
+    """Yield warnings about the planned jobs: a missing package, jobs longer than `job_max_min` because a single point
+    needs more time, and jobs of which each alone exceeds the budget."""
     if not planned:
         return
     _, options = submitting.load_launcher(sweep)
@@ -217,7 +221,7 @@ def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[
 
 
 def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequence[int]) -> str:
-    """Return the two lines of one point."""
+    """Return the two lines of one point: its configuration, runs, time limit and jobs, and then its prediction."""
     limit = f"limit {point.time_limit_min:.3g} min" if point.time_limit_min else ""
     named = f"job{'s' * (len(its_jobs) > 1)} {', '.join(map(str, its_jobs))}" if its_jobs else ""
     line = "  ".join(filter(None, [point.line, runs, limit, named]))
@@ -242,7 +246,7 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
 
 
 def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
-    """Return the command for `options.ENOUGH` repeats of every point, and its node-hours.
+    """Return a text with the command that runs every point five times (`options.ENOUGH`), and with its node-hours.
 
     The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
     """
@@ -266,8 +270,8 @@ class ExistingAnswers(NamedTuple):
 
 
 def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
-    """Return the runs of a sweep that would not start, because the study's folder has their final result. The scheduler
-    is not queried."""
+    """Return the runs of a sweep that would not start because the study's folder has their final result already. The
+    scheduler is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
         statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
@@ -278,7 +282,7 @@ def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: Collection[RunKey]) -> list[Job]:
-    """Return the planned jobs, assuming a cluster without limits, because a plan does not query the scheduler."""
+    """Return the planned jobs. A plan does not query the scheduler, so no limits of the cluster are applied."""
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
@@ -334,7 +338,7 @@ class PredictionText:
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
-        """Return whether a point is recorded as infeasible without being run."""
+        """Return whether a point is recorded as infeasible without being run, since it would exceed memory by far."""
         return self._points[index].infeasible
 
     def line(self, index: int) -> str:
@@ -395,7 +399,7 @@ class PredictionText:
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a line if points may exceed their time limit and so end without an answer."""
+        """Yield a line if points may exceed their time limit, in which case they have no result."""
         limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
         if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
             yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"

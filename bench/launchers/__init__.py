@@ -21,7 +21,8 @@ def load_starting(name: str) -> StartingLauncherPlugin:
 
 
 def find_cluster() -> str:
-    """Return the name of the default launcher on a cluster: the first queueing launcher that is part of zeroscale."""
+    """Return the name of the default launcher on a cluster: the first launcher that has a queue and is part of
+    zeroscale, not a user's plug-in."""
     return next(name for name in _list_queueing() if find_spec(f"{__name__}.{name}"))
 
 

@@ -15,8 +15,8 @@ QUEUES = False
 
 
 class Options(Limits):
-    """Options in conf/launcher/local.yaml: the limits of a run, and `lock`. With `lock`, a run waits until other local
-    runs have ended."""
+    """Options in conf/launcher/local.yaml: the limits of a run, and `lock`. If `lock` is true, a run waits until other
+    local runs have ended."""
 
     lock: bool = True
 

@@ -24,9 +24,9 @@ from bench.runtime.process import ForkServer
 def run_series() -> None:
     """Supervise several attempts on this machine one after another, with ranks forked from one process.
 
-    The function reads JSON from standard input. The first line contains the device, and the specs of all runs, so that
-    their modules can be imported first. Each later line is the folder of an attempt. After each line of input, when it
-    has been processed, an empty line is written to standard output. SIGTERM during an attempt ends the attempt with a
+    The function reads JSON from standard input. The first line contains the device and the specs of all runs, from
+    which the modules to import are known. Each later line is the folder of an attempt. When the function has processed
+    a line of input, it writes an empty line to standard output. SIGTERM during an attempt ends the attempt with a
     record. SIGTERM between two attempts ends this process.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
@@ -47,8 +47,8 @@ def run_series() -> None:
 
 
 def run_one(folder: Path, number: int = 0) -> bool:
-    """Supervise one node of an attempt. On node 0, return True if the attempt ended with the outcome `ok`. On another
-    node, return True if the ranks of that node ended without an error."""
+    """Supervise the node `number` of an attempt. On node 0, return True if the attempt ended with the outcome `ok`. On
+    another node, return True if the ranks of that node ended without an error."""
     if number:
         return NodeAgent(folder, number).run()
     record = RunCoordinator(folder).run()

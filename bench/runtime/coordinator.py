@@ -1,5 +1,5 @@
-"""Supervisor of node 0, the coordinator. It monitors the ranks of all nodes, and writes the record of a run whose ranks
-wrote none."""
+"""Coordinator: the supervisor of node 0. It monitors the ranks of all nodes. If the ranks of a run wrote no record, the
+coordinator writes it."""
 
 import json
 import signal
@@ -61,8 +61,9 @@ class RunCoordinator:
         `announce` sends node 0's address to the other supervisors. By default the address is written into the folder.
         If `scheduled` is true, this class writes no record for an interrupted run. `zeroscale status` or `resume`
         writes it later, with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the
-        epoch. `is_lost` returns why the allocation no longer belongs to this job, such as a requeue; an empty string if
-        it still does.
+        epoch. `is_lost` returns why the allocation no longer belongs to this job, for example because the job was
+        requeued. It returns an empty string if the allocation still belongs to this job. `span` and `start` are those
+        of `NodeRanks`.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
@@ -215,7 +216,8 @@ class RunCoordinator:
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: StopReason, why: str) -> None:
-        """Store the reason why the run has to end. The first reason is kept. Do nothing if a rank was lost before."""
+        """Store the reason why the run has to end. A later reason does not replace the first. Do nothing if a rank was
+        lost before."""
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
@@ -223,23 +225,23 @@ class RunCoordinator:
         return [state for state in self.states() if state.exit_code and not state.stopped]
 
     def _are_lost_ranks_terminated(self) -> bool:
-        """Return True if SIGTERM or SIGINT ended the lost ranks. Lost ranks with a communication error do not count,
-        because it may be a consequence.
+        """Return True if SIGTERM or SIGINT ended all lost ranks. Ranks with a communication error are ignored, because
+        the loss of another rank may have caused it.
 
         A scheduler sends signals to ranks and supervisors at the same time. A rank may receive the signal before this
-        process does.
+        process does. The run was then interrupted, and no rank failed.
         """
         own = [state for state in self._list_lost() if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
 
     def _blame_lost_node(self) -> None:
-        """Stop the run with the outcome `node_failure` if a lost node explains the loss of all lost ranks.
+        """Stop the run with the outcome `node_failure` if the loss of a node explains why all lost ranks failed.
 
-        This is the case if every lost rank reported a communication error, and some node has ended its ranks by itself
-        or has sent no report for a while.
+        For this, every lost rank must have reported a communication error. In addition, some node must have ended its
+        ranks by itself, or have sent no report for a while.
         """
         lost = self._list_lost()
-        # Then the cause may be a node whose reports do not arrive.
+        # If all lost ranks reported communication errors, the cause may be a node whose reports do not arrive.
         is_echo = lost and all(state.failure and state.failure["outcome"] == "comm_error" for state in lost)
         if is_echo and not self.stop and (left := self.server.find_left(self.limits.silence_s / 4)):
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
@@ -248,8 +250,8 @@ class RunCoordinator:
         """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
         well.
 
-        If a user interrupts a zeroscale command, the command first writes its own signal into the same file, and then
-        ends its supervisor by SIGTERM. The command's signal is kept.
+        If a user interrupts a zeroscale command, the command writes the name of its own signal into the same file
+        first. Then it ends this supervisor by SIGTERM. In that case the name in the file is kept.
         """
         assert self._interrupted_by
         name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)

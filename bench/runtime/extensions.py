@@ -2,7 +2,8 @@
 
 DeepSpeed compiles an op when it is first loaded. This takes a minute or more and needs compilers. By default torch
 keeps all builds for one version of Python and CUDA in one folder. In that folder, builds for different GPUs, CPUs or
-containers would overwrite each other, or end a run with an illegal instruction. So each kind gets its own folder.
+containers would overwrite each other, or end a run with an illegal instruction. So each combination of library
+versions, GPU, CPU and container gets its own folder.
 """
 
 import contextlib
@@ -74,7 +75,8 @@ def read_capability() -> str | None:
 
 @functools.cache
 def _name_processor() -> str:
-    """Return a short name for the instruction sets of this CPU. CPUs with the same name can run each other's builds."""
+    """Return a short name for the instruction sets of this CPU. An op that was built on one CPU runs on every CPU with
+    the same name."""
     flags_line = re.search(r"^(?:flags|Features)\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     instructions = " ".join(sorted(set(_INSTRUCTIONS.findall(flags_line[1])))) if flags_line else read_cpu_model()
     return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:6]}"
@@ -119,7 +121,8 @@ def _build_aside(builder: Any, folder: Path) -> None:
 def _wait_for(lock: Path) -> None:
     """Wait while another process builds an op.
 
-    `lock` is the lock file of that build. Raise UserError if it is too old, because torch would wait for it forever.
+    `lock` is the lock file of that build. Raise UserError if the file is older than `_BUILD_S` seconds: its build was
+    killed, and torch would wait forever.
     """
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < _BUILD_S:

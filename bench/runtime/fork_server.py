@@ -1,8 +1,8 @@
 """Server that forks ranks from a process in which all modules are already imported.
 
-A job that measures many configurations starts each of them quickly in this way. A supervisor starts `python -m
-bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES`, and requests ranks over the socket with the file
-descriptor DESCRIPTOR. ENGINES and FAMILIES are comma-separated names.
+A job that measures many configurations uses this server, because a forked rank starts without imports. A supervisor
+starts `python -m bench.runtime.fork_server DESCRIPTOR DEVICE ENGINES FAMILIES`, and requests ranks over the socket with
+the file descriptor DESCRIPTOR. ENGINES and FAMILIES are comma-separated names of engines and of model families.
 
 This process only imports modules. It must not use a device or a tensor. A tensor operation would start threads. Forked
 children do not inherit threads, so every child would hang.
@@ -86,9 +86,9 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
 def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
     """Call `run`, which never returns, in a new child of the process `parent`. Return the child's process id.
 
-    `parent` must be an ancestor of this process that adopts orphans (a subreaper). This process forks twice, and the
-    first child ends immediately. So `parent` adopts the second child and can wait for it. The kernel sends
-    `death_signal` to the child when `parent` dies; 0 means no signal.
+    `parent` must be an ancestor of this process that adopts orphans (a subreaper). This process forks a child, which
+    forks a second child and ends immediately. So `parent` adopts the second child and can wait for it. The kernel sends
+    `death_signal` to the second child when `parent` dies; 0 means no signal.
     """
     ours, theirs = os.pipe()
     middle = os.fork()

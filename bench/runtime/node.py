@@ -37,7 +37,7 @@ _STACKS_CHARACTERS = 6000
 def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
     """Return the number of supervisors of a run: one per node, or one per rank if `span` is "device".
 
-    A rehearsal has one real rank and therefore one supervisor.
+    A rehearsal runs one rank alone, and therefore has one supervisor.
     """
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
@@ -60,7 +60,8 @@ class NodeRanks:
         """Create the ranks without starting them.
 
         `number` is the index of this supervisor among the supervisors of the run. `write(rank, line)` is called with
-        each line of a rank's output.
+        each line of a rank's output. `span` is "node" for the ranks of a node, or "device" for a single rank. `start`
+        starts the process of a rank.
         """
         self._folder, self._spec, self._circumstance, self._write = folder, spec, circumstance, write
         self._rehearsed, self._start = circumstance.rehearsed_rank, start
@@ -163,8 +164,10 @@ class NodeRanks:
         self.drain()
 
     def close(self) -> None:
-        """Close pipes and heartbeat. Otherwise a supervisor of many runs would run out of file descriptors. Remove the
-        files that the ranks have written to local disks."""
+        """Close the pipes and the shared heartbeat, and remove the files that the ranks have written to local disks.
+
+        Without this, a supervisor of many runs would run out of file descriptors.
+        """
         for rank in self._ranks:
             rank.close()
         os.close(self._heartbeat.descriptor)
@@ -183,7 +186,7 @@ class NodeRanks:
             self.drain()
 
     def _build_environment(self, rendezvous: Rendezvous) -> dict[str, str]:
-        """Return the environment of the ranks.
+        """Return the environment variables of the ranks, without RANK and LOCAL_RANK, which differ between ranks.
 
         The user's variables take precedence over zeroscale's defaults. Variables that zeroscale must set take
         precedence over the user's variables.
@@ -229,8 +232,8 @@ class NodeAgent:
     ) -> None:
         """Create the supervisor and connect to node 0.
 
-        `number` is the index of this supervisor among the supervisors of the run. Without `rendezvous` (the address of
-        node 0), wait until node 0 has written its address into the folder.
+        `number` is the index of this supervisor among the supervisors of the run. `rendezvous` is the address of node
+        0. If it is None, wait until node 0 has written its address into the folder.
         """
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())

@@ -1,8 +1,8 @@
 """State of a run's ranks, detection of pauses, the file `heartbeat.json`, and the outcome of the run.
 
 The processes of a node are paused if the job is suspended, if they get SIGSTOP, or if the machine is in sleep mode. The
-supervisor detects a pause, because much more time has passed than its requested sleep. Time in which the supervisor
-computed or waited for a core is subtracted, since it is no pause. The kernel reports these two times.
+supervisor of the node sleeps for 0.2 s at a time. If far more time has passed after such a sleep, the supervisor was
+paused. Time in which the supervisor computed or waited for a core is no pause and is subtracted; the kernel reports it.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ class Moment(NamedTuple):
 
 
 class PauseTotals(NamedTuple):
-    """Seconds of pauses on one node since the ranks started. `all_s` has all pauses, and `in_steps_s` those while a
-    rank was making steps."""
+    """Seconds of pauses on one node since the ranks started. `all_s` is the sum over all pauses. `in_steps_s` is the
+    sum over the pauses during which a rank was making steps."""
 
     all_s: float = 0.0
     in_steps_s: float = 0.0
@@ -56,7 +56,7 @@ class PauseTotals(NamedTuple):
         return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
 
     def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return the larger value of two nodes, for each of the two totals.
+        """Return the totals of two nodes together: for each total, the larger value of the two nodes.
 
         A job is suspended on all of its nodes at the same time, so pauses of different nodes are not added.
         """
@@ -64,7 +64,7 @@ class PauseTotals(NamedTuple):
 
 
 class PauseWatch:
-    """Detector of pauses of one supervisor and of its ranks. It is sampled a few times per second."""
+    """Detector of pauses of one supervisor and of its ranks. `sample` is called a few times per second."""
 
     def __init__(self, read_moment: Callable[[], Moment] | None = None) -> None:
         self._read_moment = read_moment or _read_moment
@@ -157,9 +157,10 @@ _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
     """Return the outcome of a run whose ranks wrote no record.
 
-    `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` describes it as text. If a rank was
-    lost first, `stop` is None, and the outcome follows from the lost rank that is the most likely cause. If the
-    supervisor ended all ranks, the evidence has the phase and step of every rank.
+    `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` describes it as text. `stop` is
+    None if a rank was lost before the supervisor ended any rank. The outcome then follows from the lost rank that most
+    likely caused the other losses. If the supervisor ended all ranks, the evidence has the phase and step of every
+    rank.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     shown = lost or (states if stop else [])
@@ -190,7 +191,7 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
 
 
 def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
-    """Return the outcome with the seconds of pauses added to its evidence.
+    """Return the outcome with the seconds of pauses added to its evidence; return it unchanged if there was no pause.
 
     After a pause, the outcomes `node_failure` and `comm_error` are attributed to the pause and become `preempted`.
     """
@@ -216,10 +217,10 @@ def list_survivors(states: Sequence[RankState]) -> list[RankState]:
 
 
 def format_furthest_behind(states: Sequence[RankState]) -> str:
-    """Return a text that names the ranks that probably cause a hang.
+    """Return a text with the numbers of the ranks that probably cause a hang. A long list is cut and ends in "…".
 
-    If ranks are stopped by a signal, these ranks are named. Otherwise the ranks with the least progress are named,
-    because the other silent ranks may be waiting for them.
+    If any ranks are stopped by a signal, the text lists only these ranks. Otherwise it lists the ranks with the least
+    progress, because the other silent ranks may be waiting for them.
     """
 
     def progress(state: RankState) -> tuple[int, bool]:
@@ -270,21 +271,21 @@ def _build_rank_evidence(state: RankState) -> dict[str, Any]:
 
 
 def format_signal(name: str) -> str:
-    """Return the name of a signal that interrupted a run, for a message: SIGINT is the signal of Ctrl-C."""
+    """Return the name of a signal for a message about an interrupted run. "(Ctrl-C)" is appended to SIGINT."""
     return f"{name} (Ctrl-C)" if name == signal.SIGINT.name else name
 
 
 class AsyncWriter:
-    """Writer that executes one write at a time on a separate thread and ignores its errors.
+    """Writer that executes one write at a time on a separate thread. Errors of a write are ignored.
 
-    A stalled file system then delays no rank, and the supervisor does not mistake it for a hang or a lost node.
+    So a stalled file system does not delay the ranks, and is not mistaken for a hang or a lost node.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def start(self, write: Callable[[], object]) -> None:
-        """Start the function `write`, unless the previous write is still running."""
+        """Start the function `write`. Do nothing if the previous write is still running."""
 
         def run() -> None:
             with contextlib.suppress(OSError):
@@ -305,7 +306,8 @@ class HeartbeatWriter:
     seconds. While the file system is stalled, writes are skipped."""
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
-        """Create the writer. `replace(path, content)` replaces the file, and may take any time."""
+        """Create the writer. `replace(path, content)` replaces the file. It runs on a separate thread, so it may take
+        any time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
         self._writer = AsyncWriter()
         self._at = -every_s
@@ -328,7 +330,8 @@ class HeartbeatWriter:
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return the content of `heartbeat.json` for an attempt that this process supervises or has reserved."""
+    """Return the content of `heartbeat.json` for an attempt of this process. `state` is, for example, "running"; before
+    the ranks start it is "claimed", and `ranks` is empty."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,

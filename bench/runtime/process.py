@@ -115,7 +115,7 @@ os.register_at_fork(before=_note_forking)
 def set_parent_death_signal(signal_number: int) -> None:
     """Request that the kernel sends `signal_number` to this process when its parent dies.
 
-    Call this in a new child process, so that it is never orphaned.
+    Call this in a new child process, so that the child does not outlive its parent.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
     # If the parent died before the call, the kernel sends nothing.
@@ -151,7 +151,7 @@ def start_process(
 
 
 class RankProcess:
-    """Process of a rank, and the pipes to which it writes its output and its failure."""
+    """Process of a rank, with two pipes: one for the rank's output, and one for its report of a failure."""
 
     def __init__(
         self,
@@ -163,7 +163,8 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        # Output received while `listening` is true, which is when a hanging rank prints its stacks.
+        # Output that arrives while `listening` is true. The supervisor sets it before it makes the rank print its
+        # stacks.
         self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
@@ -181,7 +182,7 @@ class RankProcess:
     def exit_code(self) -> int | None:
         """Exit code of the rank, negative for a signal; None while the rank runs.
 
-        When the rank has ended, its DataLoader processes are killed.
+        The first reading after the rank's end also kills the rank's DataLoader processes.
         """
         if self._exit_code is None:
             # The group is killed before the rank is reaped. After that, the group's id may belong to other processes.
@@ -202,7 +203,7 @@ class RankProcess:
             self.failure = json.loads(line)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and to the processes that it started, unless the rank has ended."""
+        """Send a signal to the rank and to the processes that it started. Do nothing if the rank has ended."""
         if self._exit_code is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -217,8 +218,8 @@ class RankProcess:
     def _read_lines(descriptor: int, partial: bytearray) -> list[bytes]:
         """Return the complete lines that have arrived in the pipe.
 
-        `partial` keeps the incomplete last line for the next call. The bytes per call and per line are limited. A rank
-        that writes faster must wait until its pipe has been read.
+        `partial` keeps the incomplete last line for the next call. The bytes per call and per line are limited. If a
+        rank writes faster than its pipe is read, the rank must wait.
         """
         left = _DRAIN_BYTES
         with contextlib.suppress(BlockingIOError):
@@ -274,8 +275,8 @@ class ForkServer:
     def wait_until_ready(self) -> None:
         """Wait until the server has imported all modules.
 
-        Call this before the first rank starts. A supervisor that waited during the start of a rank would send no
-        reports, and would be regarded as lost.
+        Call this before the first rank starts. If a supervisor waited while it starts a rank, it would send no reports
+        in that time, and would be regarded as lost.
         """
         self._receive(_STARTUP_S)
 
@@ -319,7 +320,7 @@ class ForkServer:
             time.sleep(_REAP_S / 50)
 
     def close(self) -> None:
-        """End the server. Ranks that it forked are children of this process, and continue to run."""
+        """End the server. Its forked ranks continue to run, because they are children of this process."""
         self._connection.close()
         try:
             self._process.wait(_ANSWER_S)

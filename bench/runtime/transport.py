@@ -83,7 +83,7 @@ class Connection:
         return next(iter(self._parse([line])), None)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the messages that have arrived. `closed` is set when no more messages can arrive."""
+        """Return the messages that have arrived. Set `closed` to true if no more messages can arrive."""
         while self._receive(1 << 16):
             pass
         *lines, rest = bytes(self._in).split(b"\n")
@@ -142,7 +142,7 @@ class TokenListener:
     def accept_known(self) -> list[tuple[Connection, dict[str, Any]]]:
         """Return the clients that have sent the token since the last call, each with its first message.
 
-        Other clients are disconnected when they send anything else, or send nothing for too long.
+        A client is disconnected if its first message has no valid token, or if it sends nothing for too long.
         """
         for _ in range(self._max_waiting):
             try:
@@ -173,7 +173,8 @@ class TokenListener:
 
 
 class Rendezvous(NamedTuple):
-    """Address of node 0, stored in `rendezvous.json`. The file is removed when the run has ended."""
+    """Address of node 0, through which supervisors and ranks find each other. It is stored in `rendezvous.json`, which
+    is removed when the run has ended."""
 
     host: str
     ranks_port: int  # port of torch's store, through which the ranks find each other
@@ -232,10 +233,10 @@ class CoordinatorServer:
     agents and opens no port."""
 
     def __init__(self, nodes: int, host: str, silence_s: float) -> None:
-        """Create the server for a run with this number of nodes.
+        """Create the server for a run with this number of nodes. `host` is the address of node 0.
 
-        A node that sends no report for `silence_s` seconds is lost. The time limit is needed because a broken network
-        link does not close a connection.
+        A node that sends no report for `silence_s` seconds counts as lost. The time limit is needed because a broken
+        network link does not close a connection.
         """
         self.nodes, self.host, self._silence_s = nodes, host, silence_s
         self.agents: dict[int, ConnectedAgent] = {}
@@ -256,7 +257,7 @@ class CoordinatorServer:
         return output
 
     def lost(self) -> str | None:
-        """Return the reason why a node is regarded as lost; None if no node is."""
+        """Return the reason why a node is regarded as lost; None if no node is regarded as lost."""
         for agent in self.agents.values():
             if agent.line.closed and not agent.last.done:
                 return f"{agent.name} closed its connection"
@@ -267,7 +268,7 @@ class CoordinatorServer:
     def find_left(self, quiet_s: float = math.inf) -> str | None:
         """Return a text about a node that has ended its ranks by itself, or that has been silent for `quiet_s` seconds.
 
-        None if there is no such node. When a node leaves, the ranks of the other nodes fail too.
+        Return None if there is no such node. Such a node may explain why ranks of other nodes fail.
         """
         for agent in self.agents.values():
             if agent.last.left:
@@ -321,19 +322,23 @@ class AgentClient:
     """Agent's side of the connection to node 0. An agent is the supervisor of another node."""
 
     def __init__(self, rendezvous: Rendezvous, node: int, host: str, silence_s: float) -> None:
-        """Connect to node 0. It is regarded as lost if it sends nothing for `silence_s` seconds."""
+        """Connect to node 0. `node` and `host` are the number and the host name of this agent's own node.
+
+        Node 0 is regarded as lost if it sends nothing for `silence_s` seconds.
+        """
         self._silence_s, self._left = silence_s, ""
         self._connection = Connection(socket.create_connection((rendezvous.host, rendezvous.crew_port), timeout=30))
         self._connection.send({"token": rendezvous.token, "node": node, "host": host})
         self._reported_at = -_REPORT_S
 
     def due(self) -> bool:
-        """Send the bytes of the last report that are not sent yet. Return True if the next report is due."""
+        """Send the rest of the last report, if a part of it is not sent yet. Return True if the next report is due."""
         self._connection.flush()
         return time.monotonic() - self._reported_at >= _REPORT_S
 
     def report(self, ranks: list[RankState], output: list[tuple[int, str]], **facts: Any) -> None:
-        """Send the states and the output of this node's ranks. `facts` are `done`, `interrupted_by` and `paused`."""
+        """Send the states and the output lines, as (rank, line), of this node's ranks. `facts` are the fields `done`,
+        `interrupted_by` and `paused` of `AgentReport`."""
         self._reported_at = time.monotonic()
         states = [state._asdict() for state in ranks]
         self._connection.send({"ranks": states, "output": output, "left": self._left, **facts})
@@ -347,7 +352,7 @@ class AgentClient:
 
     def stop_request(self) -> dict[str, Any] | None:
         """Return node 0's request to stop; None if there is no request. If node 0 is lost, return a request to stop
-        too."""
+        without printing stacks."""
         if orders := [message for message in self._connection.take() if message]:
             return orders[-1]
         silent_s = time.monotonic() - self._connection.heard_at

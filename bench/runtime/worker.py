@@ -1,7 +1,7 @@
 """Program of every rank: read spec.json, build the model, train and measure, and write the result files.
 
-A supervisor starts `python -m bench.runtime.worker FOLDER`. torch is imported in the phase `imports`, so that the time
-of the import is measured and its failure is reported.
+A supervisor starts `python -m bench.runtime.worker FOLDER`. torch is not imported at the top of this module but later,
+in the timed phase `imports`. The time of the import is then measured, and a failure of the import is reported.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Measure the attempt in the folder given on the command line, and report a failure to the supervisor."""
+    """Run one rank of the attempt in the folder given on the command line. Report a failure to the supervisor."""
     channel = Channel.open()
     status, rank = 0, None
     try:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 class RankWorker:
-    """Process of one rank in one attempt."""
+    """Process of one rank in one attempt (one try at a run)."""
 
     def __init__(self, folder: Path, channel: Channel) -> None:
         self.folder, self.channel = folder, channel
@@ -173,8 +173,8 @@ class RankWorker:
         self.device_peak.sample()
 
     def adapt(self, module: Any) -> None:
-        """Put adapters into the initialised model or freeze a part of it, as the spec says. Count all parameters and
-        the trained ones."""
+        """Add adapters (such as LoRA) to the initialised model or freeze some of its parameters, as the spec says. Then
+        count all parameters and the trained parameters."""
         from bench.models.modules.adapters import adapt
 
         count = self.engine_builder.parameter_count
@@ -190,8 +190,8 @@ class RankWorker:
     def load_operations(self) -> None:
         """Load the engine's compiled ops, such as DeepSpeed's CPUAdam. Missing ops are built first.
 
-        The engine itself would wait forever for a build that was killed. Its initialisation time would also include the
-        build.
+        Otherwise the engine would build them itself. It would wait forever if an earlier build was killed, and its
+        initialisation time would include the build.
         """
         if not (names := engines.facts(self.spec).compiled_ops) or not (folder := os.environ.get(extensions.FOLDER)):
             return
@@ -203,7 +203,7 @@ class RankWorker:
                 self.peers.barrier()
 
     def open_data(self) -> None:
-        """Open the data. A training that resumes from a checkpoint skips the batches that it has already used."""
+        """Open the data. A training that resumes from a checkpoint skips the batches used before the checkpoint."""
         spec, place = self.spec, find_place(self.spec, self.rank).data
         source = data.load(spec.data.source)
         if self.learns:
@@ -223,7 +223,7 @@ class RankWorker:
         self.data_facts = source.describe(spec) if self.peers.is_main else {}
 
     def build_module(self) -> Any:
-        """Return the uninitialised model. If the engine divides the model, return only this rank's pipeline stages."""
+        """Return the uninitialised model or, if the engine divides it into pipeline stages, the stages of this rank."""
         from bench.engines.distributed.executor import build_stages
 
         spec, cut = self.spec, engines.facts(self.spec).cut
@@ -282,7 +282,7 @@ class RankWorker:
 
     @contextlib.contextmanager
     def write_steps_if_terminated(self, series: "Series") -> Iterator[None]:
-        """Context manager. If SIGTERM ends the run, for example from a scheduler, it writes the steps so far."""
+        """Context in which SIGTERM, for example from a scheduler, writes the steps so far and then ends the process."""
         from bench.measure import observe
 
         def write_and_end(number: int, frame: FrameType | None) -> None:
@@ -298,7 +298,7 @@ class RankWorker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return how much of the exhausted memory, of the device or of the host, was in use; None if it is unknown."""
+        """Return the use of the memory that ran out: device for the outcome "oom", otherwise host. None if unknown."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 
@@ -309,7 +309,7 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Inspect a few untimed steps, for example their collectives."""
+        """Make a few steps after the measurement window. Return counts and times, for example of their collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
@@ -319,7 +319,7 @@ class RankWorker:
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
         """Gather the results of all ranks on rank 0, which writes the steps and the record.
 
-        `seen` are the results of the inspected steps. `uninspected` is the reason if no steps were inspected.
+        `seen` has the results of the inspected steps. Without such steps it is None, and `uninspected` is the reason.
         """
         from bench.measure import observe
 
@@ -345,14 +345,14 @@ class RankWorker:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Context manager that measures the time of a phase before the first step."""
+        """Context that measures the time of a phase (a part of the run before its first step, such as `data`)."""
         self.channel.beat(name)
         begin = time.perf_counter()
         yield
         self.phases_s[name] = time.perf_counter() - begin
 
     def position(self, phase: str, step: int) -> None:
-        """Report this rank's phase and step to the supervisor. Inject a fault if one is configured for this step."""
+        """Report this rank's phase and step to the supervisor. Cause a failure if a drill requests one in this step."""
         self.channel.beat(phase, step)
         # Once per step, at its first micro-batch.
         if self.drill and phase == "fetch" and step > self.injected_at:
@@ -360,7 +360,7 @@ class RankWorker:
             self.drill.inject(self.rank, step)
 
     def rendezvous(self) -> None:
-        """Form the process group. A rehearsal has a fake process group without other ranks."""
+        """Form the process group. A rehearsal runs one rank alone, so its process group is fake."""
         import torch.distributed as dist
 
         from bench.measure import peers
@@ -374,9 +374,9 @@ class RankWorker:
             peers.join(self.rank, self.spec.world_size, self.device, timeout)
 
     def describe_environment(self) -> None:
-        """Write environment.json immediately, so that the environment class is also known for a run that fails later.
+        """Write environment.json immediately, so that the environment is also known for a run that fails later.
 
-        Raise Refused if the ranks are in different allocations or in different environment classes.
+        Raise Refused if the ranks are in different allocations, or in environments whose results may not be pooled.
         """
         import torch
 
@@ -405,7 +405,7 @@ class RankWorker:
     def check_parameters(self, module: Any) -> int:
         """Return the number of parameters of the whole model, over all partitions and pipeline stages.
 
-        Raise Refused if it differs from the expected number.
+        Raise Refused if this rank has another number of parameters than expected.
         """
         expected = here = models.count_expected_parameters(self.spec.model)
         # With a divided model, only the parameters of this rank's stages are counted.
@@ -419,7 +419,7 @@ class RankWorker:
         return found if expected is None else expected
 
     def write(self, observed: Observations, series: "Series") -> None:
-        """Write the steps and then the record. An attempt is complete when it has a record.
+        """Write the steps and then the record. The record is last, because an attempt with a record counts as complete.
 
         A second call replaces the record.
         """

@@ -1,4 +1,4 @@
-"""Accounting of a testbed: a private database and slurmdbd, with one account and two qualities of service (QOS).
+"""Slurm accounting of a testbed: a private database and slurmdbd, with one account and two qualities of service (QOS).
 
 Both daemons run in the network namespace of the controller, and write only into the testbed's folder.
 """
@@ -24,8 +24,8 @@ URGENT = "urgent"
 _TEMPLATE = Path(__file__).with_name("slurmdbd.conf.in")
 _START_S = 60.0
 _UNSYNCED = ("--debug-no-sync", "--innodb-flush-method=nosync")
-"""Options with which the database does not wait for the disk, which would take most of the time. The tables need not
-survive a crash."""
+"""Options with which the database does not wait until data is on the disk. These waits would take most of the time, and
+the tables need not survive a crash."""
 
 
 def start_accounting(ledger: Ledger) -> None:
@@ -57,7 +57,7 @@ def _make_database(ledger: Ledger) -> None:
 
 
 def _answers(socket_file: Path) -> bool:
-    """Return True if the database accepts connections. It may not accept them yet when its socket file exists."""
+    """Return True if the database accepts connections. The socket file may exist before the database accepts them."""
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(socket_file)) == 0
 

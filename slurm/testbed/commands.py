@@ -35,7 +35,8 @@ _PACKAGE = {  # Debian package of each program
 
 
 def up(args: Namespace) -> int:
-    """Start a testbed, and wait until all its nodes are idle. If the start fails, everything is removed."""
+    """Start a testbed, and wait until all its nodes are idle. If the start fails, everything that was created is
+    removed."""
     layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
     layout.check()
     needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
@@ -79,8 +80,8 @@ def down(args: Namespace) -> int:
 
 
 def _take_down(ledger: Ledger) -> None:
-    """Remove all processes, namespaces, interfaces and folders that still exist. The ledger lists everything that the
-    testbed has created."""
+    """Remove everything of a testbed that still exists: processes, network namespaces, interfaces and folders. The
+    ledger lists everything that the testbed has created."""
     for process in ledger.processes.values():
         process.end()
     for machine in ledger.namespaces:
@@ -109,7 +110,7 @@ def _write_configuration(ledger: Ledger) -> None:
 
 
 def _drop_keys(lines: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Return the configuration `lines` without those whose key also occurs in the lines `later`.
+    """Return the configuration `lines` without the lines whose key also occurs in the lines `later`.
 
     Slurm's programs print a warning if a key occurs twice in a configuration.
     """
@@ -170,7 +171,8 @@ def link(args: Namespace) -> int:
 
 
 def slurmd(args: Namespace) -> int:
-    """Start or kill the slurmd of a node. The action `crash` kills every process of the node."""
+    """Start or kill the slurmd of a node, depending on `args.action`. The action `crash` kills every process of the
+    node."""
     with _opened(args.dir) as ledger:
         _check_node(args.node, ledger.layout.workers)
         if args.action == "start":
@@ -183,7 +185,8 @@ def slurmd(args: Namespace) -> int:
 
 
 def controller(args: Namespace) -> int:
-    """Start, stop or restart the controller. Before it stops, the controller saves the state of its jobs."""
+    """Start, stop or restart slurmctld, the controller. A controller that is stopped saves the state of its jobs
+    first."""
     with _opened(args.dir) as ledger:
         if args.action != "start":
             daemons.stop_controller(ledger)
@@ -194,8 +197,8 @@ def controller(args: Namespace) -> int:
 
 
 def exec(args: Namespace) -> int:
-    """Replace this process with a command on a node. The exit code is that of the command, and signals reach the
-    command."""
+    """Replace this process with a command on a node of the testbed. So the command determines the exit code, and
+    signals to this process reach the command."""
     ledger = read(args.dir)
     command = processes.inside(_check_node(args.node, ledger.layout.machines), args.words)
     sys.stdout.flush()

@@ -15,8 +15,8 @@ from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-# Maximum seconds for one of Slurm's programs. Without this limit, sinfo would retry for longer if the controller is
-# dead.
+# Maximum seconds for one of Slurm's programs. Without this limit, sinfo would retry for much longer if the controller
+# does not run.
 _ANSWER_S = 5.0
 _MUNGE_S = 10.0
 # Seconds that slurmctld gets to end. Before it ends, it saves the state of its jobs.
@@ -35,8 +35,8 @@ def _build_environment(ledger: Ledger) -> dict[str, str]:
 def start_munge(ledger: Ledger) -> None:
     """Start a munged with its own key and socket, independent of the system's munged.
 
-    It runs as root, like all daemons of the testbed. It needs --force, because munged otherwise refuses a key in a
-    private folder, and the user may choose such a folder with --dir. Only this testbed trusts the key.
+    It runs as root, like all daemons of the testbed. Without the option --force, munged refuses a key in a private
+    folder, and the user may choose such a folder with --dir. Only this testbed trusts the key.
     """
     folder = ledger.folder / "munge"
     folder.mkdir()

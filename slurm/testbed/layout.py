@@ -10,8 +10,8 @@ from typing import Any
 
 
 class Problem(Exception):
-    """Error of a command. Its message has one line with a value, a rule and a remedy. All changes of the command have
-    been undone.
+    """Error of a testbed command. Its message has one line with a value, a rule and a remedy. All changes that the
+    command made have been undone.
 
     It resembles `UserError` in `bench.core.errors`. That class is not available here, because a testbed runs as root
     with the system's Python, in which zeroscale is not installed.
@@ -32,13 +32,15 @@ class RefusedCommand(Problem):
 
 
 def _option(default: Any, help: str, within: tuple[int, int] | None = None) -> Any:
-    """Return a dataclass field that is also an option of `up`, with its help text and, for a number, its bounds."""
+    """Return a dataclass field that is also an option of the command `up`. `within` has the lowest and the highest
+    value of a number."""
     return field(default=default, metadata={"help": help, "within": within})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Options of `up`. Machine 0 is the controller, and its network namespace contains the switch between the nodes."""
+    """Options of the command `up`. Machine 0 is Slurm's controller. Its network namespace also contains the switch that
+    connects the nodes."""
 
     name: str = "zs"
     nodes: int = _option(4, "number of nodes", (1, 64))
@@ -75,7 +77,7 @@ class Layout:
 
     @property
     def login_interface(self) -> str:
-        """Network interface of the host of the testbed, from which jobs are submitted."""
+        """Network interface on the host (the machine on which the testbed runs), from which jobs are submitted."""
         return f"{self.name}0"
 
     @property

@@ -21,13 +21,14 @@ _VERSION = 1
 
 
 def _boot_id() -> str:
-    """Return the id of this boot of the machine. After a reboot, only the files of a testbed still exist."""
+    """Return the id of the current boot of the machine. It shows whether the machine was rebooted since the testbed was
+    started. After a reboot, only the files of the testbed still exist."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Network namespaces, interfaces, folders and processes of one testbed."""
+    """List of the network namespaces, interfaces, folders and processes that one testbed creates."""
 
     folder: Path
     layout: Layout
@@ -57,7 +58,8 @@ class Ledger:
 
 
 def create(folder: Path, layout: Layout) -> Ledger:
-    """Create the testbed's folder together with its ledger; raise `RefusedCommand` if the folder already exists."""
+    """Create the testbed's folder with a ledger in it, in one atomic step. Raise `RefusedCommand` if the folder already
+    exists."""
     staged = folder.with_name(f"{folder.name}.{os.getpid()}")
     staged.mkdir(parents=True, mode=0o755)
     Ledger(folder=staged, layout=layout).save()
@@ -71,7 +73,8 @@ def create(folder: Path, layout: Layout) -> Ledger:
 
 
 def read(folder: Path) -> Ledger:
-    """Return the ledger of a testbed; raise `RefusedCommand` if there is none, or if another user owns it."""
+    """Return the ledger in the folder of a testbed. Raise `RefusedCommand` if there is no ledger, or if another user
+    owns the folder."""
     try:
         # Another user could write a ledger into /tmp, and root kills the processes that are listed in a ledger.
         owner = folder.stat().st_uid
@@ -92,7 +95,8 @@ def read(folder: Path) -> Ledger:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a testbed against other commands. The kernel releases the lock if this process dies."""
+    """Context in which a testbed is locked against other commands. The kernel also releases the lock if this process
+    dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

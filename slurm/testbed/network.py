@@ -1,8 +1,8 @@
 """Network of a testbed: a switch in the controller's network namespace, with one virtual cable to every node.
 
 Each cable can have a rate limit. The switch's port for node zs2 is called zs2, and the node's end of the cable is eth0.
-One more cable leads to the host of the testbed. All other cables are inside of network namespaces, where the host's
-firewall does not apply.
+One more cable leads to the host, the machine on which the testbed runs. All other cables are inside of network
+namespaces, where the host's firewall does not apply.
 """
 
 import json
@@ -50,7 +50,8 @@ def refuse_existing(layout: Layout) -> None:
 
 
 def build(ledger: Ledger) -> None:
-    """Create the network namespaces, the switch and the cables, after their names were written into the ledger."""
+    """Write the names of the network namespaces, interfaces and folders into the ledger, and then create them with the
+    switch and the cables."""
     layout = ledger.layout
     ledger.namespaces = layout.machines
     ledger.interfaces = [layout.login_interface]
@@ -80,8 +81,8 @@ def _address(where: list[str], interface: str, address: str, layout: Layout) -> 
 
 
 def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
-    """Limit the rate of a node's link in both directions. The node's end limits what the node sends, and the switch's
-    end limits what it receives."""
+    """Limit the rate of a node's link in both directions; the rate `none` removes the limit. The node's end limits what
+    the node sends, and the switch's end limits what the node receives."""
     for namespace, interface in ((node, "eth0"), (layout.controller, node)):
         device = ("qdisc", "replace", "dev", interface, "root")
         if rate == "none":
@@ -92,8 +93,8 @@ def shape(layout: Layout, node: str, rate: str, burst: str) -> None:
 
 
 def plug(layout: Layout, node: str, state: str) -> None:
-    """Set the switch's port for a node to the state `up` or `down`. `down` is like a disconnected cable: neither end
-    gets an error."""
+    """Set the switch's port for a node to the state `up` or `down`. The state `down` acts like a disconnected cable:
+    packets are lost, and neither end gets an error."""
     _run("ip", "-n", layout.controller, "link", "set", node, state)
 
 

@@ -110,14 +110,15 @@ def inside(machine: str, command: Sequence[str]) -> list[str]:
     """Return a command line that runs `command` on a machine of the testbed, with the network, /etc/hosts and host name
     of that machine.
 
-    `command` runs under the process id of the process that was started with this command line.
+    Each program in the command line replaces itself by the next program. So `command` has the process id of the process
+    that is started with this command line.
     """
     named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', machine, *command]
     return ["ip", "netns", "exec", machine, *named]
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path, record: Callable[[Process], None]) -> None:
-    """Start a daemon that outlives this process. Call `record` with its process before the daemon does anything.
+    """Start a daemon that outlives this process. Call `record(process)` before the daemon's program begins to run.
 
     The command is started by a shell that first waits for a line of input. If this process dies before `record` has
     returned, the shell receives no line and the daemon never starts.

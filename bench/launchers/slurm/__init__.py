@@ -1,5 +1,5 @@
-"""Launcher that submits jobs to Slurm. The script of each job is made from a template in slurm/, and stored next to the
-job's results."""
+"""Launcher that submits jobs to Slurm. The script of each job is made from a template in slurm/. It is stored in the
+job's folder."""
 
 from bench.launchers.slurm.cluster import limits
 from bench.launchers.slurm.options import Options, check, job_setup

@@ -22,8 +22,8 @@ _UNAVAILABLE = re.compile(
 """Pattern of error messages that mean that Slurm is unavailable. Other errors mean that it refused the request."""
 # Variables that are kept: they select a cluster and a method of authentication, and do not describe the containing job.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-# Maximum seconds for a program. Most of Slurm's programs give up after seconds. If the queue is full, sbatch gives up
-# after two minutes.
+# Maximum seconds for a program. Most of Slurm's programs fail by themselves after seconds. If the queue is full, sbatch
+# fails after two minutes.
 _ANSWER_S = 200.0
 # Seconds after which a warning is logged. A healthy controller answers faster.
 _NOTICE_S = 5.0
@@ -33,10 +33,10 @@ site file."""
 
 
 def build_user_environment() -> dict[str, str]:
-    """Return the environment variables of this process, without those that describe the job that contains this process.
+    """Return the environment variables of this process, without the variables that describe the job in which it runs.
 
-    `srun` and `sbatch` would use the containing job's number of tasks or memory as options of the new job. The new job
-    would also inherit another launcher's description of the containing job.
+    With these variables, `srun` and `sbatch` would use the number of tasks or the memory of the current job as options
+    of the new job. The new job would also inherit another launcher's description of the current job.
     """
     environment = {key: value for key, value in os.environ.items() if key != job_environment.OWN}
     if "SLURM_JOB_ID" not in environment:
@@ -47,8 +47,9 @@ def build_user_environment() -> dict[str, str]:
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """Run one of Slurm's programs and return its output.
 
-    A warning is logged if the program takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer. Raise
-    UserError with the program's own message if it refuses the request.
+    `environment` has the environment variables of the program; None: suitable ones are chosen. A warning is logged if
+    the program takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer. Raise UserError with the
+    program's own message if it refuses the request.
     """
     if environment is None:
         # The user's settings for these programs would change the format of their output.
@@ -75,7 +76,8 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
-    """Return the output and the error output of a program. Kill the program if it takes too long, or on Ctrl-C."""
+    """Return the standard output and standard error of a process of `program`. Kill the process if it takes too long,
+    or on Ctrl-C."""
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=min(_NOTICE_S, _ANSWER_S))
@@ -137,7 +139,7 @@ Partition = Mapping[str, str]
 def select_partitions(partitions: str, named: str | None) -> list[Partition]:
     """Return the partitions in the output of `scontrol show partition --oneliner` whose names are in `named`.
 
-    `named` is a comma-separated list. If it is None, the default partition is returned.
+    `named` is a comma-separated list. If `named` is None, the default partition is returned.
     """
     lines = (dict(word.split("=", 1) for word in line.split() if "=" in word) for line in partitions.splitlines())
     if named is None:
@@ -157,7 +159,7 @@ def find_max_time_min(found: Sequence[Partition]) -> int | None:
 def find_max_nodes(found: Sequence[Partition]) -> int | None:
     """Return the largest number of nodes that a job can have in any of these partitions; None if unknown.
 
-    Nodes that are down are included.
+    Nodes that are down are included in the numbers of nodes.
     """
     limits = []
     for fields in found:
@@ -233,7 +235,7 @@ def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[P
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
     """Yield the limits on the number of submitted jobs for this account and partition. `table` is output of sacctmgr.
 
-    A line is `account|partition|default QOS|limit|limit of the group`. Without an account, the limits of all accounts
+    A line is `account|partition|default QOS|limit|limit of the group`. If `account` is None, the limits of all accounts
     are included, because the user's default account is unknown here.
     """
     for fields in _list_associations(table, account, partition):
@@ -241,10 +243,10 @@ def list_submit_limits(table: str, account: str | None, partition: str | None) -
 
 
 def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
-    """Return the names of the QOS that a job gets without the option `qos`. `table` has the same lines as for
-    `list_submit_limits`.
+    """Return the names of the possible qualities of service (QOS) of a job for which the user sets no QOS.
 
-    For a line without a default QOS, the name is Slurm's own default, `normal`.
+    `table` has the same lines as for `list_submit_limits`. For a line without a default QOS, the name is Slurm's own
+    default, `normal`.
     """
     return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
 

@@ -20,7 +20,7 @@ from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Frozen, Positive, RunSpec
 
-# Options that select another cluster. sbatch would obey them, but Slurm's other programs would not.
+# Options that select another cluster. Only sbatch would obey them, so other Slurm programs would not find the job.
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
 _GPU_OPTION = re.compile(r"--(gpus|gres|tres-per)|-G")
 """Pattern of sbatch options that request GPUs."""
@@ -116,10 +116,8 @@ class Container(Frozen):
 
 
 class Autopilot(Frozen):
-    """Options of the small job that `--autopilot` submits. By default, `partition` and `qos` are those of the other
-    jobs.
-
-    This job needs one core and no GPU.
+    """Options of the small job that `--autopilot` submits, which resumes the sweep after its other jobs have ended. It
+    needs one core and no GPU. By default, `partition` and `qos` are those of the other jobs.
     """
 
     partition: OneLine | None = None

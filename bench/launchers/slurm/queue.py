@@ -21,7 +21,7 @@ _ACCOUNTED = "now-30days"
 _NAMES_BYTES = 64_000
 # Bytes that are read from the end of a completion log, which may hold years of jobs.
 _LOG_BYTES = 64 * 2**20
-# Seconds between tries. A controller that is restarting or busy answers again within half a minute.
+# Seconds between tries to submit a job. A controller that is restarting or busy answers again within half a minute.
 _PAUSES_S = (2, 4, 8, 16)
 _AT_ONCE = 1000  # jobs per call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
@@ -46,7 +46,7 @@ def ask(names: Collection[str], options: Options | None = None) -> dict[tuple[st
     Up to three sources are read, each once. The first source is the queue. Jobs that are no longer in the queue are
     looked up in Slurm's accounting and then in its completion log, if the site has them. Arrays are looked up in all
     three sources, because the queue may have removed only some of their tasks. `scontrol show job` is not used, because
-    it loses jobs at the same time as the queue.
+    it does not show jobs that are no longer in the queue.
     """
     wanted = frozenset(names)
     found: dict[tuple[str, int | None], JobState] = {}
@@ -68,7 +68,8 @@ def list_queued() -> Iterable[JobState]:
 
 
 def _read_accounting(names: frozenset[str]) -> Iterable[JobState]:
-    """Return the job states reported by sacct; empty if the site has no accounting or it does not answer."""
+    """Return the states that sacct reports for jobs with these names. Empty if the site has no accounting, or if the
+    accounting does not answer."""
     listed = ",".join(sorted(names))
     by_name = [f"--name={listed}"] if len(listed) < _NAMES_BYTES else []
     flags = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--user={os.getuid()}")
@@ -136,7 +137,8 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
 
 
 def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
-    """Return sbatch's error with the name of the option that caused it, if the message allows to find the option."""
+    """Return sbatch's error for the user. If the message shows which option of the script caused the error, the error
+    names this option and a remedy; otherwise it names the script."""
     for option, (words, remedy) in _UNKNOWN.items():
         if re.search(words, error.rule, re.IGNORECASE):
             written = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)

@@ -23,8 +23,8 @@ _PLAIN = re.compile(r"[\w@%+=:,./~-]+", re.ASCII)
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the text of the job script, which is stored in the folder of `work`, and the `sbatch` command that submits
-    it.
+    """Return a plan with the text of the job script, which belongs into the folder of `work`, and with the `sbatch`
+    command that submits the script.
 
     Raise UserError if the folder's path contains characters that a job script cannot contain.
     """
@@ -110,7 +110,8 @@ def _render(work: Work, options: Options, path: Path) -> str:
 def _select_place(options: Options, *, small: bool) -> dict[str, object]:
     """Return the options that determine where and when a job runs, such as partition, account, QOS and begin time.
 
-    For the small job of the autopilot (`small`), the options in `autopilot` take precedence.
+    If `small` is true, the job is the autopilot's small job, which resumes the sweep. For it, the options in
+    `autopilot` take precedence.
     """
     keys = ("partition", "account", "qos", "constraint", "reservation", "nice", "begin")
     place: dict[str, object] = {key: getattr(options, key) for key in keys}
@@ -123,9 +124,9 @@ def _select_place(options: Options, *, small: bool) -> dict[str, object]:
 
 
 def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
-    """Return the number of tasks per node of a job, and the number of cores per task.
+    """Return the number of tasks per node of a job, and the number of cores per task (None: the cluster's default).
 
-    The number of cores is None if the cluster's default applies.
+    There is one task per node or, with the option span=device, one task per device.
     """
     tasks = work.devices_per_node if options.span == "device" and work.devices_per_node else 1
     if options.cpus_per_device is None or not work.devices_per_node:
@@ -173,7 +174,10 @@ def _list_bindings(options: Options) -> list[str]:
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
-    """Return the words of a command prefix that runs a command in a container, with the study's folder mounted."""
+    """Return the words that precede a command to run it in a container, with the study's folder mounted.
+
+    Each inner list is one line of the job script. `folder` is the folder of a job.
+    """
     # The folder of a job, like the folder of an attempt, is two levels below the study's folder.
     study = str(folder.parent.parent)
     if container.runtime == "command":
@@ -186,7 +190,7 @@ def _build_container_command(container: Container, folder: Path) -> list[list[st
 
 
 def spread(command: Sequence[str], nodes: int) -> list[str]:
-    """Return an srun command that starts one process on each node of this job. Each process may use all cores of the
-    job there."""
+    """Return an srun command that starts `command` once on each node of this job. Each process may use all cores that
+    the job has on its node."""
     options = ["--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--cpu-bind=none"]
     return ["srun", *options, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *command]

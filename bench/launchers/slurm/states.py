@@ -24,9 +24,9 @@ _ENDED: dict[str, tuple[OutcomeKind | None, str]] = {
     "REVOKED": (None, ""),
     "TIMEOUT": ("timeout", "the job reached its time limit"),
 }
-"""The codes of squeue's manual for the states in which a job has ended. For each code: the outcome of the run (None if
-this end does not determine it), and a description. A code that is neither here nor in `_PENDING` counts as running. So
-an unknown code of a newer Slurm version does not look like the end of a job."""
+"""Codes in squeue's manual for the states in which a job has ended. Each code has the outcome of the job's run (None if
+the state does not determine the outcome), and a description. A code that is neither here nor in `_PENDING` counts as
+running. So an unknown code of a newer Slurm version does not look like the end of a job."""
 _STUCK = re.compile(
     r"PartitionConfig|Partition(Node|Time)Limit|Partition(Down|Inactive)|BadConstraints|DependencyNeverSatisfied"
     r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|JobHeld(Admin|User)|launch_failed_requeued_held|.*PerJob(Limit)?"
@@ -88,7 +88,7 @@ def parse_sacct(text: str) -> Iterator[JobState]:
     """Yield the job states in the output of sacct. A job that was requeued has one state for each start.
 
     The expected command is `sacct --noheader --parsable2 --allocations --duplicates --format=SACCT_FORMAT`. Raise
-    Raise UserError if the output is not empty and no line can be parsed.
+    UserError if the output is not empty and no line can be parsed.
     """
     is_parsed = False
     for line in text.splitlines():
@@ -103,7 +103,7 @@ def parse_sacct(text: str) -> Iterator[JobState]:
 
 
 def _check_empty(program: str, text: str) -> None:
-    """Raise UserError if a program's output is not empty. It is called if no line could be parsed.
+    """Raise UserError if the output of a program, in which no line could be parsed, is not empty.
 
     If such output were interpreted as "no such job", zeroscale would submit every job again.
     """
@@ -125,10 +125,10 @@ def parse_completion_log(text: str) -> Iterator[JobState]:
 
 
 def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], JobState]:
-    """Return the latest state for each job name and array task.
+    """Return the latest state for each job name and array task (None without an array).
 
-    Earlier starts of the same job (after a requeue) are counted as restarts. If two jobs have the same name, the job
-    with the higher id is used.
+    A job that was requeued has several starts, and each earlier start counts as a restart. If two jobs have the same
+    name, the job with the higher id is used.
     """
     found: dict[tuple[str, int | None], JobState] = {}
     for state in states:
@@ -190,10 +190,10 @@ def _build_state(
 
 
 def describe_exit(code: int, number: int) -> str:
-    """Return a description of an exit code, or of the signal with this number that ended a script.
+    """Return a text on how a job script ended: the signal that ended it, or its exit code. Empty after success.
 
-    `code` is the exit code, and `number` the signal number or 0. The description is empty if both are 0. For an exit
-    code above 128 it also names a signal, because a shell uses such codes if a signal ended its command.
+    `code` is the exit code, and `number` the signal number or 0. For an exit code above 128 the text also names a
+    signal, because a shell uses such codes if a signal ended its command.
     """
     if number:
         return f"killed by {_name_signal(number)}"

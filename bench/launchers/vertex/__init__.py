@@ -1,5 +1,5 @@
-"""Launcher that rents machines from Google's Vertex AI as custom jobs. Jobs exchange files with the submitting machine
-through a bucket (`bench.core.study_store`)."""
+"""Launcher that runs jobs on rented machines of Google's Vertex AI (its "custom jobs"). Jobs exchange files with the
+submitting machine through a bucket (`bench.core.study_store`)."""
 
 from bench.launchers.vertex.options import Options, check, job_setup
 from bench.launchers.vertex.planning import find_log, plan

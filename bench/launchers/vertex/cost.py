@@ -8,14 +8,14 @@ from bench.launchers.vertex.planning import PRICE_LABEL
 from bench.launchers.vertex.states import count_nodes, read_use
 
 _DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0
-"""The service's limit of a job without a timeout."""
+"""The service's time limit for a job whose request has no timeout."""
 
 
 class Cost(NamedTuple):
     """Cost of jobs in the currency of the price. The start of a machine and its disk are not included."""
 
-    spent: float  # by jobs that have ended, and by running jobs until now
-    reserved: float  # most that jobs which have not ended may cost from now on
+    spent: float  # cost of ended jobs, and of running jobs until now
+    reserved: float  # largest further cost of the jobs that have not ended
 
     @property
     def total(self) -> float:
@@ -25,8 +25,8 @@ class Cost(NamedTuple):
 def compute_cost(jobs: Iterable[Any], price_per_node_hour: float, now: float) -> Cost:
     """Return the cost of `CustomJob`s. `now` is in seconds since the epoch.
 
-    A job counts at the price when it was submitted, which is in its label. Jobs without the label count at
-    `price_per_node_hour`.
+    The price of a job is the price at its submission, which is stored in a label of the job. The price of a job without
+    this label is `price_per_node_hour`.
     """
     spent = reserved = 0.0
     for job in jobs:
@@ -41,7 +41,8 @@ def compute_cost(jobs: Iterable[Any], price_per_node_hour: float, now: float) ->
 
 
 def check_budget(budget: float, others: Cost, job: Cost) -> None:
-    """Raise UserError if a job could exceed the budget of its study. `others` are the study's jobs before it."""
+    """Raise UserError if a job could exceed the budget of its study. `job` is the cost of this job, and `others` the
+    cost of the study's other jobs that count before it."""
     if others.total + job.total > budget:
         parts = f"{others.spent:.2f} is spent, other jobs may cost {others.reserved:.2f} more"
         rule = f"{parts}, and this job may cost {job.total:.2f} until its time limit"

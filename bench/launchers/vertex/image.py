@@ -6,9 +6,10 @@ from pathlib import Path
 import bench
 
 DIGEST = "ZEROSCALE_CONTAINER_DIGEST"
-"""Variable with the name of the image. It distinguishes environments of runs, and builds of ops."""
+"""Environment variable with the name of the image. Runs in different images have different environments, and different
+builds of DeepSpeed's ops."""
 _FOLDER = "{folder}"
-"""Stands in a command for the folder with the Dockerfile and its files."""
+"""Placeholder in a command for the folder with the Dockerfile and the files that it copies."""
 _DOCKERFILE = """\
 # Image of the jobs of launcher=vertex. The folder also has the wheel of zeroscale, and what the study's points need.
 FROM {base}

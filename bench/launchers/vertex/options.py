@@ -24,12 +24,12 @@ START_S = 120
 """Seconds added to a job's time limit, for the start of its container."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _MANY = 500
-"""Machines of a worker pool above which a request is probably a slip."""
+"""Largest number of nodes of a run. A larger number is probably a typing error, and is refused."""
 
 
 def _match(pattern: str, rule: str) -> AfterValidator:
-    """Return a validator that refuses a text unless the whole of it matches a pattern. `rule` says why, and what to
-    write instead."""
+    """Return a validator that refuses a text unless the whole text matches `pattern`. `rule` is the error message: why
+    the text is refused, and what to write instead."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII):
@@ -122,7 +122,7 @@ class Options(SchedulingOptions):
 
 
 class Site(NamedTuple):
-    """Options without which no job can start."""
+    """Values of the options that every job needs."""
 
     project: str
     region: str
@@ -132,7 +132,7 @@ class Site(NamedTuple):
 
     @property
     def parent(self) -> str:
-        """Name of the location that has the jobs, as in requests to the service."""
+        """Resource name of the project and region in which the jobs run, as in requests to the service."""
         return f"projects/{self.project}/locations/{self.region}"
 
 
@@ -146,7 +146,7 @@ _REMEDIES = {
 
 
 def find_site(options: Options) -> Site:
-    """Return the options without which no job can start. Raise UserError if one of them is missing."""
+    """Return the values of the options that every job needs. Raise UserError if one of these options is not set."""
     values: dict[str, str] = {}
     for name, remedy in _REMEDIES.items():
         value = getattr(options, name)
@@ -175,7 +175,8 @@ def check(options: Options, spec: RunSpec) -> None:
 def find_accelerators(options: Options, machine_type: str, devices_per_node: int) -> tuple[str | None, int]:
     """Return the type and number of accelerators of each machine; (None, 0) without accelerators.
 
-    Raise UserError if the machine type does not take them.
+    `devices_per_node` is the number if the options do not set one. Raise UserError if the machine type cannot have
+    these accelerators.
     """
     table = _read_machine_types()
     fixed: Mapping[str, int] = table["fixed"].get(machine_type, {})
@@ -205,7 +206,7 @@ def find_accelerators(options: Options, machine_type: str, devices_per_node: int
 
 
 def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int) -> str:
-    """Return the remedy for a machine type with another number of accelerators than requested."""
+    """Return the remedy if the machine type has `own_count` accelerators of type `kind`, but `count` are requested."""
     others = [name for name, found in table["fixed"].items() if found.get(kind) == count]
     if others:
         return f"set launcher.machine_type={others[0]}"
@@ -215,7 +216,11 @@ def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int
 def _check_attached(
     table: Mapping[str, Mapping[int, int]], machine_type: str, cores: int, kind: str, count: int
 ) -> None:
-    """Raise UserError if a machine of the family n1 does not take these accelerators."""
+    """Raise UserError if a machine of the family n1 with this number of cores cannot have these accelerators.
+
+    `table` has, for each type of accelerator, the possible numbers of accelerators. Each number has the largest number
+    of cores with which a machine can have it.
+    """
     if kind not in table:
         remedy = suggest_nearest(kind, list(table), f"choose one of {', '.join(table)}")
         raise UserError(f"launcher.accelerator_type={kind}", f"machine type {machine_type} does not take it", remedy)
@@ -233,7 +238,7 @@ def _read_machine_types() -> dict[str, Any]:
 
 
 def job_setup(options: Options) -> JobSetup:
-    """Return the device kind, container image and Python command of a job, and how to build its image."""
+    """Return the device kind, container image, Python command and price of a job, and how to build its image."""
     fixed = _read_machine_types()["fixed"].get(options.machine_type or "", {})
     has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
     return JobSetup(
@@ -267,7 +272,7 @@ def _find_missing_package() -> str:
 
 
 def _suggest_gpu(machine_type: str) -> str:
-    """Return an override with which a job gets GPUs, for a machine type without accelerators of its own."""
+    """Return an override with which a job gets GPUs, if its machine type comes without accelerators."""
     if machine_type.startswith("n1-"):
         return "launcher.accelerator_type=NVIDIA_TESLA_T4"
     near = difflib.get_close_matches(machine_type, _read_machine_types()["fixed"], n=1)

@@ -20,17 +20,18 @@ from bench.launchers.vertex.image import DIGEST
 from bench.launchers.vertex.options import START_S, Options, Site, find_accelerators, find_site
 
 FILE = "custom_job.json"
-"""File with the request, in the folder of a job."""
+"""Name of the file with the request, in the folder of a job."""
 JOB_LABEL, STUDY_LABEL, PRICE_LABEL = "zeroscale-job", "zeroscale-study", "zeroscale-thousandths-per-hour"
 ALLOCATION = "bench.sweep.allocation"
 WORK_FOLDER = "/tmp/zeroscale"
-"""Folder of a node for its copy of the study."""
+"""Folder on each node for the node's copy of the study."""
 _MAX_NAME = 128  # characters of a display name
 _MAX_LABEL = 63  # characters of a label's value
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:
-    """Return the request for a job, which is stored in the folder of `work`, and the gcloud command that submits it."""
+    """Return a plan with the text of the job's request, which belongs into the folder of `work`, and with the gcloud
+    command that submits the request."""
     if work.after:
         rule = "a Vertex AI job cannot wait for another job"
         raise UserError("--autopilot", rule, "remove it; set launcher.max_queued, and call `zeroscale resume` later")
@@ -51,7 +52,7 @@ def plan(work: Work, options: Options) -> LaunchPlan:
 
 
 def build_store_url(folder: Path, bucket: str) -> str:
-    """Return the URL of a study in the object store. `folder` is that of a job, two levels below the study's."""
+    """Return the URL of a study in the object store. `folder` is a job's folder, two levels below that of the study."""
     return f"{bucket.rstrip('/')}/{folder.parent.parent.name}"
 
 
@@ -69,7 +70,8 @@ def build_labels(name: str, nodes: int, folder: Path, options: Options) -> dict[
 
 
 def build_study_label(url: str) -> str:
-    """Return a label value for a study with this URL in the object store. It differs between studies and stores."""
+    """Return a label value for the study with this URL in the object store. Another study, or another object store, has
+    another value."""
     return f"{_build_label_value(url.rpartition('/')[2])[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
@@ -78,7 +80,7 @@ def _build_label_value(text: str) -> str:
 
 
 def find_log(folder: Path, handle: str, task: int | None) -> Path:
-    """Return the log of a job's first node, which the job writes to the object store."""
+    """Return the path of the log of a job's first node. The job writes the log to the object store."""
     return build_log_path(folder, task)
 
 
@@ -100,10 +102,11 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
             "env": [{"name": DIGEST, "value": site.image}],
         },
     }
-    # The service requires exactly one machine in the first pool. Its process leads the others.
+    # The service requires exactly one machine in the first pool. Its process coordinates the other machines.
     pools = [pool] if nodes == 1 else [pool, pool | {"replicaCount": str(nodes - 1)}]
     scheduling: dict[str, Any] = {
-        # A worker that the service restarts would find its meeting over. `zeroscale resume` submits a new job instead.
+        # The nodes of a job find each other once, at its start, so a worker that the service restarts later could not
+        # join them. `zeroscale resume` submits a new job instead.
         "disableRetries": True,
         "strategy": "SPOT" if options.spot else "STANDARD",
     }
@@ -114,8 +117,8 @@ def _build_spec(work: Work, options: Options, site: Site) -> dict[str, Any]:
 
 
 def _build_command(work: Work, options: Options, site: Site) -> Sequence[str]:
-    """Return the command that each node runs. The command for points reads their definition from the object store,
-    because the nodes cannot read `work.folder`."""
+    """Return the command that each node runs. A command that runs points (configurations) reads them from the object
+    store, because the nodes cannot read `work.folder`."""
     arguments = work.arguments
     if work.module == ALLOCATION:
         url = build_store_url(work.folder.absolute(), site.bucket)

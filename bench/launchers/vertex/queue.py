@@ -1,4 +1,5 @@
-"""Submission and cancellation of custom jobs, and queries of the states of many jobs at once."""
+"""Submission and cancellation of Vertex AI's custom jobs (jobs that run a container), and queries of the states of many
+jobs at once."""
 
 import json
 import logging
@@ -25,10 +26,11 @@ _PAUSES_S = (2.0, 4.0, 8.0, 16.0)
 
 
 def submit(launch: LaunchPlan, options: Options) -> str:
-    """Write a job's request and its definition in the object store, create the job, and return its resource name.
+    """Write the job's request to its folder and copy the job's definition to the object store. Then create the job, and
+    return its resource name.
 
-    If the service does not answer, the job is looked up by its name before it is requested again, so that there is one
-    job at the end. Raise UserError with the service's message if it refuses the job.
+    If the service does not answer, look for a job with this name before requesting the job again. So the job is not
+    created twice. Raise UserError with the service's message if the service refuses the job.
     """
     for path, text in launch.files.items():
         store.write_atomically(path, text.encode())
@@ -47,7 +49,8 @@ def submit(launch: LaunchPlan, options: Options) -> str:
 
 
 def _create(service: Service, folder: Path, spec: dict[str, Any], options: Options) -> str:
-    """Create a job unless it exists, and return its resource name. Raise UserError if it could exceed the budget."""
+    """Create the job with this request, unless it exists. Return its resource name. Raise UserError if the job could
+    exceed the budget."""
     name = folder.name
     nodes = sum(int(pool["replicaCount"]) for pool in spec["workerPoolSpecs"])
     labels = build_labels(name, nodes, folder, options)
@@ -62,9 +65,9 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
                 requested = service.build(name, labels, spec)
                 _check_budget(service, requested, options)
                 found = [service.create(requested)]
-            # A list may lack a job that was created a moment ago. A call that is repeated then creates a second job.
+            # A list may lack a job that was created a moment ago. Then the repeated call has created a second job.
             job = _keep_one(service, _list_named(service, name) or found) if unavailable else found[0]
-            # Another submitter may have created a job meanwhile. Of two jobs above the budget, the later one ends.
+            # Another submitter may have created a job meanwhile. If both jobs exceed the budget, the later job ends.
             _check_budget(service, job, options)
             return str(job.name)
         except SchedulerUnavailable as error:
@@ -74,20 +77,20 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
 
 
 def _list_named(service: Service, name: str) -> list[Any]:
-    """Return all jobs with a display name, oldest first."""
+    """Return all jobs with this display name, oldest first."""
     found = [job for job in service.list(f'display_name="{name}"') if job.display_name == name]
     return sorted(found, key=_get_age)
 
 
 def _keep_one(service: Service, found: Sequence[Any]) -> Any:
-    """Cancel all but the oldest of several jobs with one name. Return the oldest."""
+    """Cancel all but the oldest of several jobs with the same name. Return the oldest job."""
     for job in found[1:]:
         service.cancel(job.name)
     return found[0]
 
 
 def _check_budget(service: Service, job: Any, options: Options) -> None:
-    """Raise UserError if a job could exceed the budget of its study, after cancelling the job if it exists."""
+    """Raise UserError if a job could exceed the budget of its study. A job that was created already is cancelled."""
     if options.budget is None or options.price_per_node_hour is None:
         return
     others = [one for one in _list_study(service, job.labels[STUDY_LABEL]) if one.display_name != job.display_name]
@@ -103,7 +106,7 @@ def _check_budget(service: Service, job: Any, options: Options) -> None:
 
 
 def _list_study(service: Service, label: str) -> Iterable[Any]:
-    """Return all jobs of a study, those included that have ended."""
+    """Return all jobs of the study with this label, including jobs that have ended."""
     return service.list(f"labels.{STUDY_LABEL}={label}")
 
 
@@ -113,8 +116,9 @@ def _get_age(job: Any) -> tuple[float, str]:
 
 
 def ask(names: Collection[str], options: Options) -> dict[tuple[str, int | None], JobState]:
-    """Return the states of all jobs with these names. A job that is missing in the result is unknown to the service."""
-    # The names of a study's jobs begin alike, so that one list contains all of them.
+    """Return the states of all jobs with these names. The keys are (name, None), since there are no job arrays. A job
+    that is not in the result is unknown to the service."""
+    # The names of a study's jobs have a common prefix, so one request returns all of them.
     service, prefixes = Service(options), {name.rsplit("-", 2)[0] for name in names}
     listed = (job for prefix in prefixes for job in service.list(f'display_name:"{prefix}*"'))
     jobs = [job for job in listed if job.display_name in names]
@@ -130,7 +134,7 @@ def cancel_all(handles: Iterable[str], options: Options) -> None:
 
 
 def limits(options: Options) -> ClusterLimits:
-    """Return no limits. The quotas of a project are known to the service alone, which refuses a job above them."""
+    """Return no limits. The service does not report a project's quotas; it refuses a job that exceeds a quota."""
     return ClusterLimits()
 
 
@@ -143,7 +147,8 @@ def spread(command: Sequence[str], nodes: int) -> list[str]:
 
 
 def sync(folder: Path, options: Options) -> None:
-    """Exchange a study's folder with its copy in the object store. Cancel its jobs if its budget is spent."""
+    """Exchange files between a study's folder and its copy in the object store. Cancel the study's jobs if its budget
+    is spent."""
     url = f"{find_site(options).bucket}/{folder.resolve().name}"
     study_store.sync(folder, url)
     if options.budget is None or options.price_per_node_hour is None:

@@ -1,4 +1,4 @@
-"""Client of Vertex AI's JobService. Errors of the service become one-line errors with its own words.
+"""Client of Vertex AI's JobService. An error of the service is reported in one line, with the service's own message.
 
 The client library is the extra `vertex`. It is imported only when the service is called, because the import takes
 seconds and planning a sweep needs no client.
@@ -39,7 +39,7 @@ class Service:
         self._jobs = _connect(options.endpoint or f"{site.region}-aiplatform.googleapis.com", options.is_local)
 
     def build(self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
-        """Return a `CustomJob` with a `CustomJobSpec` in JSON. It is not created."""
+        """Return a `CustomJob` object. `spec` is its `CustomJobSpec` as JSON data. The job is not created yet."""
         plain = {"displayName": name, "labels": dict(labels), "jobSpec": dict(spec)}
         try:
             return _import("google.cloud.aiplatform_v1").CustomJob.from_json(json.dumps(plain))
@@ -48,17 +48,17 @@ class Service:
             raise UserError("the request of a job", _shorten(error), remedy) from error
 
     def create(self, job: Any) -> Any:
-        """Create a job, and return it with its resource name."""
+        """Create a job in the service, and return the job with the resource name that the service gave it."""
         return self._call(self._jobs.create_custom_job, parent=self._parent, custom_job=job)
 
     def list(self, words: str) -> Iterator[Any]:
-        """Yield all jobs that match a filter, newest first."""
+        """Yield all jobs that match the filter `words`, newest first."""
         request = {"parent": self._parent, "filter": words, "page_size": 100}
         pages = self._call(self._jobs.list_custom_jobs, request=request)
         yield from self._call(lambda **kwargs: list(pages))
 
     def cancel(self, handle: str) -> None:
-        """Cancel a job. A job that has ended or that was deleted is ignored."""
+        """Cancel the job with the resource name `handle`. Do nothing if the job has ended or was deleted."""
         api = _import("google.api_core.exceptions")
         try:
             self._call(self._jobs.cancel_custom_job, name=handle)
@@ -87,13 +87,13 @@ class Service:
 
 
 def _shorten(error: object) -> str:
-    """Return a message in one line."""
+    """Return the message of an error in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
 @functools.cache
 def _connect(endpoint: str, is_local: bool) -> Any:
-    """Return the client of an endpoint. An endpoint of this machine has neither encryption nor credentials."""
+    """Return a client for an endpoint. An endpoint on this machine is used without encryption and credentials."""
     library, auth = _import("google.cloud.aiplatform_v1"), _import("google.auth.exceptions")
     if is_local:
         transports = _import("google.cloud.aiplatform_v1.services.job_service.transports")

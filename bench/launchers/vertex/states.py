@@ -1,4 +1,4 @@
-"""States of custom jobs, from the service's answers. There are no side effects."""
+"""States of Vertex AI's custom jobs, as read from the service's answers. There are no side effects."""
 
 import re
 from typing import Any, NamedTuple
@@ -22,18 +22,18 @@ _CAUSES: tuple[tuple[str, OutcomeKind, str], ...] = (
     (r"internal error|maintenance|hardware|unhealthy|lost|machine .*(?:fail|terminat)", "node_failure",
      "a machine of the job failed"),
 )  # fmt: skip
-"""Pattern of an error message of a failed job, the outcome of a run that left no record, and its description. The first
-pattern that matches counts."""
+"""Causes of failed jobs. Each entry has a pattern of the job's error message, the outcome of the job's run if the run
+left no record, and the description of the cause. The first pattern that matches counts."""
 _STATUS = re.compile(r"non-zero status of (\d+)")
 
 
 class JobUse(NamedTuple):
-    """Machines that a job has used, and those that it may still use."""
+    """Times of a job, from which its cost until now and its largest possible cost follow."""
 
-    began_at: float | None  # seconds since the epoch; None if it did not begin
-    ended_at: float | None  # None if it has not ended
-    timeout_s: float | None  # longest time that it may run; None if unlimited
-    is_live: bool
+    began_at: float | None  # seconds since the epoch; None if the job did not begin
+    ended_at: float | None  # None if the job has not ended
+    timeout_s: float | None  # longest time that the job may run; None if the request has no timeout
+    is_live: bool  # True if the job has not ended
 
 
 def find_phase(state: str) -> Phase:
@@ -70,7 +70,8 @@ def build_state(job: Any) -> JobState:
 
 
 def _find_outcome(state: str, message: str, use: JobUse) -> tuple[OutcomeKind | None, str]:
-    """Return the outcome of a run that left no record in an ended job, and its description."""
+    """Return the outcome of a run that left no record, and a description of the outcome. `state` and `message` are the
+    state and the error message of its ended job."""
     if state == "EXPIRED":
         return "timeout", "the job reached its time limit"
     if state == "CANCELLED":
