@@ -39,12 +39,21 @@ SOURCE_COLUMNS = ("source", "class", "predicted_as", "steps", "mean_error", "mea
 HEAD = """\
 # Predictions compared with measurements
 
-The table has one row per comparison; the list below explains each. A point is one predicted value compared with one
-true value. Its error is predicted ÷ true − 1, in percent; efficiencies are compared by their difference, in points. No
-point is omitted. A point whose error exceeds the bound is an exception. A point is not testable if the recorded facts
-do not determine the true value. Bounds were set before anything was compared. No constant was fitted to the points on
-which it is tested, except where the text says so. If a comparison showed an allocation that the memory formulas had
-missed, it was added to them. `make predictions` writes this page and the tables again.
+The table has one row per comparison; the list below it explains each comparison. A point is one predicted value, \
+which is compared with one true value. Its error is predicted ÷ true − 1, in percent. Efficiencies are compared by \
+their difference, in percentage points. No point is omitted. A point whose error exceeds the bound is an exception. A \
+point is not testable if the recorded or published facts do not determine the true value, or a setting on which it \
+depends.
+
+The bound (the largest error allowed) of each comparison was set before anything was compared: *each* is the bound of \
+the error of every point, *mean* that of the mean absolute error. The last column has the errors of another formula \
+for the same points. No constant was fitted to the points on which it is tested, except where the text says so. If a \
+comparison showed that the memory formulas had missed an allocation, the allocation was added to the formulas. `make \
+predictions` writes this page and the tables again.
+
+Several comparisons use these words. *Live tensor bytes* are the bytes of all tensors that exist at a time. *Steady \
+steps* are steps after those of the warm-up, so their peak excludes the construction of model and engine. \
+*Calibrated* values were measured on the machine itself by `zeroscale calibrate`.
 """
 SUMMARY = (
     "Comparison, with its points", "Points", "Exceptions", "Not testable", "Mean of |error|", "Errors", "Bound",
