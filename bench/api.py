@@ -48,7 +48,7 @@ __all__ = [
 
 Folder = str | Path
 TextListener = Callable[[str], None]
-"""Function that receives a line of text about each event, such as the end of a point."""
+"""Function that receives a line of text about each event, such as the end of a run."""
 Follow = Callable[[Progress], None]
 """Function that receives the progress of the current run."""
 Describe = Callable[["RunRecord"], str]
@@ -75,7 +75,7 @@ def plan(
     nice: int | None = None,
     begin: str | None = None,
 ) -> "PlannedSweep":
-    """Return a planned sweep: every point decoded, checked and predicted. Nothing is started and no file is written.
+    """Return a planned sweep: every point (configuration) decoded, checked and predicted. Nothing is run or written.
 
     `study` is the name of a file in conf/study, a path of such a file, or a Study. Without a study, the points are all
     combinations of the overrides' values. `repeats` replaces the study's number of repeats (1 without a study). `prune`
@@ -101,7 +101,7 @@ def run(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SweepResult":
-    """Measure all points of a plan that have no final result yet on this machine. Return the outcomes of all points.
+    """Measure, on this machine, all points of a plan that have no final result yet. Return the outcomes of all points.
 
     `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` converts
     the record of a run to the line that this text contains.
@@ -123,7 +123,7 @@ def run(
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
     """Submit the points of a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command that the plan's autopilot calls when it ends. Its argument is the path of the study's summary.
+    `notify` is a command that the plan's autopilot calls at its end, with the path of the study's summary as argument.
     """
     from bench import launchers
     from bench.core.scheduling import SchedulerUnavailable
@@ -243,14 +243,14 @@ def search_verdict(folder: Folder) -> "SearchVerdict":
 
 
 def cancel(folder: Folder) -> list[str]:
-    """Cancel all jobs of a study that its scheduler has not finished, and return their job ids."""
+    """Cancel all jobs of a study that are pending or running, and return their job ids."""
     from bench.sweep import submitting
 
     return submitting.cancel_jobs(Path(folder))
 
 
 def unreadable(folder: Folder) -> list[Unreadable]:
-    """Return the files of a study's folder that are ignored because they cannot be read."""
+    """Return the files of a study's folder that all other functions ignore because they cannot be read."""
     from bench.sweep import definition
     from bench.sweep.snapshot import read_snapshot
 
@@ -270,7 +270,7 @@ class Status(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Return True if every point has a final result."""
+        """Return True if every configuration of the study has a final result."""
         return all(point_status.final for point_status in self.view.statuses)
 
     @property
@@ -347,8 +347,8 @@ def predict(
     rehearsed_s: float | None = None,
     software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time.
-    A study's points are those of `plan`, with the same defaults on a CPU.
+    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. Points
+    that would run on this machine's CPU are as small as those of `plan`.
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a
@@ -364,8 +364,8 @@ def predict(
 
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
-    """Return one checked point that `measure` can run on this machine. `study` is the name of the folder for its
-    results."""
+    """Return one checked configuration that `measure` can run on this machine. `study` is the name of the folder for
+    its results."""
     from bench.sweep import plan
 
     return plan.plan_point(overrides, study, _convert_path(config_dir))
@@ -379,11 +379,9 @@ def rehearsal(
     study: str = "rehearsals",
     config_dir: Folder | None = None,
 ) -> "SingleRun":
-    """Return a checked rehearsal, which runs one rank of a job alone with simulated collectives.
-
-    The job may need more devices than this machine has. With `shapes_only`, the rank may also need more memory. `study`
-    is the name of the folder for the results.
-    """
+    """Return a checked rehearsal, which runs one rank of a job alone with simulated collectives. The job may need more
+    devices than this machine has. With `shapes_only`, the rank may also need more memory than this machine has. `study`
+    is the name of the folder for the results."""
     from bench.sweep import plan
 
     return plan.plan_rehearsal(overrides, rank, _convert_path(config_dir), shapes_only=shapes_only, study=study)
@@ -439,10 +437,11 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return hours and cost of a training with intervals, for each place and method, and whether a deadline is met.
+    """Return hours and cost of a training with intervals, for each combination of a place and a method (full training
+    or adapters), and whether a deadline is met.
 
-    `question` is that of `advise` with the keyword `where`, a list of places such as own:h100:8:2.5,
-    rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
+    `question` is that of `advise` with the keyword `where`, a list of places (own, rented or spot nodes) such as
+    own:h100:8:2.5, rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
     """
     from bench.sweep.advise import places
     from bench.sweep.inputs import format_overrides

@@ -39,8 +39,8 @@ class Request(NamedTuple):
 
 
 def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Request:
-    """Decode a composed config tree. The plug-ins that it names decode the options of engine, data, model and
-    launcher. `launcher_file` is None if the user chose no file of conf/launcher."""
+    """Decode a composed config tree. The plug-ins that it names decode the options of engine, data, model and launcher.
+    `launcher_file` is the file of conf/launcher that the user chose, or None."""
     parts = {group: _decode_part(group, plain[group]) for group in _PARTS}
     machine, (launcher, options) = parts.pop("machine"), parts.pop("launcher")
     rest = {key: value for key, value in plain.items() if key not in _PARTS and key != "hydra"}
@@ -55,8 +55,8 @@ def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Reques
 
 
 def complete_lengths(objective: str, given: Any) -> Any:
-    """Return tokens per sample for each token kind. Kinds that are not given have the objective's default length. Raise
-    Raise UserError for a kind that the objective does not have."""
+    """Return the tokens per sample of each kind of tokens, such as encoder tokens. Kinds that are not given have the
+    objective's default length. Raise UserError for a kind that the objective does not have."""
     known = {kind.name: kind.length for kind in load_file(objectives, objective).KINDS}
     if not isinstance(given, Mapping | None):
         return given  # RunSpec refuses the type
@@ -99,8 +99,8 @@ and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
-    """Return a composed config tree in which sizes from the engine's preset are at most the model's number of
-    parameters.
+    """Return a composed config tree in which sizes from the engine's preset, such as bucket sizes, are reduced to the
+    model's number of parameters.
 
     The engine plug-in names these sizes in `FITTED_TO_MODEL`. A key in `given`, which the user or a study has set,
     keeps its value.
@@ -147,7 +147,7 @@ def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) ->
 
 
 def check(composed: Request, device: str | None) -> None:
-    """Raise UserError if a point breaks a rule between spec, machine, launcher and, if known, device ("cpu" or
+    """Raise UserError if the spec of a point does not fit its machine, its launcher or, if known, its device ("cpu" or
     "cuda")."""
     check_rank(composed, device)
     name, options = composed.launcher, composed.launcher_options
@@ -159,7 +159,8 @@ def check(composed: Request, device: str | None) -> None:
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Apply all rules of `check` except the launcher's. These rules suffice for a single rank of the point to run."""
+    """Apply all rules of `check` except the launcher's. A configuration that passes can run here with a single rank, as
+    in a rehearsal."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -256,7 +257,8 @@ PLUGIN_GROUPS = {
 
 @functools.cache  # called several times for every point of a study
 def load_file(package: Any, name: str) -> ModuleType:
-    """Return the plug-in module of a package, by the name that the user gave. Raise UserError if there is none."""
+    """Return the plug-in module of a package, by the name that the user gave. Raise UserError if the package has no
+    plug-in of this name."""
     file: ModuleType = package.load(name)
     return file
 

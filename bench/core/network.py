@@ -88,8 +88,8 @@ class Stack:
 
     @property
     def bias_table(self) -> tuple[int, int] | None:
-        """Rows and columns of the learned position bias that all blocks share and the first block owns; None if there
-        is none."""
+        """Rows and columns of the learned table of position biases that all blocks share. The first block owns this
+        parameter. None if there is no such table."""
         found = (part for part in self.block if isinstance(part, Attention) and not part.bias_per_layer)
         return next(((part.position_bias, part.heads) for part in found if part.position_bias), None)
 
@@ -157,7 +157,8 @@ class FrozenTensors(NamedTuple):
 
 
 class WeightModule(NamedTuple):
-    """A module of the model, at which ZeRO stage 3 gathers the module's weight and prefetches later weights."""
+    """A module of the model, as ZeRO stage 3 sees it: before the module runs, its weight is gathered and later weights
+    are prefetched."""
 
     segment: int  # index of its segment in forward order
     weight: int | None = None  # index of its parameter, equal for a shared parameter; None: no parameter
@@ -200,8 +201,8 @@ def _count_matrices(network: Stacks) -> Counter["Matrix"]:
 
 
 def list_part_matrices(network: Stacks, part: Attention | Mlp) -> list["Matrix"]:
-    """Return the parameters of a sub-layer and of the norm before it, the norm first. A position bias shared by several
-    blocks is excluded. torch stores a linear layer from k to n elements as (n, k)."""
+    """Return the parameters of a sub-layer and of the norm before it, the norm first. A position bias that several
+    blocks share is excluded. Shapes are those of torch, which stores a linear layer from k to n elements as (n, k)."""
     trained, found = network.trains_all, list[Matrix]()
     for name, (inputs, outputs) in list_named_matrices(network, part):
         packed = 0 if network.adapter is None else network.adapter.packed_bytes(name, outputs, inputs)
@@ -261,7 +262,7 @@ def list_modules(network: Stacks) -> list[WeightModule]:
     trained = network.trains_all
     table = places[network.table, trained]
     weights = itertools.count(1)  # weight 0 is the embedding
-    # the embedding's gradient is complete after the backward of the first module
+    # All stacks share the embedding, so its gradient is complete only after the backward of this first module.
     found = [WeightModule(0, 0, table, indexed=True, completes=trained)]
     segment = 0
     for segment, (block, modules) in enumerate(_list_segments(network), 1):
@@ -281,7 +282,7 @@ def list_modules(network: Stacks) -> list[WeightModule]:
 
 
 def _list_segments(network: Stacks) -> Iterator[tuple[int | None, list[_Weight]]]:
-    """Yield the segments between the first embedding and the head. A segment is given by the index of its block (None
+    """Yield the segments between the first embedding and the head. A segment is a pair: the index of its block (None
     outside blocks) and its modules."""
     blocks, trained = itertools.count(), network.trains_all
     norms = _join([Matrix(size, 1, trained) for size in network.norm_sizes])
@@ -316,7 +317,7 @@ def _list_matrix_weights(network: Stacks, part: Attention | Mlp, name: str, shap
 
 
 def _join(parameters: Sequence["Matrix"]) -> list[_Weight]:
-    """Return the parameters of one module."""
+    """Return the given parameters as entries of one module: all but the first are marked as joined."""
     return [_Weight(one.elements, one.trained, joined=place > 0) for place, one in enumerate(parameters)]
 
 
@@ -326,8 +327,8 @@ def pad_elements(elements: int, ranks: int) -> int:
 
 
 class Part(NamedTuple):
-    """A part of a model for pipeline parallelism: consecutive units. Unit 0 is the embedding, the next units are the
-    blocks in forward order, and the last unit is the head. A stack's final norm belongs to its last block."""
+    """A part of a model for pipeline parallelism: a range of consecutive units. Unit 0 is the embedding, the next units
+    are the blocks in forward order, and the last unit is the head. A stack's final norm belongs to its last block."""
 
     begin: int
     end: int  # exclusive
@@ -371,7 +372,7 @@ class Matrix(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """An FSDP unit: parameters that are gathered together. `matrices` are pairs of a shape and the number of parameters
+    """An FSDP unit: parameters that FSDP gathers together. `matrices` are pairs of a shape and the number of parameters
     of that shape."""
 
     block: int | None  # index of the block over all stacks; None: the unit outside all blocks

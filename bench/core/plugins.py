@@ -42,7 +42,7 @@ GROUP = "zeroscale"
 
 @dataclass(frozen=True)
 class Kind(Generic[Plugin]):
-    """A kind of plug-ins, such as engines or launchers."""
+    """A kind of plug-ins, such as engines or launchers: where they are found, and what they must define."""
 
     name: str  # in the singular, as in the name of the entry point group
     package: str  # contains the plug-ins that ship with zeroscale
@@ -147,8 +147,8 @@ class EnginePlugin(Protocol):
     """A training engine: a folder of bench/engines with `facts.py`. The folder's `__init__` does not import torch.
 
     `__init__` may define `FITTED_TO_MODEL`, the names of options that are a number of elements, such as a bucket size.
-    Unless the study or the user sets such an option, it is at most the model's number of parameters
-    (`bench.config.decode.fit_engine`)."""
+    If a preset sets such an option above the model's number of parameters, it is reduced to that number. A value that
+    the study or the user sets is kept (`bench.config.decode.fit_engine`)."""
 
     Options: type[BaseModel]
     """Keys of conf/engine that a user may set."""
@@ -247,9 +247,10 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         """Return the uninitialised module of one pipeline part. Its parameters have the same names as in the whole
         model.
 
-        `among` are the ranks of this rank's tensor-parallel group. With them, the module holds only this rank's slice
-        of each matrix. The forward function takes the states of the previous part, one tensor per stack (none for the
-        first part), and a micro-batch as keyword arguments. It returns a tuple of states, or the 0-d loss at the end.
+        `among` are the ranks of this rank's tensor-parallel group. If they are given, the module holds only this rank's
+        slice of each matrix. The forward function takes the states of the previous part, one tensor per stack (none for
+        the first part), and a micro-batch as keyword arguments. It returns a tuple of states or, for the last part, the
+        loss as a 0-d tensor.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
@@ -270,8 +271,8 @@ class ObjectivePlugin(Protocol):
 class DataPlugin(Protocol):
     """A data source: a file of bench/data.
 
-    Sample i of the global sample stream depends only on (seed, i). A global batch therefore contains the same samples
-    for every engine, number of ranks and number of micro-steps."""
+    Sample i of the stream of samples for all ranks depends only on (seed, i). A global batch therefore contains the
+    same samples for every engine, number of ranks and number of micro-steps."""
 
     Options: type[BaseModel]
     """Keys of conf/data that a user may set. The file with this class does not import torch."""
@@ -280,7 +281,7 @@ class DataPlugin(Protocol):
         """Raise UserError for a spec that this source does not support."""
 
     def micro_batches(self, spec: RunSpec, data_rank: int) -> Iterator[Any]:
-        """Return the endless stream of `MicroBatch`es of a data-parallel rank, on the host, loaded by torch's
+        """Return the endless stream of `MicroBatch`es of a data-parallel rank, in host memory, loaded by torch's
         DataLoader."""
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
@@ -291,7 +292,8 @@ class HeldOutDataPlugin(DataPlugin, Protocol):
     """A data source for trainings of a fixed length. It excludes part of the data from training, for evaluation."""
 
     def micro_batches(self, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Any]:
-        """Return the `MicroBatch`es of training samples from index `first` on, at which a resumed run continues."""
+        """Return the `MicroBatch`es of training samples. The first one has the index `first`, at which a resumed run
+        continues."""
 
     def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
         """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples. The
@@ -347,8 +349,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     which job a process belongs to, from the variables of a known system or from ZEROSCALE_JOB. The launcher of any
     other system sets ZEROSCALE_JOB in its jobs.
 
-    Functions raise SchedulerUnavailable if the scheduler does not respond, so that the states of jobs are unknown. If
-    the scheduler refuses a request, they raise UserError with its message."""
+    Functions raise SchedulerUnavailable if the scheduler does not respond. The states of jobs are then unknown. If the
+    scheduler refuses a request, they raise UserError with its message."""
 
     ARRAYS: bool
     """True if the scheduler supports job arrays (`Work.tasks`). If False, `mode=array` is refused."""
@@ -371,8 +373,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         """Cancel whole jobs. Jobs that have already ended are ignored."""
 
     def limits(self, options: SchedulingOptions) -> ClusterLimits:
-        """Return the limits of the cluster. On a machine outside the cluster no limits are known, so that a sweep can
-        be planned there."""
+        """Return the limits of the cluster. On a machine outside the cluster, return unknown limits and raise no error,
+        so that a sweep can be planned there."""
 
     def job_setup(self, options: SchedulingOptions) -> JobSetup:
         """Return the environment of a job's command, which `zeroscale prepare` checks."""
@@ -406,14 +408,14 @@ class FigurePlugin(Protocol):
 
     TITLE: str
     PLACE: int
-    """Rank in the order of figures. Figures of the same rank are sorted by name."""
+    """Position of the figure in a report. Figures with an equal number are sorted by name."""
 
     ALT: str
     """Text alternative of the figure, for readers who cannot see it."""
 
     def picture(self, results: Any) -> Any:
         """Return the figure as an `analysis.drawing.Picture`, made from `analysis.results.Results`. The picture has no
-        panels if there is nothing to show, such as without a second node count."""
+        panels if there is nothing to show. For example, a scaling figure needs runs with several numbers of nodes."""
 
 
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]

@@ -29,14 +29,14 @@ OutcomeKind = Literal[
 ]  # fmt: skip
 # An out-of-memory error recurs with the same spec; a lost node or a hang may not.
 FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
-"""Final outcomes: another attempt at the same spec would have the same outcome. A point with any other outcome is
+"""Final outcomes: another attempt at the same spec would have the same outcome. After any other outcome, the run is
 attempted again."""
 
 Evidence = Literal["measured", "rehearsed", "predicted"]
 
 
 class MemoryShortage(Frozen):
-    """Facts about the memory that ran out on a rank. Bytes are those at the moment of the failed allocation."""
+    """Facts about the memory that ran out on a rank. Bytes are those at the time of the failed allocation."""
 
     rank: int
     where: Literal["device", "host"]
@@ -47,7 +47,7 @@ class MemoryShortage(Frozen):
     )
     total_bytes: int | None = Field(None, description="capacity of the device or host, or this process's limit")
     live_bytes: int | None = Field(None, description="bytes of this rank's live tensors")
-    peak_bytes: int | None = Field(None, description="peak bytes of its live tensors in the phase of the failure")
+    peak_bytes: int | None = Field(None, description="peak bytes of its live tensors in the phase that failed")
     reserved_bytes: int | None = Field(
         None, description="bytes reserved by the caching allocator; None for host memory"
     )
@@ -119,8 +119,8 @@ class Network(Frozen):
 
 
 class Circumstance(Extensible):
-    """Circumstances of an attempt: how and where it was started. Two attempts with different circumstances can be
-    repeats of one point."""
+    """Circumstances of an attempt: how and where it was started. Two attempts of one configuration with different
+    circumstances are repeats of each other."""
 
     LATER_FIELDS = frozenset({"step_limit_s", "goes_on_from", "shapes_only"})
 
@@ -132,7 +132,9 @@ class Circumstance(Extensible):
     launcher: dict[str, Any] = Field({}, description="name and options of the launcher")
     limits: Limits = Limits()
     network: Network = Network()
-    step_limit_s: float | None = Field(None, gt=0, description="the window ends once its steps are surely longer")
+    step_limit_s: float | None = Field(
+        None, gt=0, description="in a search: the window ends early once its steps are certainly longer than this limit"
+    )
     goes_on_from: str | None = Field(None, description="config_id of the run from whose checkpoint a training resumes")
     rehearsed_rank: int | None = Field(None, ge=0, description="rank that a rehearsal runs alone; None: no rehearsal")
     shapes_only: bool = Field(False, description="True: the rehearsal skips operations that only compute values")
@@ -141,7 +143,8 @@ class Circumstance(Extensible):
 
 
 class EnvironmentClass(Frozen):
-    """Properties of an environment that must be equal for results to be pooled. `environment_id` is their hash."""
+    """Properties of an environment that two runs must share for their results to be pooled. `environment_id` is their
+    hash."""
 
     device: str = Field(description="name that the device reports")
     devices_per_node: int
@@ -150,7 +153,7 @@ class EnvironmentClass(Frozen):
     cores: int | None = Field(None, description="number of cores that the first rank may use")
     threads: int | None = Field(None, description="number of threads per rank")
     quota_cores: float | None = Field(None, description="processor time that the control group allows, in cores")
-    openmp_wait: str | None = Field(None, description="how OpenMP threads of a CPU rank wait; None: one thread")
+    openmp_wait: str | None = Field(None, description="variables for the waiting of OpenMP threads; None: one thread")
 
 
 class ScheduledJob(Frozen):
@@ -163,7 +166,7 @@ class ScheduledJob(Frozen):
 
     @property
     def allocation(self) -> str | None:
-        """Name of the allocation: the job in one of its starts, on one set of nodes. None for a job without an id."""
+        """Name of the allocation: one start of the job, since a requeued job changes nodes. None without a job id."""
         parts = (self.cluster, self.job_id, str(self.restart or ""))
         return ".".join(part for part in parts if part) if self.job_id else None
 
@@ -180,19 +183,16 @@ class Environment(Extensible):
     hosts: tuple[str, ...] = Field((), description="host name of each node")
     cpus: dict[str, Any] = Field({}, description="model, cores, affinity per rank, threads per rank")
     devices: tuple[dict[str, Any], ...] = Field((), description="clocks, power cap, … of each device at the start")
-    devices_after: tuple[dict[str, Any], ...] = Field((), description="the same at the end of the window")
+    devices_after: tuple[dict[str, Any], ...] = Field((), description="`devices` again, at the end of the window")
     job: ScheduledJob | None = Field(None, description="None: outside any job, or in an older record (see `slurm`)")
     slurm: dict[str, str] = Field({}, description="variables of the job's scheduler, Slurm or another")
     variables: dict[str, str] = Field({}, description="environment variables on an allow-list, which has no secrets")
 
 
 class RankMemory(Frozen):
-    """Memory of one rank in bytes.
-
-    Fields named `allocated` count the bytes of live tensors. The count comes from the device's allocator or, on a CPU,
-    from a wrapper of torch's allocator. `drift` checks this count: its relative difference from the bytes of all tensor
-    storages that Python can reach between steps.
-    """
+    """Memory of one rank in bytes. Fields named `allocated` count the bytes of live tensors. The count comes from the
+    device's allocator or, on a CPU, from a wrapper of torch's allocator. `drift` checks this count: its relative
+    difference from the bytes of all tensor storages that Python can reach between steps."""
 
     rank: int
     init_peak_bytes: int | None = Field(None, description="peak live tensors while model and engine were built")
@@ -215,11 +215,9 @@ class RankMemory(Frozen):
 
 
 class Collective(Frozen):
-    """One kind of collective in one optimizer step of one rank.
-
-    The payload is counted as in nccl-tests: the tensor of a reduction or broadcast, the output of a gather, or the
-    input of a scatter.
-    """
+    """Calls and bytes of one kind of collective, such as an all-reduce, in one optimizer step of one rank. The payload
+    is counted as in nccl-tests: the tensor of a reduction or broadcast, the output of a gather, or the input of a
+    scatter."""
 
     calls: int
     payload_bytes: int
@@ -231,8 +229,8 @@ _PADDING = "_padding"
 class Tokens(RootModel[dict[str, float]]):
     """Tokens per optimizer step, summed over all data-parallel ranks and averaged over the steps of the window.
 
-    For each kind of tokens of the objective there are two keys: `<kind>` for tokens including padding, and
-    `<kind>_padding` for padding alone.
+    For each kind of tokens of the objective (such as encoder tokens) there are two keys: `<kind>` for tokens including
+    padding, and `<kind>_padding` for padding alone.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -280,7 +278,7 @@ class Link(Frozen):
         None, description="bandwidth by rank, to its peer on another node"
     )
     transport: str | None = Field(
-        None, description="transport according to the counters of interfaces: infiniband, sockets, …"
+        None, description="transport that the byte counters of network interfaces show: infiniband, sockets, …"
     )
     sent_bytes: dict[str, int] | None = Field(
         None, description="bytes sent in the probe over all nodes, by interface or port"
@@ -347,9 +345,11 @@ class ProfiledSteps(Frozen):
     steps: int
     files: tuple[str, ...] = Field((), description="names of the profiles in the run's folder")
     slowdown: float | None = Field(None, description="time of a profiled step divided by that of a timed step")
-    exposed_s: dict[str, float] | None = Field(None, description="seconds of communication alone per step, by kind")
+    exposed_s: dict[str, float] | None = Field(
+        None, description="seconds per step in which only communication runs, by kind of communication"
+    )
     overlapped_s: dict[str, float] | None = Field(
-        None, description="seconds of communication during computation, by kind"
+        None, description="seconds per step in which communication and computation overlap, by kind of communication"
     )
 
 
@@ -378,7 +378,7 @@ class Steps(Frozen):
     gradient_norm: tuple[float | None, ...] = Field(
         (), description="global norm by step before clipping; empty if the engine has none"
     )
-    summed_norms: int = Field(0, description="number of first steps for whose norm the squares were summed in fp64")
+    summed_norms: int = Field(0, description="number of first steps whose norm is from squares summed in fp64")
     micro_gradient_norm: tuple[float | None, ...] | None = Field(
         None, description="root mean square norm of the micro-batches' gradients, by step"
     )
@@ -403,7 +403,7 @@ class Observations(Frozen):
     parameters: Positive = Field(description="number of parameters of the built model, over all partitions")
     trainable_parameters: int | None = Field(None, description="number of trained parameters")
     engine_config: dict[str, Any] = Field(description="complete configuration of the engine, its defaults included")
-    phases_s: dict[str, float] = Field({}, description="seconds by phase, from the start to the first step")
+    phases_s: dict[str, float] = Field({}, description="seconds of each phase of the run until its first step")
     steps: Steps | None = None
     tokens: Tokens | None = None
     memory: tuple[RankMemory, ...] = ()
@@ -414,30 +414,30 @@ class Observations(Frozen):
     counted_flops: int | None = Field(
         None, description="FLOPs of a step over all ranks as torch counts them, including recomputation"
     )
-    uninspected: str | None = Field(None, description="why the untimed steps after the window failed")
-    compute_s: tuple[float, ...] = Field((), description="seconds of a rehearsal's steps, without communication")
+    uninspected: str | None = Field(None, description="why the untimed steps after the window failed or are missing")
+    compute_s: tuple[float, ...] = Field((), description="seconds of each step of a rehearsal, without communication")
     step_phases_s: dict[str, tuple[float, ...]] | None = Field(
         None, description="seconds of each phase of a step, by rank"
     )
     idle_s: tuple[float | None, ...] | None = Field(None, description="idle seconds of a step, by rank")
     passes: tuple[tuple[TimedPass, ...], ...] | None = Field(
-        None, description="passes of an untimed step, by pipeline position"
+        None, description="forward and backward passes of an untimed step, by pipeline position"
     )
     link: Link | None = None
     load: tuple[NodeLoad, ...] | None = Field(None, description="background load by node")
     device_use: tuple[DeviceUse, ...] | None = Field(None, description="use of the device by rank")
     known_busy: str | None = Field(None, description="a user's note that the machine was busy, without recorded load")
     energy_j: tuple[float | None, ...] = Field((), description="energy in joules, by device")
-    energy_s: tuple[float | None, ...] | None = Field(None, description="seconds of this measurement, by device")
+    energy_s: tuple[float | None, ...] | None = Field(None, description="seconds over which `energy_j` was measured")
     evaluations: tuple[Evaluation, ...] | None = None
     checkpoints: tuple[Checkpoint, ...] | None = None
     trace: ProfiledSteps | None = None
     data: dict[str, Any] = Field({}, description="facts of the data source: corpus hash, tokenizer")
-    drill: str | None = Field(None, description="a fault injected on purpose; never a measurement")
+    drill: str | None = Field(None, description="fault injected on purpose, so that the run is no measurement")
 
 
 class RunRecord(Frozen):
-    """Record of one attempt at one point: the file `record.json` of a run directory."""
+    """Record of one attempt, which is one try at a run: the file `record.json` of a run directory."""
 
     schema_version: int = SCHEMA_VERSION
     config_id: str

@@ -1,7 +1,7 @@
 """RunSpec: the complete configuration of a measured run as one frozen value, with rules between its fields.
 
-Launcher, partition, time limit, results folder and machine are not part of it: they are circumstances of a run. Two
-runs of one RunSpec are therefore repeats of each other, even on different machines.
+Launcher, Slurm partition, time limit, results folder and machine are not part of it: they are circumstances of a run.
+Two runs of one RunSpec are therefore repeats of each other, even on different machines.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from bench.core.field_errors import build_error
 from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
-"""Version of the default values in this module. `config_id` is a hash without defaults, so no default changes within a
-version. In version 1, the measurement protocol was `AdaptiveMeasure` and the loss was a mean over micro-batches. A spec
-with this protocol still gets the defaults of version 1, and so keeps its config_id."""
+"""Version of the default values in this module. `config_id` is a hash of the values that differ from their defaults, so
+a changed default needs a new version. In version 1, the protocol was `AdaptiveMeasure` and the loss a mean over
+micro-batches. A spec with this protocol keeps the defaults of version 1, and so its config_id."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -29,7 +29,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=
 WIDTH: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes per element of weights, gradients and activations."""
 FULL = 4
-"""Bytes per element of fp32. Master weights, AdamW's two moments and some operations always have fp32."""
+"""Bytes per element of fp32. Master weights, AdamW's two moments and some operations are always in fp32."""
 
 
 class Frozen(BaseModel):
@@ -40,7 +40,7 @@ class Frozen(BaseModel):
 
 class Extensible(Frozen):
     """A pydantic model whose `LATER_FIELDS` were added after the first records had been written. Such a field is
-    written only if it differs from its default, so that older and newer records of the same value are equal."""
+    written only if it differs from its default, so that equal values have equal text in older and newer records."""
 
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
@@ -64,8 +64,8 @@ class ModelSpec(Extensible):
     dropout: float = Field(0.0, ge=0, lt=1)
     loss_chunk_tokens: Positive | None = Field(
         None,
-        description="number of tokens per chunk of head and loss, to limit live logits; the loss is fp32. None: all "
-        "logits at once and the loss in the run's precision, as in transformers",
+        description="tokens per chunk in which head and loss are computed, so that few logits are live; the loss is in "
+        "fp32. None: all logits at once and the loss in the run's precision, as in transformers",
     )
     compile: Literal["none", "blocks"] = Field("none", description="torch.compile on each block of layers separately")
     checkpoint: str | None = Field(None, description="weights: a folder, or NAME[@REVISION] of the Hub; None: random")
@@ -73,7 +73,8 @@ class ModelSpec(Extensible):
 
 
 class EngineSpec(Frozen):
-    """The training engine. `backend` is the name of a folder of bench/engines, whose `Options` validate `options`."""
+    """The training engine. `backend` is the name of a folder of bench/engines. Its class `Options` validates
+    `options`."""
 
     name: Name
     backend: Name
@@ -81,7 +82,7 @@ class EngineSpec(Frozen):
 
 
 class DataSpec(Frozen):
-    """The training data. `source` is the name of a file of bench/data, whose `Options` validate `options`."""
+    """The training data. `source` is the name of a file of bench/data. Its class `Options` validates `options`."""
 
     name: Name
     source: Name
@@ -93,10 +94,8 @@ class DataSpec(Frozen):
 
 class Batch(Frozen):
     """Batch sizes. `micro` is samples per rank and forward pass, `accumulation` is forward passes per optimizer step,
-    and `global` is samples per optimizer step.
-
-    Give `accumulation` or `global`; the other one follows. Without either, `accumulation` is 1. A RunSpec has both.
-    """
+    and `global` is samples per optimizer step. Give `accumulation` or `global`; the other one is computed. Without
+    either, `accumulation` is 1. In a RunSpec, both are set."""
 
     micro: Positive
     accumulation: Positive | None = None
@@ -116,7 +115,7 @@ class Parallel(Frozen):
     tensor: Positive = Field(1, description="number of ranks among which each matrix is divided")
     pipeline: Positive = Field(1, description="number of ranks among which the layers are divided")
     stages_per_rank: Positive = Field(1, description="stages per rank; above 1: stage s is on rank s % pipeline")
-    sequence: bool = Field(False, description="divide activations by tokens between sliced layers (2205.05198)")
+    sequence: bool = Field(False, description="between sliced layers, each rank keeps part of the tokens (2205.05198)")
 
     @property
     def ranks(self) -> int:
@@ -162,25 +161,24 @@ class OptimizerSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """The measurement protocol: a warm-up and then a window. Their lengths are fixed before the run."""
+    """The measurement protocol: an unmeasured warm-up, then the measurement window. Their limits are fixed before the
+    run."""
 
     warmup_steps: Positive = Field(10, description="minimum number of warm-up steps, which are not measured")
     gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU, whose clock settles with heat")
-    block_steps: Positive = Field(5, description="rank 0 decides after each block whether to continue")
-    window_s: float = Field(60.0, ge=0, description="minimum length of the measurement window")
+    block_steps: Positive = Field(5, description="steps of a block, after which rank 0 decides whether to continue")
+    window_s: float = Field(60.0, ge=0, description="minimum seconds of the measurement window")
     min_steps: Positive = Field(30, description="minimum number of steps in the measurement window")
-    max_s: float = Field(300.0, gt=0, description="maximum length of the window, which is then flagged `short`")
-    inspect: bool = Field(True, description="run untimed steps at the end for memory by event, bytes per collective")
+    max_s: float = Field(300.0, gt=0, description="maximum seconds of the window, which is then flagged `short`")
+    inspect: bool = Field(True, description="add untimed steps that record memory by event, bytes per collective")
 
 
 class AdaptiveMeasure(MeasureSpec):
-    """The measurement protocol of records before version 3, which lack `window_s` and `gpu_warmup_s`.
+    """The measurement protocol of records before version 3, which lack `window_s` and `gpu_warmup_s`. Its lengths were
+    not fixed. The warm-up ended when two blocks of steps agreed. The window ended when the 95 % interval of the median
+    step time was narrow enough. New runs cannot use this protocol; it is only read from records."""
 
-    Its lengths were not fixed. The warm-up ended when two blocks of steps agreed, and the window ended when the
-    interval of its median was narrow enough. New runs cannot use this protocol; it is only read from records.
-    """
-
-    gpu_warmup_s: float = Field(0.0, exclude=True, description="follows from min_s")
+    gpu_warmup_s: float = Field(0.0, exclude=True, description="1.5 × min_s")
     window_s: float = Field(0.0, exclude=True, description="equals min_s")
     warmup_steps: Positive = 5
     warmup_max_steps: Positive = 60
@@ -247,10 +245,8 @@ class AdapterSpec(Frozen):
 
 
 class LearningSpec(Extensible):
-    """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead.
-
-    Numbers of tokens include all kinds of tokens and padding. Each is rounded up to whole optimizer steps.
-    """
+    """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead. Numbers
+    of tokens include all kinds of tokens and padding. Each is rounded up to whole optimizer steps."""
 
     LATER_FIELDS = frozenset({"save_model", "quality", "answer_tokens"})
 
@@ -261,8 +257,8 @@ class LearningSpec(Extensible):
     evaluate_every: Positive | None = Field(None, description="tokens between evaluations; None: only at start and end")
     evaluation_samples: Positive = Field(64, description="samples per evaluation, the same samples each time")
     held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
-    held_out_seed: int = Field(0, ge=0, description="selects held-out documents, whatever `seed` is")
-    quality: tuple[str, ...] = Field((), description="measures of answers: exact_match, token_f1, module:function")
+    held_out_seed: int = Field(0, ge=0, description="seed of the choice of held-out documents, whatever `seed` is")
+    quality: tuple[str, ...] = Field((), description="quality measures: exact_match, token_f1, or your module:function")
     answer_tokens: Positive | None = Field(None, description="maximum tokens of an answer; None: the longest reference")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
     stop_after: Positive | None = Field(None, description="tokens after which the run stops with a checkpoint")
@@ -312,7 +308,8 @@ class RunSpec(Extensible):
     adapter: AdapterSpec = AdapterSpec()
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
-        "tokens", description="tokens: mean loss of a step's target tokens; micro_batches: mean of micro-batches' means"
+        "tokens",
+        description="tokens: mean over all target tokens of a step; micro_batches: mean of the micro-batches' means",
     )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
@@ -332,7 +329,7 @@ class RunSpec(Extensible):
 
     @property
     def data_parallel(self) -> int:
-        """Number of groups of ranks that share a copy of the model. Each group has its own samples."""
+        """Number of groups of ranks that share a copy of the model. The groups process different samples."""
         return self.world_size // self.parallel.ranks
 
     @property
@@ -363,8 +360,8 @@ class RunSpec(Extensible):
     @model_validator(mode="before")
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
-        """Add the default lengths of the default objective and, for the protocol AdaptiveMeasure, the value that
-        `loss_mean` had by default when this protocol was in use."""
+        """Add the default lengths of the default objective and, for the older protocol AdaptiveMeasure, the default of
+        `loss_mean` at that time."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")
@@ -413,7 +410,8 @@ class RunSpec(Extensible):
 
     @model_validator(mode="after")
     def _measure_to_the_end(self) -> Self:
-        """For a training, set the window to all steps after the warm-up, and limit the warm-up to `warmup_steps`."""
+        """For a run with `learning.tokens`, set the window to all steps after the warm-up, and limit the warm-up to
+        `warmup_steps`."""
         if self.learning.end_tokens is not None and not self.is_version_1:
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
@@ -429,7 +427,8 @@ _LOSS_MEAN_1 = "micro_batches"
 
 
 def canonical(spec: RunSpec) -> str:
-    """Return the JSON text that identifies `spec`. Keys are sorted; defaults and derived fields are omitted."""
+    """Return the JSON text of `spec` that `config_id` hashes. Keys are sorted; defaults and derived fields are
+    omitted."""
     # Defaults are omitted, so that a new field with a default does not change existing ids.
     plain = select(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), "identity")
     if spec.objective == OBJECTIVE and "sequence" in plain:

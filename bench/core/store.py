@@ -35,8 +35,8 @@ UNINSPECTED = "the run ended before its untimed steps did"
 steps still counts as measured."""
 
 PAUSED = "paused_s"
-"""Key of an outcome's evidence: seconds during which the attempt was paused. Step times of a paused attempt are not
-used."""
+"""Key in an outcome's dict `evidence`: seconds during which the attempt was paused. Step times of a paused attempt are
+not used."""
 
 _ATTEMPT = re.compile(r"(\d+)\.(\d+)")
 _BEGINNING_BYTES = 8192
@@ -195,8 +195,8 @@ def to_json(value: BaseModel) -> bytes:
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
-    """Return all attempts in the folder of one point, sorted by repeat and attempt. An attempt without a readable
-    record has no outcome."""
+    """Return all attempts in the folder of one configuration, sorted by repeat and attempt. An attempt without a
+    readable record has no outcome."""
     # scandir is faster than iterdir, and studies have thousands of folders.
     with contextlib.suppress(FileNotFoundError):
         found = ((Path(entry.path), _ATTEMPT.fullmatch(entry.name)) for entry in os.scandir(config_folder))
@@ -243,10 +243,10 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
-    """Return the decoded beginning of a record, which lacks only the end of the observations. The observations come
+    """Return a record decoded from its first bytes. Only the end of the observations is missing. The observations come
     last and are the largest part.
 
-    If the file does not end as a record does, the whole file is decoded, which raises ValueError for a truncated file.
+    If the last bytes do not end a record, the whole file is decoded, which raises ValueError for a truncated file.
     """
     with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
@@ -310,7 +310,7 @@ def open_attempt(
 
 def drop_claim(folder: Path) -> None:
     """Remove the folder of an attempt whose process was killed between creating the folder and writing the
-    circumstance. A folder with any other file is kept."""
+    circumstance. A folder with other files is kept."""
     with contextlib.suppress(OSError):
         if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
@@ -319,8 +319,8 @@ def drop_claim(folder: Path) -> None:
 def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
     """Return the record of an attempt. If no rank wrote a record, first write one with the supervisor's `outcome`.
 
-    For a point that never ran, `evidence` may be `predicted`. `paused_s` is the number of seconds for which the run was
-    paused during its steps; it is added to the record.
+    `evidence` is `predicted` if the run was not started, because it was predicted to exceed memory. `paused_s` is the
+    number of seconds for which the run was paused during its steps; it is added to the record.
     """
     path = folder / RECORD
     if not path.exists():
