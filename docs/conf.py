@@ -59,8 +59,8 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _linked(text: str, written: Path, read: Path) -> str:
-    """Return the text of a page from the folder `written`, with its relative links changed to work from the folder
-    `read`."""
+    """Return the text of a page whose file is in the folder `written`, with its relative links changed so that they
+    work from the folder `read`."""
 
     def link(match: re.Match[str]) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""

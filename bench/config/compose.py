@@ -1,7 +1,9 @@
-"""Compose points from Hydra's YAML files and a user's overrides. This is the only module that uses Hydra.
+"""Compose the points (configurations) of a study from Hydra's YAML files and a user's overrides. This is the only
+module that uses Hydra.
 
 Hydra composes the group files once for all points that share them, and the result is converted to plain dicts.
-Overrides are set in these dicts. Then a single decode into frozen models checks everything before any process starts.
+Overrides are set in these dicts. Decoding the dicts into frozen pydantic models then checks everything before any
+process starts.
 """
 
 import contextlib
@@ -51,16 +53,16 @@ GROUPS = ("model", "adapter", "objective", "engine", "data", "measure", "machine
 
 
 class StudyPoint(NamedTuple):
-    """A study's point to be measured."""
+    """A point of a study: one configuration to be measured."""
 
     composed: Request
     overrides: tuple[Pair, ...]  # from the study and the user, in the order of the axes
     config_id: str
-    turn: int = 0  # index of the first of the study's `first` rules that holds; their number if none holds
+    turn: int = 0  # index of the first rule in the study's `first` that holds; the number of rules if none holds
 
 
 class Expansion(NamedTuple):
-    """Points of a study, and the numbers of points that were excluded or merged."""
+    """Points (configurations) of a study, and the numbers of points that were excluded or merged."""
 
     points: list[StudyPoint]
     excluded: dict[str, int]  # number of points by rule; a point counts for the first rule that holds
@@ -68,7 +70,8 @@ class Expansion(NamedTuple):
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
-    """Parse overrides in Hydra's grammar. Return (key, values) pairs; a comma list gives several values."""
+    """Parse overrides in Hydra's grammar. Return (key, values) pairs; a list with commas, such as a=1,2, gives several
+    values."""
     parser, parsed = OverridesParser.create(), []
     for text in overrides:
         shown = format_in_one_line(text)
@@ -122,7 +125,7 @@ def _quote(value: str) -> str:
 
 
 def parse_single(overrides: Sequence[str]) -> list[Pair]:
-    """Parse the overrides of one run. Raise UserError for a comma list."""
+    """Parse the overrides of one run. Raise UserError for a list of values with commas."""
     parsed = parse_overrides(overrides)
     for key, values in parsed:
         if len(values) != 1:
@@ -132,7 +135,7 @@ def parse_single(overrides: Sequence[str]) -> list[Pair]:
 
 
 def compose_request(pairs: Sequence[Pair], config_dir: Path | None = None) -> Request:
-    """Compose and decode one point. Raise UserError for the first error in it."""
+    """Compose and decode one configuration from its overrides. Raise UserError for the first error in it."""
     return decode(_build_tree(pairs, config_dir), dict(pairs).get("launcher"))
 
 
@@ -143,12 +146,13 @@ def compose_points(
     device: Callable[[Request], str | None] = lambda composed: None,
     check: Callable[[Request, str | None], None] = check,
 ) -> Expansion:
-    """Decode and check every point of a study that no exclude rule removes, in the order of the study's axes.
-    `overrides` take precedence over the study's values.
+    """Decode and check every point of a study that no exclude rule removes, in the order of the study's axes. The
+    user's `overrides` take precedence over the study's values.
 
-    `device(request)` returns the kind of device of a point, which is passed to `check`. A caller that starts no job
-    passes `check_rank` as `check`, which ignores the launcher's rules. Points with the same spec and machine are merged
-    into the first of them. For example, an axis may set an option that one of the engines does not have.
+    `device(request)` returns the kind of device of a point ("cpu", "cuda" or None if unknown), which is passed to
+    `check`. A caller that starts no job passes `check_rank` as `check`, which ignores the launcher's rules. Points with
+    the same spec and machine are merged into the first of them. Such points arise, for example, if an axis sets an
+    option that has no effect for one of the engines.
     """
     rules, first = (
         [exclude_rules.parse_rule(text, list_field_names()) for text in texts] for texts in (study.exclude, study.first)
@@ -205,7 +209,8 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
 
 
 def _build_tree(pairs: Sequence[Pair], config_dir: Path | None) -> dict[str, Any]:
-    """Return the config of a point as plain dicts: its composed group files, with the point's values set in them."""
+    """Return the config of a point as plain dicts: the composed files of its config groups, in which the point's values
+    are set."""
     choices = tuple((key, value) for key, value in pairs if key in GROUPS)
     for group, name in choices:
         if not isinstance(name, str):
@@ -257,8 +262,8 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _is_unresolved(plain: Any) -> bool:
-    """Return whether plain data may contain an interpolation (`${`) or a mandatory value (`???`), which OmegaConf has
-    to resolve."""
+    """Return whether plain data may contain an interpolation (`${`) or a mandatory value (`???`), which only OmegaConf
+    can resolve."""
     # Searching the text is fast, and a false positive costs only time.
     text = repr(plain)
     return "${" in text or "???" in text
@@ -278,7 +283,7 @@ def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[dict[str, Any], bool]:
-    """Compose the chosen group files. Return the config tree, and whether it may have unresolved interpolations.
+    """Compose the chosen group files. Return the config tree, and True if it may contain unresolved interpolations.
 
     The tree is cached, so callers must not change it.
     """
@@ -292,8 +297,8 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
 def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> dict[str, Any] | None:
     """Return the config tree of the chosen group files, built from one Hydra tree per file.
 
-    Hydra takes 80 ms for a tree, and a study has far fewer files than combinations of files. Return None if a file may
-    change the keys of another group, or if only one file is chosen.
+    Hydra takes 80 ms for a tree, and a study uses far fewer files than combinations of files. Composing each file once
+    is therefore faster. Return None if a file may change the keys of another group, or if only one file is chosen.
     """
     distinct = len({group for group, _ in choices}) == len(choices) > 1
     if not distinct or _may_depend_on_others(config_dir):

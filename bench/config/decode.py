@@ -99,8 +99,8 @@ and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
-    """Return a composed config tree in which sizes from the engine's preset, such as bucket sizes, are reduced to the
-    model's number of parameters.
+    """Return a composed config tree in which sizes from the engine's preset, such as bucket sizes, are reduced if they
+    exceed the model's number of parameters.
 
     The engine plug-in names these sizes in `FITTED_TO_MODEL`. A key in `given`, which the user or a study has set,
     keeps its value.

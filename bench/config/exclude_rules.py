@@ -3,8 +3,9 @@
     engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
     batch.global % (batch.micro * world_size) != 0
 
-simpleeval evaluates the rules, restricted to an allow list of operators. Errors are not treated as false. Errors are
-an unknown name, an order comparison between a word and a number, and null in place of a number.
+simpleeval evaluates the rules, restricted to an allow list of operators. A rule with an error is reported, and does not
+count as false. Errors are an unknown name, an order comparison between a word and a number, and null in place of a
+number.
 """
 
 import ast
@@ -41,8 +42,8 @@ _KINDS: Mapping[str, Any] = {
 }
 
 PointFields = Mapping[str, Any]
-"""Values of a point: nested mappings or objects with attributes. A dotted name such as `batch.micro` is a path in them.
-"""
+"""Values of a point (one configuration): nested mappings or objects with attributes. A dotted name such as
+`batch.micro` is a path in them."""
 
 
 class _RuleError(Exception):
@@ -116,7 +117,8 @@ class ExcludeRule(NamedTuple):
     names: Mapping[str, tuple[str, ...]]
 
     def holds(self, facts: PointFields) -> bool:
-        """Return whether the rule excludes a point. Raise UserError if the rule cannot be evaluated for the point."""
+        """Return True if the rule excludes the point with the values `facts`. Raise UserError if the rule cannot be
+        evaluated for this point."""
 
         def decide(node: ast.BoolOp) -> bool:
             either = any if isinstance(node.op, ast.Or) else all
@@ -157,8 +159,8 @@ def _build_depth_error(text: str) -> UserError:
 
 
 def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ...]]) -> ast.expr:
-    """Return an expression tree in which each dotted name is a single Name node. Raise _RuleError for an unknown name
-    and for syntax that is not allowed."""
+    """Return the expression tree `node`, in which each dotted name becomes a single Name node. Raise _RuleError for an
+    unknown name and for syntax that is not allowed."""
     # Slice bytes, because ast counts columns in UTF-8 bytes.
     written = source[node.col_offset : node.end_col_offset].decode(errors="replace").replace("global_", "global")
     if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"\w+(\.\w+)*", written):
@@ -215,7 +217,7 @@ def collect_fields(composed: Request) -> dict[str, Any]:
 
 
 def collect_fields_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a point that cannot be decoded, as far as they are known."""
+    """Return the values of a config tree that cannot be decoded, as far as they are known."""
     objective, parallel = plain["objective"].get("name"), plain.get("parallel") or {}
     copy = math.prod(_count(parallel.get(name, 1)) for name in ("tensor", "pipeline"))
     world_size = _count(plain.get("nodes")) * _count(plain.get("devices_per_node")) or None

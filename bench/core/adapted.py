@@ -1,5 +1,5 @@
 """The frozen and the adapted matrices of a network with low-rank adapters (LoRA, arXiv 2106.09685), and the bytes of
-quantised matrices. Imports no torch."""
+quantised matrices. This module does not import torch."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -11,10 +11,11 @@ NF4_BLOCK, NF4_SCALES = 64, 256
 """Number of elements that share one scale of nf4, and number of scales that share one second scale under double
 quantisation (defaults of bitsandbytes)."""
 NF4_CODE, SCALES_CODE = 16, 256
-"""Numbers of fp32 values in the code tables that each quantised matrix has: in that of nf4, and in that of quantised
-scales."""
+"""Numbers of fp32 values in the code tables that each quantised matrix has: 16 in the table of nf4, and 256 in the
+table of quantised scales."""
 KEPT_WHOLE = frozenset({"wo"})
-"""Names of matrices that are never quantised. transformers keeps a T5's `wo` whole, since its activations overflow."""
+"""Names of matrices that are never quantised. transformers does not quantise the matrix `wo` of a T5, since its
+activations may overflow in fp16."""
 
 
 class Adapter(NamedTuple):
@@ -31,15 +32,15 @@ class Adapter(NamedTuple):
         return not self.targets or name in self.targets
 
     def packs(self, name: str) -> bool:
-        """Return True if the matrices of this name are quantised."""
+        """Return True if the matrices of this name are stored in quantised form."""
         return self.quantization != "none" and name not in KEPT_WHOLE
 
     def packed_bytes(self, name: str, rows: int, columns: int) -> int:
         """Return the bytes of a quantised matrix as bitsandbytes stores it, with its scales; 0 for a matrix that is not
         quantised.
 
-        int8 has an fp32 scale per row. nf4 has 4 bits per element, and an fp32 scale per block. With double
-        quantisation, a scale has one byte, and each block of scales has an fp32 scale.
+        int8 has one byte per element, and an fp32 scale per row. nf4 has 4 bits per element, and an fp32 scale per
+        block of 64. With double quantisation, a scale has one byte, and each block of 256 scales has an fp32 scale.
         """
         if not self.packs(name):
             return 0

@@ -1,4 +1,5 @@
-"""Costs that an engine defines for predictions: its memory in addition to activations, and its collectives in a step.
+"""Costs that an engine defines for predictions: the memory that it needs in addition to activations, and its
+collectives in a step.
 
 The memory of activations does not depend on the engine. The package bench.predict computes it from the model family and
 the batch.
@@ -20,8 +21,8 @@ Array = NDArray[np.int64]
 sub-layers of blocks, final norms, the head and the loss."""
 
 Terms = dict[str, int]
-"""Bytes of memory by the name of their use, such as weights or gradients. All uses exist at the same time, so the total
-is their sum."""
+"""Bytes of memory by the name of their use, such as weights or gradients. All of them are in memory at the same time,
+so the total is their sum."""
 
 ByteRange = tuple[int, int]
 """Lower and upper bound of a number of bytes."""
@@ -29,9 +30,9 @@ ByteRange = tuple[int, int]
 CUDA_BASE_BYTES = (600_000_000, 2_000_000_000)
 """Lower and upper bound of the device memory in bytes that CUDA uses besides tensors.
 
-It consists of the CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers. It is 0.5 to 2 GB, depending on
-GPU, torch version and number of peers (ml-engineering, "Anatomy of Model's Memory Usage"). The lower bound adds 0.1 GB
-for workspaces and buffers.
+It consists of the CUDA context, loaded kernels, cuBLAS workspaces and NCCL's buffers. Its size is 0.5 to 2 GB,
+depending on GPU, torch version and number of peers (ml-engineering, "Anatomy of Model's Memory Usage"). The lower bound
+adds 0.1 GB for workspaces and buffers.
 """
 
 
@@ -42,7 +43,7 @@ class ModelSizes:
     tensors: tuple[EqualTensors, ...]  # trained: they have gradients and an optimizer's state
     modules_of: Callable[[], Sequence[WeightModule]]  # built on demand: a long list, and few engines need it
     units_of: Callable[[], Sequence[Unit]] = tuple
-    frozen: tuple[FrozenTensors, ...] = ()  # neither reduced nor updated
+    frozen: tuple[FrozenTensors, ...] = ()  # not trained, so without gradients and without updates
 
     @cached_property
     def modules(self) -> tuple[WeightModule, ...]:
@@ -80,7 +81,7 @@ class ModelSizes:
         return any(size.packed for size in self.frozen)
 
     def count_frozen_bytes(self, width: int) -> int:
-        """Return the bytes of the frozen parameters, of which those that are not quantised have `width` bytes per
+        """Return the bytes of the frozen parameters. Parameters that are not quantised have `width` bytes per
         element."""
         return sum(size.number * (size.packed or width * size.elements) for size in self.frozen)
 
@@ -96,7 +97,8 @@ def sum_bytes(terms: Terms) -> int:
 
 
 class SegmentBytes(NamedTuple):
-    """Bytes live in addition to activations during each segment of one forward or backward pass, by kind of memory."""
+    """Bytes in memory in addition to activations during each segment (such as a sub-layer) of one forward or backward
+    pass, by use."""
 
     gradients: Array
     buckets: Array
@@ -104,13 +106,14 @@ class SegmentBytes(NamedTuple):
 
 
 class BackwardWork(NamedTuple):
-    """Work of one rank's backward pass in each segment of the model, as input for an engine's memory costs."""
+    """Memory and gradients of one rank's backward pass in each segment of the model, from which an engine computes its
+    own memory."""
 
     working: Array  # bytes of working memory, besides the activations saved by this and earlier segments
     standing: Array  # part of `working` that stays live between two operations
     parameters: Array  # elements of the parameters with complete gradients after this segment
     largest: Array  # elements of the largest of these parameters
-    transposed: Array  # elements of a gradient that is not accumulated in place, as torch's linear computes it
+    transposed: Array  # elements of an extra tensor for a gradient that torch's linear layer leaves transposed
 
 
 class EngineMemory(Protocol):
@@ -128,7 +131,7 @@ class EngineMemory(Protocol):
         """Return the bytes of communication buckets that stay allocated between two steps."""
 
     def initialisation(self, discarded: int) -> Terms:
-        """Return the bytes live at the peak of building the model and the engine. Building allocates and frees
+        """Return the bytes in memory at the peak while model and engine are built. Building allocates and frees
         `discarded` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
@@ -145,15 +148,16 @@ class EngineMemory(Protocol):
         """Return the bytes live at the peak of the optimizer's update, without the bytes of `kept_buckets`."""
 
     def host(self) -> dict[str, ByteRange] | None:
-        """Return the bytes that one rank keeps in host memory instead of GPU memory (offload); None if unknown."""
+        """Return the bytes that one rank keeps in host memory instead of GPU memory (offload), by use, each as lower
+        and upper bound; None if unknown."""
 
 
 StepPass = Literal["forward", "backward", "update"]
 
 
 class Transfer(NamedTuple):
-    """Collectives of one kind in one pass: a forward pass, a backward pass or an update. A step contains the pass, and
-    thus these collectives, `passes` times."""
+    """Collectives of one kind in one pass: a forward pass, a backward pass or an update. A step contains this pass, and
+    thus these collectives, `passes` times: once per micro-step, for example."""
 
     kind: CollectiveKind
     when: StepPass
@@ -162,7 +166,7 @@ class Transfer(NamedTuple):
     passes: int  # number of micro-steps with these collectives
     overlaps: bool  # True: they run during the computation of the pass; False: the pass waits for them
     ranks: int  # number of participating ranks
-    alone_bytes: int = 0  # bytes of the first gather or last reduction, which overlaps nothing; 0: the mean
+    alone_bytes: int = 0  # bytes of the first gather or last reduction, which overlaps nothing; 0: those of a mean call
     nodes: int | None = None  # number of nodes of the ranks; None: neighbouring ranks, on as few nodes as possible
     at_once: int = 1  # simultaneous transfers, this one included, that share the link of a node
 
@@ -179,8 +183,8 @@ Counts = tuple[int, ...]
 
 
 class StageMoment(NamedTuple):
-    """Data in the memory of a pipeline rank during a forward or backward pass of a stage, or during the reduction of
-    its gradients.
+    """State of a pipeline rank's memory during a forward or backward pass of a stage, or during the reduction of its
+    gradients.
 
     States are the activations passed from one stage to the next. States and their gradients are counted in
     micro-batches.
@@ -188,7 +192,7 @@ class StageMoment(NamedTuple):
 
     kind: Literal["forward", "backward", "reduce"]
     stage: int
-    kept: Counts  # micro-batches after their forward and before their backward, this pass excluded
+    kept: Counts  # micro-batches whose activations wait for their backward pass, this pass excluded
     waiting: int  # states received for later passes
     gradients: int  # gradients received, including those of this pass
     leaving: int  # states and gradients in transfer to other ranks
@@ -198,8 +202,8 @@ class StageMoment(NamedTuple):
 
 
 class StageBytes(NamedTuple):
-    """Temporary bytes of a pipeline stage whose parameters are partitioned among data-parallel ranks; 0 for other
-    stages."""
+    """Temporary memory in bytes of a pipeline stage whose parameters are partitioned among data-parallel ranks; 0 for
+    other stages."""
 
     whole: int = 0  # gathered weights
     unreduced: int = 0  # gradients, from the first backward to their reduction
@@ -208,10 +212,11 @@ class StageBytes(NamedTuple):
 
 
 class PlaceCosts(NamedTuple):
-    """Costs of an engine for the ranks at one position of a pipeline. Memory terms are those of `EngineMemory`."""
+    """Costs of an engine for the ranks at one position of a pipeline. The memory fields have the meaning of the
+    functions of `EngineMemory`."""
 
     stages: tuple[int, ...]
-    # Moments of high memory use. This is a function because it is slow and predictions of step times do not need it.
+    # Points in time with high memory use. This is a function, since it is slow and step times do not need it.
     list_moments: Callable[[], tuple[StageMoment, ...]]
     resident: Terms  # between two steps
     initialisation: Terms  # at the peak of building stages and engine

@@ -28,21 +28,21 @@ Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
 
 
 SUMMED_STEPS = 3
-"""Number of optimizer steps, from the first, whose gradient norms are used to verify a run."""
+"""Number of optimizer steps, counted from the first step, whose gradient norms are used to verify a run."""
 
 
 SCRATCH = "ZEROSCALE_SCRATCH"
-"""Environment variable that ranks get: the name of the run's own folder, which exists within each folder of
-`EngineFacts.scratch`."""
+"""Environment variable of every rank. Its value is the name of the run's own folder, which exists within each of the
+folders in `EngineFacts.scratch`."""
 
 
 MOMENTS: dict[OptimizerName, float] = {"adamw": 2 * FULL, "adamw_8bit": 2 + 2 * FULL / 256, "adafactor": 0}
-"""Bytes of an optimizer's moments per parameter. Blocks of 256 moments in 8 bits share an fp32 scale. Adafactor's sums
-by row and column are few enough to be left out."""
+"""Bytes of an optimizer's moments per parameter. In 8 bits, each block of 256 moments has an fp32 scale. Adafactor's
+sums by row and column are few enough to be left out."""
 
 
 class Division(NamedTuple):
-    """Number of ranks among which each kind of model state is partitioned. 1 means that every rank has all of it."""
+    """Number of ranks among which each kind of model state is partitioned. 1 means that every rank has a whole copy."""
 
     weights: int = 1
     gradients: int = 1
@@ -53,7 +53,7 @@ class Division(NamedTuple):
         paper (arXiv 1910.02054).
 
         In 16-bit precision a parameter has 2 bytes of weights, 2 of gradients, and with AdamW 12 of optimizer state.
-        Each kind is divided by the number of ranks among which it is partitioned.
+        The bytes of each of the three kinds are divided by the number of ranks among which that kind is partitioned.
         """
         width = WIDTH[precision]
         together = defaultdict[int, float](
@@ -66,15 +66,16 @@ class Division(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """Ranks of a job that can run alone with simulated collectives, to measure memory or computation."""
+    """Ranks of a job that can run alone, without their peers and with simulated collectives, to measure memory or
+    computation."""
 
     ranks: Literal["any", "first", "none"]
     why: str = ""  # reason why not every rank can run alone, for a message
 
 
 class FrozenWeights(NamedTuple):
-    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. Without any form,
-    the engine trains all weights, so it has neither adapters nor frozen parts."""
+    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. An engine with an
+    empty set trains all weights, so it supports neither adapters nor frozen parts."""
 
     forms: frozenset[str] = frozenset()
     why: str = "its facts state none"  # reason why other forms are not supported, for a message
@@ -100,8 +101,8 @@ class EngineFacts:
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may differ from 1 or False
     loss_ranks: tuple[int, ...] | None = None  # ranks on which `train_step` returns a loss; None: every rank
     cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None
-    """Return the parts into which the engine divides the model, in the order of their stages. Stage s is on rank s mod
-    `parallel.pipeline` of a pipeline. None if every rank builds the whole model."""
+    """Function that returns the pipeline parts into which the engine divides the model, in the order of their stages.
+    Stage s is on rank s mod `parallel.pipeline` of a pipeline. None if every rank builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
     frozen: FrozenWeights = _NOT_FROZEN
     members: frozenset[Member] = frozenset()  # optional members that this engine has
@@ -111,16 +112,17 @@ class EngineFacts:
     divides_by_tokens: bool = False  # True: it supports loss_mean=tokens (bench.engines.distributed.ranks)
     scratch: frozenset[str] = frozenset()  # folders in which ranks write temporary files, removed with the run's ranks
     compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
-    works_on_host: bool = False  # True: its work on the host is too long to predict step times from a machine's rates
+    works_on_host: bool = False  # True: it works too long on the host to predict step times from a machine's rates
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
-    """Return the memory that the engine adds to a rank. The last two arguments are the device's memory in bytes (None
-    if unknown), and True if collectives are simulated."""
+    """Function that returns the memory that the engine adds to a rank. The last two arguments are the device's memory
+    in bytes (None if unknown), and a flag that is True if collectives are simulated. None: the memory is unknown."""
     step: "Callable[[RunSpec, ModelSizes, Device], EngineStep] | None" = None
-    """Return the engine's additions to a step of a rank: the elements to update, and the collectives."""
+    """Function that returns the engine's additions to a step of a rank: the elements to update, and the collectives.
+    None: unknown."""
     pipeline: "Callable[[RunSpec, Stacks, Device, bool], PipelineCosts] | None" = None
-    """Return the costs of the engine at each position of a pipeline. This function replaces `memory` and `step` for an
-    engine with `cut`. The last argument is True if collectives are simulated."""
+    """Function that returns the costs of the engine at each position of a pipeline. This function replaces `memory` and
+    `step` for an engine with `cut`. The last argument is True if collectives are simulated."""
 
 
 class LayoutPosition(NamedTuple):
@@ -145,7 +147,7 @@ def find_rank(spec: RunSpec, here: LayoutPosition) -> int:
 
 
 def list_stages(spec: RunSpec, rank: int) -> range:
-    """Return the indices of a rank's pipeline stages in forward order. Stage s is on rank s mod `parallel.pipeline` of
-    a pipeline."""
+    """Return the indices of the pipeline stages on a rank, in forward order. Stage s is on rank s mod
+    `parallel.pipeline` of a pipeline."""
     parallel = spec.parallel
     return range(place(spec, rank).pipeline, parallel.pipeline * parallel.stages_per_rank, parallel.pipeline)

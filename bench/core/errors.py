@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class NoPrediction(UserError):
-    """Error: a memory or time cost is unknown, because the engine or model family does not describe it."""
+    """Error: a memory or time cost is unknown, because the engine or model family does not define it."""
 
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -43,14 +43,15 @@ def make_printable(text: str) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM that a message on standard error has reported already."""
+    """Ctrl-C or SIGTERM, raised after a message about it was printed on standard error."""
 
 
 CheckState = Literal["ok", "missing", "note"]
 
 
 class Check(NamedTuple):
-    """Result of a check of one part of a machine. `missing` prevents runs; a `note` does not."""
+    """Result of a check of one part of a machine, such as its disk or a package. The state `missing` prevents runs;
+    `note` does not."""
 
     subject: str
     state: CheckState

@@ -28,7 +28,7 @@ _RULES = {
     # Only names have a pattern.
     "string_pattern_mismatch": "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit",
 }
-"""Rules by pydantic's error type. The rule of every other error is the field's type."""
+"""Rules for error messages by pydantic's error type. For any other error type, the message states the field's type."""
 
 
 def format_value(value: Any) -> str:
@@ -97,7 +97,7 @@ def _list_alternatives(schema: Mapping[str, Any], known: Mapping[str, Any]) -> I
 
 
 class _Field(NamedTuple):
-    """Field or entry in which pydantic found an error."""
+    """Field of a model, or entry of a list or mapping, in which pydantic found an error."""
 
     schema: Mapping[str, Any]  # JSON schema with the default and the examples
     alternatives: list[Mapping[str, Any]]
@@ -109,7 +109,7 @@ class _Field(NamedTuple):
 def build_error(error: ValidationError, kind: type[BaseModel], path: str = "") -> UserError:
     """Return the first error of a pydantic ValidationError as a one-line UserError with value, rule and remedy.
 
-    `path` is the dotted key of the data that were validated as `kind`.
+    `kind` is the class that refused the data, and `path` is the dotted key of the data.
     """
     # Report one error at a time: the first wrong value often causes the others.
     first = error.errors()[0]
@@ -136,7 +136,7 @@ def build_error(error: ValidationError, kind: type[BaseModel], path: str = "") -
 
 
 def describe_error(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Return value and rule of the first error as text, for a file that no user wrote."""
+    """Return the first error as text: value and rule without a remedy, since a program wrote the file."""
     found = build_error(error, kind)
     return ": ".join(filter(None, (found.value, found.rule)))
 
@@ -185,7 +185,8 @@ def _find_entry(schema: Mapping[str, Any], part: Any) -> Mapping[str, Any] | Non
 
 
 def _suggest(name: str, value: Any, field: _Field) -> str:
-    """Return a value to set in place of a value of the wrong type, as text. Empty if no valid value is similar."""
+    """Return a remedy for a value of the wrong type: a valid value to set, as text. Empty if no valid value is
+    similar."""
     if examples := field.schema.get("examples"):
         return f"set {name}={examples[0]}, for example"
     if choices := [str(choice) for one in field.alternatives for choice in _list_choices(one)]:
@@ -205,7 +206,8 @@ def _suggest(name: str, value: Any, field: _Field) -> str:
 
 
 def _suggest_number(name: str, value: Any, schema: Mapping[str, Any]) -> str:
-    """Return a number to set in place of a number that is out of bounds or not whole. Empty for anything else."""
+    """Return a remedy for a number that is out of bounds or not whole: the nearest valid number, as text. Empty for any
+    other value."""
     if isinstance(value, str | bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return ""
     is_whole = schema["type"] == "integer"
@@ -227,8 +229,8 @@ def _suggest_default(name: str, default: Any) -> str:
 
 
 def list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the keys of the model class at `location` within `kind`. A location in a dict or list of models may have
-    any dict key or index."""
+    """Return the keys of the model class at `location` within `kind`. `location` is a path of field names, dict keys
+    and list indices; any dict key or index is accepted."""
     parts = iter(location)
     for part in parts:
         annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)

@@ -23,7 +23,7 @@ from bench.core.errors import UserError
 from bench.core.private import mask_tokens
 
 RESULTS = Path("results/runs")
-"""Default folder for the results of all studies."""
+"""Default folder for the results of all studies, relative to the current folder."""
 
 ARCHIVE = ".zip"
 """File name suffix of a results archive."""
@@ -41,8 +41,8 @@ def get_cache_folder(variables: Mapping[str, str]) -> Path:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file and return its descriptor. Raise OSError for a link or any other kind of file. This function
-    can be the argument `opener` of `open`."""
+    """Open a regular file and return its descriptor. Raise OSError for a link or any other kind of file. Can be given
+    to `open` as its argument `opener`."""
     try:
         # O_NONBLOCK: opening a pipe would otherwise wait for a writer, for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -128,8 +128,8 @@ def is_folder(path: Path) -> bool:
 def list_members(path: Path) -> dict[str, int]:
     """Return the sizes in bytes of all files in an archive or in one of its folders, by name relative to `path`.
 
-    If `path` is a file in an archive, the result has one entry with an empty name. Raise OSError if the archive is
-    unreadable, or if a name in it leads outside of it.
+    If `path` is itself a file in an archive, the result has one entry, whose name is empty. Raise OSError if the
+    archive is unreadable, or if a name in it leads outside of it.
     """
     archive, below = split_archive(path)
     if archive is None:
@@ -147,8 +147,8 @@ def list_members(path: Path) -> dict[str, int]:
 
 
 def list_packed(archive: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files in an archive by name. Files that are also unpacked next to the archive
-    are excluded."""
+    """Return the sizes in bytes of the files in an archive by name. A file is excluded if it also exists unpacked, next
+    to the archive or in a folder of the archive's name."""
     folders = archive.with_suffix(""), archive.parent
     found = list_members(archive).items()
     return {name: size for name, size in found if not any((folder / name).exists() for folder in folders)}
@@ -189,7 +189,7 @@ def read_whole(folder: Path) -> dict[str, bytes]:
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:
-    """Return an open archive. It stays open for further reads until the file changes."""
+    """Return an open archive. It is cached, so that it stays open for further reads until the file changes."""
     info = path.stat()
     # The process id is part of the key, because a forked process would share the position in the open file.
     return _open_version(str(path), info.st_dev, info.st_ino, info.st_ctime_ns, os.getpid())
@@ -216,7 +216,7 @@ to more than fits into memory."""
 
 def read_yaml(path: Path, called: str) -> dict[str, Any]:
     """Return the keys and values of a YAML file, with interpolations unresolved. Raise UserError for a file without a
-    mapping from strings to values; the message begins with `called`."""
+    mapping from strings to values; the error message begins with `called`, the user's name for the file."""
     from omegaconf import OmegaConf  # imported here, because reading results does not need it
 
     try:
@@ -287,8 +287,8 @@ def check_config_dir(config_dir: Path | None) -> None:
 
 
 def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
-    """Return the shipped and the user's files of a config group by name, sorted. Raise UserError for a user's file with
-    the name of a shipped file, or if `config_dir` does not exist."""
+    """Return the files of a config group that ship with zeroscale and those in the user's `config_dir`, sorted by name.
+    Raise UserError for a user's file with the name of a shipped file, or if `config_dir` does not exist."""
     check_config_dir(config_dir)
     files = {file.stem: file for file in (find_conf_folder() / group).glob("*.yaml")}
     for file in (config_dir / group).glob("*.yaml") if config_dir else ():
@@ -306,7 +306,8 @@ def list_engine_presets() -> tuple[str, ...]:
 
 @functools.cache
 def read_engine_preset(name: str) -> Mapping[str, Any]:
-    """Return the options in the preset conf/engine/<name>.yaml. Empty if the project has no such preset."""
+    """Return the options in the preset conf/engine/<name>.yaml. Return an empty mapping if conf/engine has no such
+    file."""
     path = find_conf_folder() / "engine" / f"{name}.yaml"
     plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {option: value for option, value in plain.items() if option not in ("name", "backend")}

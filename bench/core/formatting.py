@@ -1,4 +1,4 @@
-"""Text for points, results, counts and durations."""
+"""Text for points (configurations), results, counts and durations."""
 
 import statistics
 from typing import Any
@@ -9,7 +9,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 
 
 def describe_point(spec: RunSpec, identity: str) -> str:
-    """Return a one-line description of a point. `identity` is the point's config_id."""
+    """Return a one-line description of a configuration. `identity` is its config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
     extra += describe_layout(spec)
     extra += f"  {adapter}" if (adapter := describe_adapter(spec)) else ""
@@ -23,8 +23,8 @@ def describe_point(spec: RunSpec, identity: str) -> str:
 
 
 def describe_choice(spec: RunSpec) -> str:
-    """Return a description of the settings that advice chooses, except the engine: nodes, layout, batch, checkpointing
-    and adapter."""
+    """Return as text the settings that `zeroscale advise` chooses, except the engine: nodes, layout, batch,
+    checkpointing and adapter."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
     layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
     again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
@@ -48,8 +48,8 @@ def describe_result(record: RunRecord) -> str:
 
 
 def describe_quiet_remedy(repeats: int) -> str:
-    """Return advice to measure points again on a quiet machine. The points have `repeats` repeats. The added runs alone
-    suffice for a comparison."""
+    """Return a remedy for measurements on a busy machine: more repeats on a quiet machine. There are `repeats` repeats
+    already. The added repeats are enough for a comparison by themselves."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     return f"to add quiet ones, sweep again with --repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
 
@@ -87,8 +87,8 @@ def describe_layout(spec: RunSpec) -> str:
 
 
 def describe_adapter(spec: RunSpec) -> str:
-    """Return the adapters and frozen parts of a point, such as `lora rank=16 alpha=32`: all settings that differ from
-    their defaults. Empty if all parameters are trained."""
+    """Return the adapters and frozen parts of a configuration, such as `lora rank=16 alpha=32`: all settings that
+    differ from their defaults. Empty if all parameters are trained."""
     plain = spec.adapter.model_dump(mode="json", exclude_defaults=True)
     name = plain.pop("name", "")
     return " ".join([*([name] if name else []), *(f"{key}={_format_value(value)}" for key, value in plain.items())])
@@ -104,8 +104,8 @@ def _format_value(value: Any) -> str:
 
 
 def list_overrides(spec: RunSpec) -> list[str]:
-    """Return, as overrides, the settings that advice chooses, except the engine: nodes, layout, batch, checkpointing
-    and adapter."""
+    """Return, as overrides, the settings that `zeroscale advise` chooses, except the engine: nodes, layout, batch,
+    checkpointing and adapter."""
     batch = [f"batch.micro={spec.batch.micro}", f"batch.accumulation={spec.accumulation}"]
     shares = spec.parallel.model_dump(exclude_defaults=True, exclude={"sequence"})
     layout = [f"parallel.{name}={number}" for name, number in shares.items()]

@@ -1,4 +1,4 @@
-"""Job of a process, read from the environment variables of its scheduler or launcher.
+"""The scheduler's job to which a process belongs, read from the environment variables of the scheduler or launcher.
 
 No other module reads which job a process belongs to, or which position the process has in it. Every system has its own
 variables, and some variables have different meanings: on Vertex AI, WORLD_SIZE is the number of nodes. The variables
@@ -18,8 +18,9 @@ from bench.core.scheduling import JobContext
 OWN = "ZEROSCALE_JOB"
 """Variable that an installed launcher sets for its jobs: a JSON object with fields of JobContext."""
 NODES = "ZEROSCALE_NODES"
-"""Variable that a Kubernetes pod template sets if the pods of an indexed job are the nodes of one job. Its value is the
-number of pods, `completions`. Kubernetes has no variable of its own for this number."""
+"""Variable that a Kubernetes pod template sets if the pods of an indexed job are the nodes of a single run. Its value
+is the number of pods, which is the field `completions` of the Kubernetes job. Kubernetes has no variable of its own for
+this number."""
 _SLURM_RECORDED = re.compile(
     r"SLURM_(JOB_(ID|NAME|PARTITION|NODELIST|NUM_NODES)|ARRAY_(JOB|TASK)_ID|CLUSTER_NAME|RESTART_COUNT)"
 )
@@ -30,8 +31,8 @@ _Value = TypeVar("_Value")
 def read_job(environment: Mapping[str, str]) -> JobContext | None:
     """Return the job of a process with these environment variables; None outside any job.
 
-    If the variables of several systems are set, the first system of `_SYSTEMS` counts. Raise UserError if one of its
-    variables is invalid.
+    If the variables of several systems are set, the first of these systems in `_SYSTEMS` counts. Raise UserError if a
+    variable of that system is invalid.
     """
     for system in _SYSTEMS:
         if system.variable in environment:
@@ -52,7 +53,7 @@ def _read_own(environment: Mapping[str, str]) -> JobContext:
 
 
 def _read_slurm(environment: Mapping[str, str]) -> JobContext:
-    """Return the Slurm job of a process, which may be a task of a step or the job script."""
+    """Return the Slurm job of a process. The process may be a task of a job step (srun), or the job script itself."""
     cores = environment.get("SLURM_CPUS_PER_TASK", "")
     is_task, ends_at = "SLURM_ARRAY_TASK_ID" in environment, environment.get("SLURM_JOB_END_TIME")
     return JobContext(
@@ -86,7 +87,8 @@ class _ClusterSpec(BaseModel):
 def _read_vertex(environment: Mapping[str, str]) -> JobContext:
     """Return the custom job of a Vertex AI replica. Each replica is a node.
 
-    The replicas are numbered pool by pool. The first pool has one replica, the leader.
+    The replicas are numbered through all worker pools, one pool after the other. The first pool has one replica, the
+    leader.
     """
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
     spec = _parse(_ClusterSpec, "CLUSTER_SPEC", environment)
@@ -122,8 +124,8 @@ def _read_skypilot(environment: Mapping[str, str]) -> JobContext:
 def _read_kubernetes(environment: Mapping[str, str]) -> JobContext:
     """Return the indexed job of a Kubernetes pod.
 
-    If the pod template sets ZEROSCALE_NODES, the pods are the nodes of one job. Otherwise each pod is a job of one
-    node, like a task of a job array.
+    If the pod template sets ZEROSCALE_NODES, the pods of the indexed job are the nodes of one job. Otherwise each pod
+    counts as a job with one node, like a task of a job array.
     """
     # https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     index = _read_count(environment, "JOB_COMPLETION_INDEX")
@@ -182,8 +184,8 @@ def _build_with_hosts(system: str, job_id: str, number: int, hosts: list[str]) -
 
 
 def _check_position(job: JobContext, value: str, remedy: str = "") -> JobContext:
-    """Return the job. Raise UserError if the job has no nodes, or if this process's number is not below the number of
-    processes."""
+    """Return `job` unchanged. Raise UserError if the job has no nodes, or if this process's number is not below the
+    number of processes."""
     if job.nodes < 1 or not 0 <= job.number < job.processes:
         position = f"process {job.number} of {job.processes} on {format_count(job.nodes, 'node')}"
         raise UserError(value, f"this would be {position}, counted from 0", remedy)
@@ -204,7 +206,8 @@ def _read_count(environment: Mapping[str, str], name: str, default: int | None =
 
 
 def _parse(kind: type[_Value], name: str, environment: Mapping[str, str]) -> _Value:
-    """Return the value of a variable with JSON content. Raise UserError with the first problem."""
+    """Return the value of type `kind` from the JSON text in the variable `name`. Raise UserError for invalid
+    content."""
     try:
         return TypeAdapter(kind).validate_json(environment[name])
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Description of a machine: the properties of one node type, with the source of each number.
+"""Description of a machine, which is one type of node: its properties, with the source of each number.
 
 None means that a number is unknown. No number is derived from a machine's name.
 """
@@ -53,7 +53,7 @@ Table = BeforeValidator(_parse_rows)
 
 
 class Calibration(Frozen):
-    """Measurements of a machine by `zeroscale calibrate`. Measurements that were not made are empty or None."""
+    """Measurements of a machine by `zeroscale calibrate`. A field is empty or None if its measurement was not made."""
 
     made: dict[str, str | None] = Field({}, description="date, device and software versions of the calibration")
     matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
@@ -95,7 +95,7 @@ class RentedOffer(Frozen):
 
 
 class Machine(Extensible):
-    """A node type of `conf/machine`. Peak rates are per device, without sparsity, in TFLOP/s."""
+    """A type of node, from a file of `conf/machine`. Peak rates are per device, without sparsity, in TFLOP/s."""
 
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset({"rented"})
 
@@ -151,13 +151,13 @@ class Machine(Extensible):
     )
     source: str = ""
     calibrated: dict[str, str] = Field(
-        {}, description="fields that `zeroscale calibrate` has measured, with the published number of each"
+        {}, description="published number of each field that `zeroscale calibrate` has replaced by a measured one"
     )
     note: str = ""
 
     def on(self, device: str | None) -> "Machine":
-        """Return a copy of this machine for the record: with the kind of device that the run uses, without the
-        calibration tables and the offers."""
+        """Return a copy of this machine for a run's record. It has the kind of device that the run uses ("cpu" or
+        "cuda"), and lacks the calibration tables and rental offers."""
         return self.model_copy(update={"device": device, "calibration": None, "rented": ()})
 
     def accepts(self, device_name: str) -> bool:
@@ -166,7 +166,8 @@ class Machine(Extensible):
 
 
 class _PlausibleRange(NamedTuple):
-    """Bounds of a field that are plausible for any machine, and the remedy for a value outside them."""
+    """Lowest and highest value of a field that are plausible for any machine, and the remedy for a value outside of
+    them."""
 
     low: float
     high: float
@@ -237,14 +238,15 @@ def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
 
 
 class _Offers(Frozen):
-    """The offers of a machine file, so that errors have the same keys as those of the whole file."""
+    """The section `rented` of a machine file. Decoding it alone gives errors with the same keys as decoding the whole
+    file."""
 
     rented: tuple[RentedOffer, ...]
 
 
 def list_offers(config_dir: Path | None = None) -> Iterator[tuple[str, RentedOffer]]:
-    """Yield every offer of the machine files with the name of its file. Raise UserError for an invalid
-    offer."""
+    """Yield every rental offer in the files of conf/machine and `config_dir`, each with the name of its file. Raise
+    UserError for an invalid offer."""
     for name, file in find_group_files("machine", config_dir).items():
         if b"rented:" not in file.read_bytes():  # parsing all files would take twice as long
             continue

@@ -1,8 +1,8 @@
-"""Objects under a URL, such as gs://bucket/folder, for machines that share no folder.
+"""Objects (files of an object store) under a URL such as gs://bucket/folder, for machines that share no folder.
 
-An object is written whole or not at all. `create` never replaces an object, so that of two processes only one claims a
-name. Neither links nor renames are needed. The library fsspec accesses gs:// (with gcsfs), s3:// (with s3fs) and
-memory://. A file:// URL is a folder of this machine or of a network file system.
+An object is written whole or not at all. `create` never replaces an object, so that only one of several processes can
+claim a name. The store needs to support neither links nor renames. The library fsspec accesses gs:// (with gcsfs),
+s3:// (with s3fs) and memory://. A file:// URL is a folder of this machine or of a network file system.
 """
 
 import contextlib
@@ -81,10 +81,10 @@ class ObjectStore:
         self.url, self._patience_s = url.rstrip("/"), patience_s
         self._backend = _open_backend(self.url)
         self.give_up_at: float | None = None
-        """Time until which calls are repeated, in seconds since the epoch. It replaces `patience_s`; None: not set."""
+        """Time until which calls are repeated, in seconds since the epoch. If not None, it replaces `patience_s`."""
 
     def without_patience(self) -> "ObjectStore":
-        """Return the same store, whose calls are not repeated."""
+        """Return an object for the same store that does not repeat failed calls."""
         single = copy.copy(self)
         single._patience_s, single.give_up_at = 0.0, None
         return single
@@ -124,7 +124,8 @@ class ObjectStore:
             self._repeat(lambda: self._backend.remove(name))
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
-        """Return all objects below a folder, by name relative to the store's URL. Hidden objects are left out."""
+        """Return all objects below a folder, by name relative to the store's URL. Hidden objects, whose name or folder
+        begins with a dot, are left out."""
         try:
             found = self._repeat(lambda: self._backend.list(folder.strip("/")))
         except FileNotFoundError:  # nothing was written there yet
@@ -159,7 +160,7 @@ class ObjectStore:
 
 
 def _explain_refusal(error: Exception) -> tuple[str, str] | None:
-    """Return rule and remedy for an error that no repetition can remove; None for another error."""
+    """Return rule and remedy for a refused request, which is useless to repeat; None for any other error."""
     code = str(getattr(error, "code", "") or getattr(error, "status", ""))
     if (type(error).__name__ in _NO_LOGIN and not getattr(error, "retryable", False)) or code == "401":
         return f"no valid credentials ({_describe(error)})", "log in, e.g. gcloud auth application-default login"
@@ -177,7 +178,8 @@ def _describe(error: Exception) -> str:
 
 
 def _open_backend(url: str) -> _Backend:
-    """Return the access to a URL. Raise UserError for a URL that is not supported here."""
+    """Return the backend that accesses the objects under a URL. Raise UserError for a URL that is not supported
+    here."""
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
         return _FolderBackend(Path(unquote(parts.path)))
@@ -210,7 +212,7 @@ def _check_credentials(variables: Mapping[str, str]) -> None:
 
 
 class _FolderBackend:
-    """Objects as files of a folder. Links and renames do what conditional writes do in an object store."""
+    """Objects as files of a folder. Hard links and renames replace the conditional writes of an object store."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -253,7 +255,7 @@ class _FolderBackend:
 
 
 class _FsspecBackend:
-    """Objects in a file system of fsspec that supports `pipe_file(…, mode="create")` as one step."""
+    """Objects in a file system of fsspec in which `pipe_file(…, mode="create")` is a single step."""
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs

@@ -292,8 +292,8 @@ class HeldOutDataPlugin(DataPlugin, Protocol):
     """A data source for trainings of a fixed length. It excludes part of the data from training, for evaluation."""
 
     def micro_batches(self, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Any]:
-        """Return the `MicroBatch`es of training samples. The first one has the index `first`, at which a resumed run
-        continues."""
+        """Return the endless stream of `MicroBatch`es of training samples. It begins with the micro-batch of index
+        `first`, at which a resumed run continues."""
 
     def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
         """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples. The

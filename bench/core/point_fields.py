@@ -1,8 +1,8 @@
-"""Fields of a point: a spec flattened to dotted names, and a table of the purposes for which each field matters.
+"""Fields of a point: a spec as a flat list of dotted names, and a table of the purposes for which each field matters.
 
 Fields have the names of the command line, such as `batch.micro` and `engine.options.stage`. There are three purposes:
-the config_id, comparisons of losses, and comparisons of measured with predicted step times. Two points are equal for a
-purpose if all fields that matter for it are equal.
+the config_id, comparisons of losses, and comparisons of measured with predicted step times. Two points (configurations)
+are equal for a purpose if all fields that matter for this purpose are equal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 
 class FieldRole(NamedTuple):
-    """Role of a field: the properties of a run that depend on it, and whether a column of the summary shows it."""
+    """Role of a field of a spec: the properties of a run that depend on it, and whether the summary has a column for
+    it."""
 
     identity: bool = True  # the config_id depends on it
     losses: bool = True  # the losses for a given seed depend on it, with any engine
@@ -72,8 +73,8 @@ Question = Literal["identity", "losses", "step_time"]
 
 
 def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and plain value of every field of a spec; None for an unset field. Metadata, on which no
-    property of a run depends, is excluded."""
+    """Yield the dotted name and plain value of every field of a spec; None for an unset field. Fields on which no
+    property of a run depends, such as `model.source`, are excluded."""
     plain = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, BaseModel) else spec
     for name, value in plain.items():
         if isinstance(value, Mapping):
@@ -84,7 +85,7 @@ def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tup
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
     """Return the fields of a plain spec that matter for `question`: the run's identity, losses or step time. Keys are
-    pydantic aliases."""
+    the names in YAML, such as `global` instead of `global_`."""
     chosen = dict(plain)
     for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
         group, _, name = field.partition(".")

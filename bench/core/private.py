@@ -1,5 +1,5 @@
-"""Detection of secrets, which must not be in any record, log, script or archive. A secret is recognised by the name of
-its variable or by its format."""
+"""Detection of secrets (passwords, access tokens), which must not be in any record, log, script or archive. A secret is
+recognised by the name of its variable or by its format."""
 
 import re
 

@@ -1,5 +1,5 @@
-"""Processes of zeroscale: the commands that start them, faster imports, and an identity that survives reused process
-ids."""
+"""Processes of zeroscale: the commands that start them, faster imports, and an identity of processes that stays unique
+when process ids are reused."""
 
 import contextlib
 import gc
@@ -30,8 +30,7 @@ def importing() -> Iterator[None]:
 
 
 class ProcessIdentity(NamedTuple):
-    """Identity of a process. A process id alone is not unique: the kernel reuses it, during a boot and after the next
-    boot."""
+    """Identity of a process. A process id alone is not unique: the kernel reuses it, both before and after a reboot."""
 
     boot_id: str
     namespace: str  # of process ids: each container has its own

@@ -14,7 +14,7 @@ from typing import Any
 from bench.core.errors import UserError, suggest_nearest
 
 Measure = Callable[[Sequence[str], Sequence[str]], Any]
-"""Function of predicted answers and reference answers, in the same order. It returns one number."""
+"""Function that compares predicted answers with reference answers, given in the same order. It returns one number."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -48,7 +48,8 @@ MEASURES: dict[str, Measure] = {"exact_match": compute_exact_match, "token_f1": 
 
 
 def load(name: str) -> Measure:
-    """Return the measure with this name. Raise UserError if there is none, or if its module cannot be imported."""
+    """Return the measure with this name. Raise UserError if there is no such measure, or if its module cannot be
+    imported."""
     if name in MEASURES:
         return MEASURES[name]
     value, (path, colon, function) = f"learning.quality={name}", name.partition(":")
@@ -64,7 +65,8 @@ def load(name: str) -> Measure:
 
 
 def compute(name: str, predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Return the value of a measure. Raise UserError if its function fails or returns no finite number."""
+    """Return the value of the measure with this name. Raise UserError if its function fails or returns no finite
+    number."""
     measure, value = load(name), f"learning.quality={name}"
     try:
         found = measure(list(predictions), list(references))

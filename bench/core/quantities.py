@@ -1,4 +1,4 @@
-"""Quantities of a run, derived from its record: step time with its interval, throughput, memory and loss.
+"""Quantities of a run, derived from its record: step time with its confidence interval, throughput, memory and loss.
 
 This module also decides when a run's machine counts as busy, and when a rank or a node's network counts as slow. None
 means that a quantity is unknown.
@@ -18,8 +18,8 @@ QUANTITIES = (
 )  # fmt: skip
 """Names of a run's measured quantities.
 
-`peak_bytes` is the peak of live tensor bytes on the rank with the highest peak. `loss` is the mean of the last steps of
-the window. `validation_loss` is the loss on held-out text at the end of a training.
+`peak_bytes` is the peak of live tensor bytes on the rank with the highest peak. `loss` is the mean training loss of the
+last five steps. `validation_loss` is the loss on held-out text at the end of a training.
 """
 OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "samples_per_s": "most",
@@ -29,9 +29,10 @@ OBJECTIVES: dict[str, Literal["most", "least"]] = {
     "peak_bytes": "least",
     "validation_loss": "least",
 }
-"""Quantities that a search can optimise, and whether more or less is better. All of them are positive."""
+"""Quantities that a search can optimise, and whether a higher value ("most") or a lower value ("least") is better.
+Their values are positive."""
 LEAST_RUNS = 3
-"""Minimum number of runs of each configuration for a comparison."""
+"""Minimum number of runs of each configuration for a comparison of configurations."""
 _TIMELESS = ("peak_bytes", "loss", "validation_loss")
 _LAST_STEPS = 5
 # Standard deviations of the log of a step time whose measurement was disturbed.
@@ -44,7 +45,7 @@ _LEAST_NOISE = 0.025  # smaller noise is ignored: two undisturbed runs of one po
 
 class RunQuantities(NamedTuple):
     """Quantities of a run that ended well. `low_s` and `high_s` are the 95 % interval of the median step time,
-    estimated from the steps of this run alone."""
+    estimated from the steps of this run alone; None if there are too few steps."""
 
     step_s: float
     low_s: float | None
@@ -59,7 +60,8 @@ class RunQuantities(NamedTuple):
     step_noise: float = 0.0  # extra standard deviation of the log of the step time, due to disturbances
 
     def noise(self, name: str) -> float:
-        """Return the extra standard deviation of the log of a quantity, compared with that of an undisturbed run."""
+        """Return the standard deviation that disturbances add to the logarithm of a quantity; 0 for an undisturbed
+        run."""
         return 0.0 if name in _TIMELESS else self.step_noise
 
     def get(self, name: str) -> float | None:
@@ -70,9 +72,9 @@ class RunQuantities(NamedTuple):
         return self._of_time(name, self.step_s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the interval of a quantity that follows from the step time. None if the interval is unknown, or if the
-        quantity does not follow from the step time. If the measurement was disturbed, the interval is widened by the
-        extra noise."""
+        """Return the 95 % interval of a quantity that is computed from the step time, such as a throughput. None if the
+        interval is unknown, or if the quantity does not depend on the step time. If the measurement was disturbed, the
+        interval is widened by the extra noise."""
         low_s, high_s = self.low_s, self.high_s
         if self.step_noise:
             factor = math.exp(_DEVIATIONS * self.step_noise)
@@ -88,8 +90,8 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return the work of a step for a rate, such as the number of samples for `samples_per_s`. The rate is this work
-    divided by the step time. None for a quantity that does not follow from the step time."""
+    """Return the work of a step that a throughput counts, such as the number of samples for `samples_per_s`. The
+    throughput is this work divided by the step time. None for a quantity that does not depend on the step time."""
     if name in _TIMELESS:
         return None
     if name == "samples_per_node_hour":
@@ -98,8 +100,8 @@ def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> f
 
 
 def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
-    """Return the value of a quantity that follows from a predicted step time or a predicted peak of memory; None if
-    that is unknown."""
+    """Return the value of a quantity, computed from the predicted step time or the predicted peak memory; None if the
+    needed prediction is unknown."""
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
@@ -110,7 +112,7 @@ def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes:
 
 
 def derive_quantities(record: RunRecord) -> RunQuantities | None:
-    """Return the quantities of a run; None if the run was not measured or did not end well."""
+    """Return the quantities of a run; None if the run has no measurement window or did not end well."""
     observed = record.observations
     if record.outcome.kind != "ok" or observed is None or observed.steps is None or observed.drill:
         return None
@@ -146,7 +148,7 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
 
 
 def compute_node_hours(record: RunRecord) -> float | None:
-    """Return the node-hours of a run, from its start to its last step; None for a record without times."""
+    """Return the node-hours of a run, from its start to its last step; None if the record has no times."""
     observed = record.observations
     if observed is None:
         return None
@@ -155,8 +157,8 @@ def compute_node_hours(record: RunRecord) -> float | None:
 
 
 BUSY_SHARE = 0.05
-"""Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which is as
-much as two configurations may differ."""
+"""Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which may be
+as much as the difference between two configurations."""
 PRESSURE_SHARE = 0.05
 """Share of the window above which waits for memory, or for input and output, make a machine busy. Waits of the run
 itself count, too."""
@@ -188,8 +190,9 @@ def explain_busy_node(load: NodeLoad, window_s: float) -> str:
 def is_busy(observed: Observations, window_s: float) -> bool:
     """Return True if any node was busy during the window of `window_s` seconds.
 
-    A node is busy because of background load, waits for memory, waits for input and output, a control group's CPU
-    quota, or another process on a device. A user can also mark a record as busy later.
+    A node counts as busy if one of these is too high: its background load, the time that processes wait for memory or
+    for input and output, or the time that a control group's CPU quota stops them. Another process on a device also
+    counts, and so does a user's later note in the record.
     """
     if observed.known_busy is not None:
         return True
@@ -206,11 +209,12 @@ _SLOW_LINK = 0.5
 
 
 def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
-    """Return the ranks that spend far more time outside collectives per step than other ranks with the same work.
+    """Return the ranks that spend far more time outside collectives than other ranks with the same work. `outside_s` is
+    this time in seconds per step, by rank.
 
-    Far more means over 20 % and over 20 ms above the median of the other ranks. For an even number of other ranks, the
-    larger of the two middle values is used. `parts` is the number of pipeline parts. Ranks with the same part have the
-    same work, and have successive numbers.
+    Far more means both 20 % and 20 ms above the median of the other ranks. If their number is even, the larger of the
+    two middle values is the median. `parts` is the number of pipeline parts. The ranks of one part have the same work
+    and successive numbers.
     """
     alike = len(outside_s) // parts or 1
     found = []

@@ -1,10 +1,11 @@
 """Migrations of records from older schema versions, and rules that every record must satisfy.
 
 Each migration converts plain JSON from schema version n to n + 1. It may read each rank's own step times from the file
-next to the record.
+`steps.parquet` next to the record.
 
-The types of `RunRecord` express most rules. This module adds rules between fields, and ranges in which sums, products
-and squares of measured numbers stay finite. Code that reads a checked record therefore needs no checks of its own.
+The types in `RunRecord` check most rules. This module adds rules between fields, and limits of measured numbers, within
+which their sums, products and squares stay finite. Code that reads a checked record therefore needs no checks of its
+own.
 """
 
 import math
@@ -25,8 +26,9 @@ Plain = dict[str, Any]
 def migrate(plain: Plain, series: Path) -> Plain:
     """Convert a record of an older schema version to the current version.
 
-    `series` is the path of the file with each rank's own step times, which may be missing. Raise AttributeError,
-    KeyError, TypeError or ValueError for a record that is invalid in its own version.
+    `series` is the path of the file with each rank's own step times, which may be missing (only the migration from
+    version 1 reads it). Raise AttributeError, KeyError, TypeError or ValueError for a record that is invalid in its own
+    version.
     """
     for version in range(plain["schema_version"], SCHEMA_VERSION):
         plain = MIGRATIONS[version](plain, series) | {"schema_version": version + 1}
@@ -36,10 +38,10 @@ def migrate(plain: Plain, series: Path) -> Plain:
 def _migrate_from_1(plain: Plain, series: Path) -> Plain:
     """Correct the step times of a record of version 1, and replace its field `before_collectives_s`.
 
-    In version 1, a step time was the maximum of the ranks' own times. It is computed again from the times of all ranks,
-    which are in the file `series`. `before_collectives_s` was the time of a step before its first collective. Its value
-    becomes `outside_collectives_s`, since either field shows which rank is slow. For ZeRO stage 3 it is dropped: this
-    stage gathers weights before any computation, so the time before the first collective shows nothing.
+    In version 1, a step time was the maximum of the ranks' own times. The step times are computed again from the own
+    times of all ranks in the file `series`. `before_collectives_s` was the time of a step before its first collective.
+    Its value becomes `outside_collectives_s`, since either field shows which rank is slow. For ZeRO stage 3 it is
+    dropped: this stage gathers weights before any computation, so the time before the first collective shows nothing.
     """
     observed = plain.get("observations")
     if observed is None:
@@ -57,7 +59,7 @@ def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
     """Return the steps with corrected times: differences between the slowest rank's completions of successive steps.
 
     If the ranks' own times are lost, the step times are not changed. They are then slightly too long, and the error
-    grows with the number of ranks. `window_s` was recorded correctly.
+    grows with the number of ranks. `window_s` needs no correction.
     """
     steps = steps | {"slowest_rank_s": steps["step_s"]}
     if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:
@@ -103,7 +105,8 @@ _MOST = 2**53  # limit of counts and tokens: integers up to this are exact as fl
 _MOST_SIZE = 2**31  # limit of one size of a model
 
 _Rules = Iterable[tuple[bool, str]]
-"""Rules as pairs: True if the rule is broken, and the message for a broken rule, which begins with the field."""
+"""Rules as pairs: True if the rule is broken, and the message for that case, which begins with the name of the
+field."""
 
 
 def find_broken_rule(record: RunRecord) -> str | None:
@@ -129,8 +132,8 @@ def _list_size_rules(record: RunRecord) -> _Rules:
 
 
 def _list_outcome_rules(record: RunRecord) -> _Rules:
-    """Check the observations of a run with the outcome `ok`. A measured run must have a window. A rehearsal must have
-    compute times or, with `shapes_only`, memory."""
+    """Yield rules for the observations of a run with the outcome `ok`. A measured run must have a measurement window. A
+    rehearsal (one rank run alone) must have compute times or, with `shapes_only`, memory."""
     if record.outcome.kind != "ok":
         return
     observed = record.observations
@@ -179,7 +182,7 @@ def _list_step_rules(steps: Steps) -> _Rules:
 
 
 def _list_plain_rules(record: RunRecord) -> _Rules:
-    """Check fields without a type that other code uses in computations."""
+    """Yield rules for fields of any type (plain JSON) that other code uses in computations."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
     yield not isinstance(commit, str | None), "environment.git.commit: not text"

@@ -12,10 +12,10 @@ from bench.core.record import Limits, Network, OutcomeKind
 from bench.core.spec import Device, Positive
 
 Mode = Literal["point", "array", "packed"]
-"""How points become jobs. `point`: one job per point. `array`: one task of a job array per point. `packed`: many points
-in sequence in one allocation."""
+"""How points (configurations) become jobs. `point`: one job per point. `array`: one task of a job array per point.
+`packed`: many points in one job, one after the other."""
 Span = Literal["node", "device"]
-"""Scope of a supervisor process: all ranks of a node, or one rank."""
+"""Ranks that one supervisor process starts and watches: all ranks of a node, or the rank of one device."""
 Phase = Literal["pending", "running", "ended"]
 
 
@@ -24,10 +24,11 @@ class SchedulerUnavailable(UserError):
 
 
 class SchedulingOptions(Limits):
-    """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds the options of its site."""
+    """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds options for its scheduler
+    and site."""
 
     has_dependencies: ClassVar[bool] = True
-    """False if no job of the scheduler can wait for another job, so that there is no autopilot."""
+    """True if a job can wait for the end of another job. Without such dependencies there is no autopilot."""
     setup_min: float = Field(
         10.0, ge=0, description="minutes for the start of a job, added to the predicted time of a point"
     )
@@ -116,7 +117,7 @@ class JobSetup(NamedTuple):
     image: str | None = None  # container image
     python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits
     variables: dict[str, str] = {}  # environment variables of the command
-    lacks: str = ""  # package without which this machine cannot submit, and its remedy; empty: none
+    lacks: str = ""  # missing package without which this machine cannot submit, and the remedy; empty: none is missing
     start_min: float = 0.0  # minutes that the launcher adds to the time limit of a job, for its start
     price_per_node_hour: float | None = None  # in the currency of `budget`; None: unknown, or nothing is paid
     budget: float | None = None  # cost above which no job is submitted; None: no limit
@@ -125,8 +126,8 @@ class JobSetup(NamedTuple):
 
 
 class JobContext(NamedTuple):
-    """The scheduler's job to which this process belongs, and the process's position in it. The defaults are for a
-    process outside any job."""
+    """The scheduler's job to which this process belongs, and the position of the process in the job. The default values
+    describe a process outside any job."""
 
     job_id: str = ""  # the scheduler's id of this job or array task; empty: outside any job, or unknown
     name: str = ""  # `Work.name` of the job
@@ -160,8 +161,8 @@ class Work(NamedTuple):
 
     The command is `python -m MODULE ARGUMENT …`. The launcher stores its own files in `folder`, two levels below the
     study's folder. The study's folder must be on a POSIX file system that all nodes and the submitting machine share.
-    Runs are claimed there by mkdir, and files are put into place by hard links. The nodes of a job find each other
-    through files there. A `StoringLauncherPlugin` has no such file system; its jobs use an object store.
+    There, a process claims a run by mkdir, and hard links put finished files into place. The nodes of a job find each
+    other through files there. The jobs of a `StoringLauncherPlugin` have no such file system and use an object store.
     """
 
     name: str  # unique, and safe in a shell and as a file name
@@ -177,7 +178,8 @@ class Work(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """A plan to start work: the command, variables added to its environment, its folder, and files to write first.
+    """A plan to start work: the command, variables added to its environment, its folder, and files to write before it
+    starts.
 
     A dry run prints `files`. A user could write these files and enter the command by hand.
     """
@@ -193,10 +195,11 @@ _NUMBERS = re.compile(r"\[([^\]]*)\]")
 
 
 def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
-    """Return the hosts of a run that are not in its allocation's list of nodes. `hosts` begins with the first node.
+    """Return the hosts on which a run was, but which are not in its job's list of nodes. `hosts` begins with the first
+    node.
 
-    The list of nodes comes from the first node. If the first node itself is not in it, host names differ from the
-    scheduler's node names. The result is then unknown, and empty.
+    The list of nodes comes from the first node. If the first node itself is not in the list, host names differ from the
+    scheduler's node names. The result is then unknown, so it is empty.
     """
     # Host names differ, for example, in a container with its own host name.
     if not hosts or not is_listed(hosts[0], nodelist):
@@ -205,7 +208,8 @@ def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
 
 
 def is_listed(host: str, nodelist: str) -> bool:
-    """Return True if a host is in a list of nodes such as `login,rack[1-2]n[01-16]`. Domains are ignored."""
+    """Return True if a host is in a list of nodes such as `login,rack[1-2]n[01-16]`. Domains, as in n1.example.com, are
+    ignored."""
     name, *_ = host.lower().split(".")
     return any(_is_entry_of(name, entry.partition(".")[0].lower()) for entry in _ENTRY.findall(nodelist))
 
@@ -218,7 +222,7 @@ def _is_entry_of(host: str, entry: str) -> bool:
 
 
 def _is_within(number: str, ranges: str) -> bool:
-    """Return True if ranges such as `01-03,7` contain a number that has the same leading zeros as the range."""
+    """Return True if `ranges`, such as `01-03,7`, contain `number`. Leading zeros must be equal: 1 is not in 01-03."""
     for one in ranges.split(","):
         low, _, high = one.partition("-")
         # Leading zeros are part of a host name: n1 is not n01.

@@ -2,13 +2,13 @@
 
 Printed lines, tables and reports all use these intervals. The interval of a series is an equally weighted cosine
 estimate (Müller, Journal of Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic
-Statistics 36, 2018). The coefficients of the lowest-frequency cosines are nearly independent estimates of the long-run
-variance of the mean. Their mean square is the variance estimate, and their number is its degrees of freedom for
-Student's quantile.
+Statistics 36, 2018). The series is projected on its lowest-frequency cosines. The square of each coefficient is a
+nearly independent estimate of the long-run variance of the mean. The mean of these squares is the variance estimate.
+Their number is the degrees of freedom of Student's quantile.
 
-Unlike in the papers, the number of cosines is the square root of the effective size, not a function of n. All cosines
-then vary more slowly than the autocorrelation of the steps. `tests/benchmarks/coverage.py` compares these intervals
-with other methods.
+Unlike in the papers, the number of cosines is the square root of the effective size (the number of independent values
+with the same information), not a function of the number of steps n. The period of every cosine is then longer than the
+time over which steps are correlated. `tests/benchmarks/coverage.py` compares these intervals with other methods.
 
 Importing this module imports scipy, which is slow.
 """
@@ -29,20 +29,22 @@ LEVEL = 0.95
 """Default confidence level of intervals."""
 LEAST = 6
 """Minimum number of independent values for the interval of a median. For fewer values, even the range from minimum to
-maximum covers the median with less than 95 %."""
+maximum contains the true median with a probability below 95 %."""
 SHORT = 15
 """Number of steps below which an autocorrelation cannot be estimated from the steps' signs (above or below the median).
 
-With so few signs, both cosines of the estimate may be orthogonal to the signs, which gave intervals of zero width. For
-fewer than SHORT steps, the interval of the median is therefore at least one rank wider than that of independent values.
-It is at most the range from minimum to maximum. Coverage is then sufficient up to an autocorrelation of 0.5 between
-neighbouring steps. With six to eight steps even the full range covers too little, so there is no interval.
+With so few signs, both cosines of the variance estimate may be orthogonal to the signs. The estimate and the width of
+the interval would then be zero. For fewer than SHORT steps, the interval of the median is therefore at least one rank
+wider than that of independent values. A wider interval than the range from minimum to maximum is reduced to this range.
+Coverage is then sufficient up to an autocorrelation of 0.5 between neighbouring steps. With six to eight steps, even
+the full range contains the true median too rarely, so there is no interval.
 """
 _LEAST_STEPS = 9
 
 
 class SeriesBounds(NamedTuple):
-    """Lower and upper bounds of the intervals of several series. They are infinite for a series that is too short."""
+    """Lower and upper bounds of the intervals of several series. The bounds are -inf and inf for a series that is too
+    short."""
 
     low: Array
     high: Array
@@ -58,7 +60,8 @@ class _MeanSpread(NamedTuple):
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of the median of independent values, by ranks; None for too few values (below six at 95 %).
+    """Return the confidence interval of the median of independent values, from their order; None for too few values
+    (below six at 95 %).
 
     Its bounds are the two order statistics closest to the middle that cover the median with probability `level`
     (Hoefler & Belli, SC'15, section 3.1.3). This holds for any distribution.
@@ -81,9 +84,9 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis. A series needs at least three values.
 
-    The bounds are interpolated order statistics, equally far below and above the middle rank. This distance is the
-    margin of error of the number of values below the true median, computed from `signs`. For a series shorter than
-    `SHORT`, this margin has a minimum. A series with an effective size below six has no interval.
+    The bounds are interpolated order statistics, at equal distances below and above the middle rank. The distance is
+    the margin of error of the number of values that are below the true median. It is computed from `signs`. For a
+    series shorter than `SHORT`, this margin has a minimum. A series with an effective size below six has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
@@ -102,8 +105,9 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
 
     Step times are skewed, mostly by rare slow steps, and so is their mean. Hall's transformation (Journal of the Royal
     Statistical Society B 54, 1992) removes skewness. For a hundred steps with a few slow steps, Student's interval
-    covers too little and Hall's covers too much. A `correction` of 0.5, half of Hall's, is best. No interval is correct
-    if slow steps are so rare that some windows have three and others none.
+    contains the true mean too rarely, and Hall's too often. A `correction` of 0.5, half of Hall's, came closest to the
+    confidence level. No interval is correct if slow steps are so rare that some windows contain three of them and
+    others none.
     """
     mean, spread = series.mean(axis=-1), _compute_spread(series)
     skew = correction * _compute_skewness(series) / np.sqrt(spread.size)
@@ -137,7 +141,7 @@ def effective_size(series: Array) -> Array:
 
     The sum of the autocorrelations ρ is Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3).
     It sums pairs of neighbouring lags up to the first pair that is not positive, and limits each pair to the previous
-    pair. Negative autocorrelations would give a size above n, which is not relied on.
+    pair. Negative autocorrelations would give a size above n, which would be too optimistic, so it is limited to n.
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
@@ -182,7 +186,8 @@ def _compute_skewness(series: Array) -> Array:
 
 
 def _invert_hall(x: Array, skew: Array) -> Array:
-    """Return the solution t of t + skew t²/3 + skew² t³/27 + skew/6 = x, which inverts Hall's transformation."""
+    """Return the solution t of t + skew t²/3 + skew² t³/27 + skew/6 = x, which inverts Hall's transformation; `x` is
+    Student's quantile and `skew` the scaled skewness."""
     is_skewed = np.abs(skew) > 1e-6  # without skewness, the solution is x, and the formula would divide by 0
     divisor = np.where(is_skewed, skew, 1)
     return np.where(is_skewed, 3 / divisor * (np.cbrt(1 + divisor * (x - divisor / 6)) - 1), x)

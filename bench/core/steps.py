@@ -21,8 +21,8 @@ def count_steps(spec: RunSpec) -> int:
 
 
 def find_last_step(spec: RunSpec) -> int:
-    """Return the number of optimizer steps after which the run ends: at `learning.stop_after` or, without it, at the
-    end of the training."""
+    """Return the number of optimizer steps after which the run ends: the steps of `learning.stop_after` tokens or,
+    without it, of the whole training."""
     assert spec.learning.end_tokens is not None
     return spec.count_steps(spec.learning.end_tokens)
 
@@ -48,7 +48,7 @@ def list_evaluations(spec: RunSpec) -> Iterator[int]:
 
 def list_checkpoints(spec: RunSpec) -> Iterator[int]:
     """Yield the numbers of completed steps at which a checkpoint is saved. There is no checkpoint at the end of the
-    training, because no run resumes from it."""
+    whole training, because no run would resume from it."""
     last = find_last_step(spec)
     if every := spec.learning.checkpoint_every:
         each = spec.count_steps(every)
@@ -64,8 +64,9 @@ class StepTimes:
     """Step times in seconds over all ranks, computed block by block from each rank's own times.
 
     A step lasts from the slowest rank's completion of the previous step to the slowest rank's completion of this step.
-    The maximum of the ranks' own times would be too long: a delay of one rank counts twice if the other ranks wait for
-    that rank only in the next step. The sum over steps would then exceed the window, and more so with more ranks.
+    The maximum of the ranks' own times would be too long. A delay of one rank would count twice if the other ranks wait
+    for that rank only in the next step. The sum over all steps would then exceed the length of the window, and the more
+    ranks there are, the larger the excess.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
 def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:
     """Return the number of steps of each block of a run whose first `cut` steps were the warm-up.
 
-    The warm-up and the window each end with a block of their own, which may be shorter than the others because of a
+    The warm-up and the window each end with a block of their own, which may be shorter than other blocks because of a
     time limit. For a run that ended during its warm-up, `cut` is 0 or the number of all steps.
     """
     warmup, length = cut or steps, protocol.block_steps

@@ -1,4 +1,5 @@
-"""Studies. A study answers one question with the points that its axes span, or with a search over points."""
+"""Studies. A study answers one question. Its points (configurations) are all combinations of the values on its axes, or
+are chosen by a search."""
 
 import itertools
 import math
@@ -17,12 +18,13 @@ from bench.core.spec import Frozen, Name, Positive
 SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
-"""Maximum number of values of a space, or of one range, that are listed in full. A larger space or range is sampled."""
+"""Maximum number of values of a space, or of one range, that are listed in full. Of a larger space or range, values are
+sampled."""
 
 
 class Dimension(Frozen):
     """A dimension of a search space: a field that varies over `values`, or over the range from `from` to `to`. The
-    range contains only integers if both ends (and `step`) are integers."""
+    range contains only integers if both ends (and `step`, if given) are integers."""
 
     values: tuple[Any, ...] | None = Field(
         None, description="values of the axis; a mapping sets several fields together"
@@ -95,7 +97,8 @@ class Dimension(Frozen):
 
     def list_values(self) -> tuple[Any, ...] | None:
         """Return all values; None if there are more than MOST_LISTED. An integer range with `log` is listed with the
-        doublings of its first value first, so that a grid search that ends early has covered the whole range."""
+        doublings of its first value first, so that a grid search that ends early has tried values from the whole
+        range."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
@@ -107,7 +110,8 @@ class Dimension(Frozen):
 
     def compute_share(self, value: Any) -> float:
         """Return the sampling weight of a value, relative to the other values. Weights are equal, except for an integer
-        range with `log`, where they are uniform in the logarithm."""
+        range with `log`. There, the weight is log((value + 0.5) / (value - 0.5)), so that the logarithm is sampled
+        uniformly."""
         return math.log((value + 0.5) / (value - 0.5)) if self.log and self.whole else 1.0
 
 
@@ -131,7 +135,7 @@ class Bound(Frozen):
         return value is not None and self.compute_distance(value) <= 0
 
     def compute_distance(self, value: float) -> float:
-        """Return the distance by which a value violates the bounds; 0 or less if it is within them."""
+        """Return how far a value is outside the bounds; 0 or a negative number if it is within them."""
         below = -math.inf if self.at_least is None else self.at_least - value
         above = -math.inf if self.at_most is None else value - self.at_most
         return max(below, above)
@@ -142,7 +146,8 @@ class Bound(Frozen):
 
 
 class RungSection(Frozen):
-    """Rungs of successive halving: numbers of tokens at which trainings stop, and from which only the best continue.
+    """Rungs of successive halving: numbers of tokens at which all trainings stop, and from which only the best
+    trainings continue.
 
     The rungs are the tokens of a whole training divided by powers of `factor`, down to `least`.
     """
@@ -152,12 +157,14 @@ class RungSection(Frozen):
         3, ge=2, description="at each rung, one in this many trainings continues, to this many times the tokens"
     )
     brackets: Positive = Field(
-        1, description="number of rungs at which trainings begin; 1: all begin at the lowest rung"
+        1,
+        description="number of rungs, from the lowest, at which some trainings first stop; 1: all trainings "
+        "first stop at the lowest rung",
     )
 
 
 class SearchSection(Frozen):
-    """The search of a study: its space, objective, constraints, sampler and end."""
+    """The search of a study: its space of configurations, objective, constraints, sampler, and rules for its end."""
 
     space: dict[str, Dimension]
     objective: str
@@ -172,7 +179,8 @@ class SearchSection(Frozen):
     gain: float = Field(
         0.01,
         ge=0,
-        description="the search ends when 20 trials in a row improve the best result by less than this share",
+        description="the search ends when 20 trials (tried configurations) in a row improve the best result "
+        "by less than this share",
     )
     parallel: Positive = Field(4, description="maximum number of trials that are in the queue at a time")
     seed: int = Field(0, ge=0)
@@ -241,7 +249,7 @@ MOST_RUNS = 100_000
 Pair = tuple[str, Any]
 """An override as a pair. It is either a config group and the name of a file in it, or a dotted key and its value."""
 Overrides = Sequence[tuple[str, list[Any]]]
-"""Overrides that a command line gives besides `study=`: each key with its list of values."""
+"""Overrides on the command line besides `study=`: each key with its list of values."""
 
 
 class Budget(Frozen):
@@ -249,15 +257,15 @@ class Budget(Frozen):
 
     node_hours: float | None = Field(None, gt=0, description="maximum node-hours of all runs together; None: no limit")
     attempts: Positive = Field(
-        3, description="maximum attempts at one repeat; only failures that may be transient are tried again"
+        3, description="maximum attempts (tries) at one repeat; only failures that may be transient are tried again"
     )
 
 
 class Study(Frozen):
     """A study, as defined by a file of conf/study.
 
-    All points share the settings in `base`. `axes` maps each varying key to its values. A value that is a mapping sets
-    several overrides at once.
+    A point is one configuration, which is measured in `repeats` runs. All points share the settings in `base`. `axes`
+    maps each varying key to its values. A value that is a mapping sets several overrides at once.
     """
 
     name: Name
@@ -272,8 +280,8 @@ class Study(Frozen):
     )
     control: dict[str, Any] = Field(
         {},
-        description="overrides of `base` that define the control point, which is measured at the start and at the end "
-        "to reveal drift; empty: none",
+        description="overrides of `base` that define the control point: a reference configuration, measured at "
+        "the start and at the end of the study to reveal drift; empty: none",
     )
     repeats: Positive = 1
     seed: int = Field(0, ge=0, description="seed of the random order of runs")
@@ -294,11 +302,11 @@ class Study(Frozen):
 
 
 def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
-    """Return every point of a study as overrides. The points are in the order of the axes, of which the last varies
-    fastest.
+    """Return every point (configuration) of a study as overrides. The points are in the order of the axes, of which the
+    last varies fastest.
 
     `overrides` replace keys of the study. A list of several values becomes an axis; a single value fixes the key. Raise
-    Raise UserError for more than MOST_RUNS runs.
+    UserError for more than MOST_RUNS runs.
     """
     axes = {key: list(values) for key, values in study.axes.items()}
     for key, values in overrides:
@@ -316,8 +324,8 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
 
 
 def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
-    """Return the control point of a study as overrides; None if the study has none. The control point is measured at
-    the start and at the end of a sequence of points, to reveal drift of the machine.
+    """Return the control point of a study as overrides; None if the study has none. The control point is a reference
+    configuration. It is measured at the start and at the end of a sequence of points, to reveal drift of the machine.
 
     Overrides with a single value replace keys of the base, but not keys of the control point.
     """
@@ -331,8 +339,8 @@ def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
     """Return pairs (repeat, index of the point) in the order in which they run. Every repeat contains all points, in a
     random order of its own that follows from the study's seed.
 
-    The random order keeps drift of the machine from looking like an effect of an axis. `turns` has a number for each
-    point: within a repeat, points with a lower number run earlier, so that a sweep that is cut short still has them.
+    In random order, drift of the machine cannot look like an effect of an axis. `turns` has a number for each point:
+    within a repeat, points with a lower number run earlier, so that they are measured even if the sweep ends early.
     """
     generator, points = random.Random(study.seed), len(turns)
     # `sorted` is stable, so points with equal turns stay in random order.

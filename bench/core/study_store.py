@@ -1,9 +1,9 @@
 """Copy of a study's folder in an object store, for jobs on machines that cannot read the folder itself.
 
-Objects have the names of the files: `<config_id>/<repeat>.<attempt>/…`, `jobs/<name>/…`. The creation of an attempt's
-object `claim.json` claims the attempt. The claim contains the files that describe the attempt, so that every claimed
-attempt is described. The object `record.json` is created after all other files, and the first record of an attempt
-counts.
+Objects have the names of the files: `<config_id>/<repeat>.<attempt>/…`, `jobs/<name>/…`. A job claims an attempt (one
+try at a run) by creating its object `claim.json`. The claim contains the attempt's spec and circumstance, so that no
+claimed attempt lacks them. The object `record.json` is created after all other files. If several processes write it,
+the first one counts.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from bench.core.store import CIRCUMSTANCE, HEARTBEAT, INTERRUPTED, RECORD, SPEC,
 
 CLAIM = "claim.json"
 HEADERS = (CLAIM, HEARTBEAT, INTERRUPTED, RECORD)
-"""Files of an attempt that show whether it runs, and how it ended."""
+"""Names of the files of an attempt that show whether it is running, and how it ended."""
 _STUDY_FOLDERS = ("excluded", "jobs", "sweeps", "trials")
 _ATTEMPT = re.compile(r"[^/]+/\d+\.\d+")
 _UNSENT = re.compile(r"\..*|checkpoint-\d+")  # hidden files, and checkpoints, which are large
@@ -34,14 +34,15 @@ _THREADS = 8
 
 
 def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
-    """Return the log of a job, or of one task of a job array, in the job's folder. Every node has its own log."""
+    """Return the log of a job, or of one task of a job array, in the job's folder. Every node of the job writes its own
+    log."""
     name = f"node{node}" if node else "job"
     return folder / (f"{name}.log" if task is None else f"{name}_{task}.log")
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Raise UserError for a run whose checkpoints another run or node needs, because checkpoints stay on the disks of
-    the run's own nodes."""
+    """Raise UserError for a run whose checkpoints are needed by another run or by several nodes. Checkpoints are not
+    copied to the object store: they stay on the disk of the node that wrote them."""
     learning, remedy = spec.learning, "use a launcher whose nodes share a folder"
     if learning.stop_after is not None:
         rule = "the checkpoint is not written to the object store, so that no run can resume from it"
@@ -52,21 +53,21 @@ def check_spec(spec: RunSpec) -> None:
 
 
 class StudyStore:
-    """A study in an object store, and the study's folder on this machine."""
+    """A study in an object store, and the study's folder on this machine, between which files are copied."""
 
     def __init__(self, objects: ObjectStore, folder: Path) -> None:
         """`objects` has the URL of the study. `folder` is created when the first file is pulled."""
         self.objects, self.folder = objects, folder
 
     def without_patience(self) -> "StudyStore":
-        """Return the same study, in a store whose calls are not repeated."""
+        """Return an object for the same study that does not repeat failed calls to the store."""
         return StudyStore(self.objects.without_patience(), self.folder)
 
     def open_attempt(
         self, config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
     ) -> RunAttempt:
-        """Claim the next attempt as `store.open_attempt` does. No other job that uses the object store gets the same
-        attempt."""
+        """Claim the next attempt as `store.open_attempt` does. If another job has claimed this attempt in the object
+        store, take the following one."""
         while True:
             attempt = store.open_attempt(config_folder, spec, circumstance, new_repeat=new_repeat)
             if self._claim(attempt.folder):
@@ -77,7 +78,7 @@ class StudyStore:
     def push_attempt(self, folder: Path) -> None:
         """Write all files of a claimed attempt to the store, the record last.
 
-        If the store has another record of this attempt, that record replaces the record in `folder`.
+        If the store already has a record of this attempt, that record replaces the record in `folder`.
         """
         for path in sorted(_list_files(folder)):
             if path not in (folder / CLAIM, folder / RECORD):
@@ -85,7 +86,8 @@ class StudyStore:
         self._push_record(folder)
 
     def pull_attempts(self, config_id: str, names: Collection[str] = HEADERS) -> None:
-        """Copy new and changed files with these names from the store, for all attempts at one configuration."""
+        """Copy new and changed files with these names from the store, for all attempts at the configuration
+        `config_id`."""
         self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in names)
 
     def pull_attempt(self, folder: Path) -> None:
@@ -109,7 +111,7 @@ class StudyStore:
         self.push(*_list_files(folder))
 
     def withdraw_job(self, folder: Path) -> None:
-        """Delete all files of a refused job from the store."""
+        """Delete all files of a job from the store, after the scheduler refused the job."""
         for name in self.objects.list(self._name(folder)):
             self.objects.remove(name)
 
@@ -133,7 +135,7 @@ class StudyStore:
         """Exchange all files with the store.
 
         New and changed files of attempts and jobs are copied to this machine. Records, job files and sweeps that only
-        this machine has are copied to the store. Trained weights stay in the store.
+        this machine has are copied to the store. Trained weights are not copied.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         found = self.objects.list()
@@ -151,8 +153,8 @@ class StudyStore:
         return path.relative_to(self.folder).as_posix()
 
     def _claim(self, folder: Path) -> bool:
-        """Claim the attempt in a local folder that has its spec and circumstance. Return True on success, and False if
-        another process has claimed an attempt of this number."""
+        """Claim the attempt of a local folder, which contains its spec and circumstance. Return True on success, and
+        False if another process has claimed an attempt of this number."""
         described = {name: (folder / name).read_text() for name in (SPEC, CIRCUMSTANCE)}
         content = json.dumps({"token": secrets.token_hex(8), **described}, indent=1).encode()
         if not self.objects.create(self._name(folder / CLAIM), content):
@@ -199,7 +201,8 @@ class StudyStore:
                     self._stamp(path)
 
     def _stamp(self, path: Path) -> None:
-        """Give a file the time of its object, so that the next comparison finds no difference."""
+        """Set the modification time of a file to that of its object, so that the next comparison finds no
+        difference."""
         modified_at = self.objects.stat(self._name(path)).modified_at
         os.utime(path, (modified_at, modified_at))
 
@@ -226,13 +229,14 @@ class StudyStore:
     def _read(self, name: str) -> bytes | None:
         try:
             return self.objects.read(name)
-        except FileNotFoundError:  # removed meanwhile, as a meeting's file is
+        except FileNotFoundError:  # removed meanwhile, like the files through which a job's nodes find each other
             return None
 
     def _is_new(self, name: str, info: ObjectInfo) -> bool:
         """Return True if an object differs from its file on this machine, or if there is no file.
 
-        A job's object is new only if it is newer than its file. An attempt's object is new if size or time differ.
+        An object of a job or sweep differs only if it is newer than its file. An object of an attempt differs if its
+        size or time does.
         """
         path = self.folder / name
         if path.name == CLAIM:  # a claim never changes; its content is written to two other files
@@ -247,7 +251,8 @@ class StudyStore:
         return here.st_size != info.size or abs(newer_s) > _SAME_TIME_S
 
     def _is_unclaimed(self, name: str) -> bool:
-        """Return True if the local folder of an object's attempt has no claim, and so holds another attempt."""
+        """Return True if the object belongs to an attempt whose local folder has no claim. The folder then holds a
+        different attempt of the same number."""
         folder = (self.folder / name).parent
         is_attempt = _ATTEMPT.fullmatch(name.rpartition("/")[0]) is not None
         return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()
@@ -279,8 +284,8 @@ def sync(study_folder: Path, url: str) -> None:
 
 
 def _is_synced(name: str) -> bool:
-    """Return True for files of attempts, and for files of jobs, sweeps and trials. Files of deeper folders, such as
-    trained weights, and addresses at which the nodes of a running job meet are excluded."""
+    """Return True for files of attempts, and for files of jobs, sweeps and trials. Excluded are files in deeper
+    folders, such as trained weights, and the files through which the nodes of a running job find each other."""
     parts = name.split("/")
     if parts[0] in _STUDY_FOLDERS:
         return len(parts) <= 3 and not parts[-1].startswith("meeting-")
@@ -295,7 +300,7 @@ def _list_files(folder: Path) -> Iterable[Path]:
 
 
 def _replace(path: Path, content: bytes, modified_at: float) -> None:
-    """Replace a file in one step, with the time at which its object was written."""
+    """Replace a file in one step, and set its modification time to the time at which its object was written."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         new.write_bytes(content)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from bench.core.errors import Check, CheckState
 
 WIDTH = 100
-"""Width of printed text, in columns. A path or another long word is not broken, so that it can be copied."""
+"""Width of printed text, in columns. A path or another long word is not broken and may be wider, so that it can be
+copied."""
 _BAR_WIDTH = 20
 _UNBROKEN = 10_000  # columns of text: wide enough that rich neither breaks nor cuts a line
 _STYLES: dict[CheckState, str] = {"ok": "green", "missing": "bold red", "note": "yellow"}
@@ -69,7 +70,8 @@ def wrap(text: str, indent: int = 0, hang: int = 2) -> str:
 
 
 def wrap_columns(text: str) -> str:
-    """Return lines wrapped at WIDTH columns, if possible between two columns of text, which two spaces separate."""
+    """Return lines wrapped at WIDTH columns. A line breaks between two columns of text, which two spaces separate, if
+    possible."""
     return "\n".join(line if len(line) <= WIDTH else _wrap_line(line) for line in text.splitlines())
 
 
@@ -95,8 +97,8 @@ def wrap_command(words: Sequence[str], indent: int = 2) -> str:
 
 
 def print_findings(findings: Iterable[Check], *, as_json: bool) -> int:
-    """Print results of checks as they arrive or, with `as_json`, all together as JSON. Return the exit code: 1 if
-    something is missing, otherwise 0."""
+    """Print each result of a check as soon as it is known or, with `as_json`, all results together as JSON. Return the
+    exit code: 1 if something is missing, otherwise 0."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -121,7 +123,8 @@ def _print_finding(finding: Check) -> None:
 
 
 def build_printer(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints lines of columns immediately. With `quiet`, the function does nothing."""
+    """Return a function that prints text with aligned columns, wrapped at WIDTH, without buffering. With `quiet`, the
+    function does nothing."""
     return (lambda text: None) if quiet else lambda text: print(wrap_columns(text), flush=True)
 
 
@@ -147,8 +150,8 @@ def progress(quiet: bool) -> Iterator[Callable[[Progress | str], None]]:
     """Yield a function that shows progress on standard error. On a terminal, it shows a bar with elapsed and remaining
     time.
 
-    In a log, the function prints a line at the start of each subject and then one line per minute. A long point
-    therefore does not look like a hang.
+    In a log, the function prints a line at the start of each subject and then one line per minute. A long run therefore
+    does not look like a hang.
     """
     if quiet:
         yield lambda shown: None

@@ -6,11 +6,13 @@
 - `describe(spec)`: returns facts for the record as plain values, such as the corpus hash and the tokenizer.
 - `has_fixed_targets(spec)`: optional; returns True if every sample has the same number of target tokens.
 
-A source for trainings of a fixed length also holds out data for evaluation (`bench.core.plugins.HeldOutDataPlugin`).
-A source of prompts with answers can also measure the quality of a model's answers (`PromptDataPlugin`).
+A source for trainings of a fixed length also excludes part of its data from training, for evaluation
+(`bench.core.plugins.HeldOutDataPlugin`). A source of prompts with answers can also measure the quality of a model's
+answers (`PromptDataPlugin`).
 
-Sample i of the global sample stream depends only on (seed, i). A global batch therefore contains the same samples for
-every engine, number of ranks and number of micro-steps. Ranks that share a model copy get the same micro-batches.
+Sample i of the stream of samples for all ranks depends only on (seed, i). A global batch therefore contains the same
+samples for every engine, number of ranks and number of micro-steps. Ranks that share a model copy get the same
+micro-batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +38,8 @@ class MicroBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens of one kind (such as decoder tokens) in a sample. It is used if some tokens have no loss, or if several
-    samples of a source are joined. All arrays have the shape (tokens,)."""
+    """Tokens of one kind (such as decoder tokens) in a sample. A stream returns rows instead of plain arrays if some
+    tokens have no loss, or if several samples are packed into one sequence. All arrays have the shape (tokens,)."""
 
     tokens: "NDArray[np.int32]"
     learned: "NDArray[np.bool_]"  # True for tokens with a loss
@@ -60,29 +62,29 @@ class PromptBatch(NamedTuple):
 
     tensors: "dict[str, Tensor]"
     ends: "Tensor"  # (micro,): number of tokens of each prompt
-    numbers: list[int]  # of each sample among all held-out samples
+    numbers: list[int]  # index of each sample among all held-out samples
     references: list[str]
 
 
 def load(source: str) -> DataPlugin:
-    """Return the data source with this name. Raise UserError if there is none."""
+    """Return the data source with this name. Raise UserError if there is no such source."""
     return plugins.load(plugins.DATA, source)
 
 
 def load_held_out(source: str) -> HeldOutDataPlugin:
-    """Return the data source with this name. Raise UserError if there is none, or if it cannot hold out data for
-    evaluation."""
+    """Return the data source with this name. Raise UserError if there is no such source, or if it cannot exclude data
+    from training for evaluation."""
     return plugins.load(plugins.HELD_OUT_DATA, source)
 
 
 def can_hold_out(source: str) -> bool:
-    """Return True if the data source can hold out data for evaluation."""
+    """Return True if the data source can exclude part of its data from training, for evaluation."""
     return all(hasattr(load(source), member) for member in plugins.HELD_OUT_DATA.members)
 
 
 def load_prompts(source: str) -> PromptDataPlugin:
-    """Return the data source with this name. Raise UserError if there is none, or if its samples are not prompts with
-    answers."""
+    """Return the data source with this name. Raise UserError if there is no such source, or if its samples are not
+    prompts with answers."""
     return plugins.load(plugins.PROMPT_DATA, source)
 
 

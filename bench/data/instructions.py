@@ -55,8 +55,9 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. Held-out samples
-    are excluded. Each epoch has its own order. Raise UserError for unusable files or an unusable tokenizer."""
+    """Return the endless stream of micro-batches of a data-parallel rank, from the micro-batch with index `first`.
+    Held-out samples are excluded. Each epoch has its own order of samples. Raise UserError for unusable files or an
+    unusable tokenizer."""
     from bench.data.pipeline import loader  # imported here: torch is slow to import, and `check` does not need it
 
     return loader.micro_batches(_prepare(spec).learned.sequences, spec, data_rank, first)
@@ -71,8 +72,8 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
 
 def held_out_prompts(spec: RunSpec, data_rank: int) -> Prompts:
-    """Return the prompts of the first `learning.evaluation_samples` held-out samples, as far as this data-parallel rank
-    answers them."""
+    """Return the prompts that a data-parallel rank answers: its share of the first `learning.evaluation_samples`
+    held-out samples."""
     from bench.data.pipeline import loader
 
     part, words, wanted = _get_held_out(spec), _load_tokenizer(spec), spec.learning.evaluation_samples
@@ -117,7 +118,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sequences:
-    """An endless stream of sequences, each of one sample or of several packed samples."""
+    """An endless stream of sequences. A sequence contains one sample or, with packing, several samples."""
 
     pieces: ShuffledPieces  # its tokens have the fields of `_list_fields`
     joined: bool  # True: prompt and answer are one kind of tokens
@@ -131,14 +132,14 @@ class Sequences:
 
 
 class Part(NamedTuple):
-    """Training samples or held-out samples."""
+    """The training samples or the held-out samples, as single samples and as sequences."""
 
-    samples: ShuffledPieces  # one by one
+    samples: ShuffledPieces  # without packing
     sequences: Sequences
 
 
 class Prepared(NamedTuple):
-    """All samples of the source."""
+    """All samples of the source, divided into training samples and held-out samples."""
 
     corpus: Corpus  # the samples as documents
     too_long: int  # number of samples that were skipped because they are longer than the sequence
@@ -221,7 +222,8 @@ def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
     """Pack samples into sequences of at most `limit` tokens without dividing a sample. Return the indices of the
     samples in each sequence. `lengths` has the number of tokens of each sample.
 
-    Samples are placed in order of length, the longest first, each into the fullest sequence with enough room.
+    Samples are packed in order of length, the longest first. Each goes into the fullest sequence that has enough room
+    (best-fit decreasing).
     """
     packs: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # free tokens and index of each sequence, sorted
@@ -307,8 +309,8 @@ def _find_fitting(
 
 
 def _list_samples(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the token ids of each sample, a flag for each token that has a loss, and the number of bytes and the hash
-    of all text up to the end of this sample."""
+    """Yield the token ids of each sample, for each token whether it has a loss, and the number of bytes and the hash of
+    all text up to the end of this sample."""
     import numpy as np
 
     options, joined = Options(**request["options"]), bool(request["joined"])

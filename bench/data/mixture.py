@@ -1,4 +1,5 @@
-"""Data source that mixes several texts of `data=text` into one stream, each with its share of the samples."""
+"""Data source that mixes several texts of `data=text` into one stream, in which each text has a given share of the
+samples."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.f
 
 
 def round_shares(shares: NDArray[np.float64], total: int = CYCLE) -> NDArray[np.int64]:
-    """Return how many of `total` samples each text gets. Shares are rounded by the method of largest remainders, but
-    every text gets at least one sample."""
+    """Return how many of `total` samples each text gets. Shares are rounded by the method of largest remainders. Every
+    text gets at least one sample."""
     import numpy as np
 
     wanted = shares * total
@@ -65,8 +66,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
     After n samples, the number of samples from each text differs by less than one from n times its share. The algorithm
     is that of R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). For each sample, texts that
-    would get too far ahead of their share are excluded. Of the other texts, the text with the earliest deadline gives
-    the sample.
+    would get too far ahead of their share are excluded. Every other text has a deadline: the place by which it must
+    give its next sample to keep its share. The text with the earliest deadline gives the sample.
     """
     import numpy as np
 
@@ -84,8 +85,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Several streams of samples, combined into one stream. Sample i is the next sample of stream `order[i %
-    len(order)]` that no earlier sample has used."""
+    """Several streams of samples, combined into one stream by a repeated order of streams. Sample i is the next sample
+    of stream `order[i % len(order)]` that no earlier sample has used."""
 
     streams: tuple[SampleStream, ...]
     order: NDArray[np.int64]  # (samples of a cycle,): index of the stream that gives each sample
@@ -120,8 +121,8 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a mixture without texts or with too many, or with weights for only some texts. Also raise it
-    for a text that `data=text` does not support."""
+    """Raise UserError for a mixture without texts or with more than CYCLE texts, for a mixture with weights for only
+    some texts, and for a text that `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
@@ -168,7 +169,7 @@ has_fixed_targets = text.has_fixed_targets
 
 
 def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]:
-    """Return the prepared texts by name, and the number of samples of each in a cycle, shape (texts,).
+    """Return the prepared texts by name, and the number of samples that each text gives in a cycle, shape (texts,).
 
     Shares follow from the weights of the texts. Without weights, they follow from the number of samples per epoch of
     each text.
@@ -184,7 +185,7 @@ def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]
 
 
 def _select(options: Options, name: str) -> text.Options:
-    """Return the options for `data=text` that correspond to one text of the mixture."""
+    """Return the text `name` of the mixture as options for `data=text`."""
     common = options.model_dump(exclude={"sources", "temperature"})
     return text.Options(**options.sources[name].model_dump(exclude={"weight"}), **common)
 

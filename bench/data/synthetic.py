@@ -1,5 +1,5 @@
-"""Data source of random tokens with fixed sequence lengths, for any objective. It takes almost no time, needs no
-padding, and gives the same samples on every machine."""
+"""Data source of random tokens with fixed sequence lengths, for any objective. Its samples take almost no time to make,
+need no padding, and are the same on every machine."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. Held-out text is
-    excluded. Raise UserError for an unusable corpus or tokenizer.
+    """Return the endless stream of micro-batches of a data-parallel rank, from the micro-batch with index `first`.
+    Held-out text is excluded. Raise UserError for an unusable corpus or tokenizer.
 
-    Each epoch has its own order and its own corruption. With packing, encoder inputs have padding only if the decoder's
-    sequence length limits the sample.
+    Each epoch has its own order of samples and its own hidden spans. With packing, encoder inputs are padded only if
+    the decoder's sequence length limits the length of a sample.
     """
     from bench.data.pipeline import (
         loader,
@@ -113,9 +113,9 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 def has_fixed_targets(spec: RunSpec) -> bool:
     """Return True if every sample has the same number of target tokens.
 
-    This holds for packed text, because all of its pieces have the same length, which determines the number of hidden
-    tokens and spans. The exception is an objective with positions by document: its number of target tokens depends on
-    the documents in a sample.
+    This holds for packed text. All of its pieces have the same length, which determines the number of hidden tokens and
+    spans. The exception is an objective that does not predict the first token of each document: there, the number of
+    target tokens depends on the documents in a sample.
     """
     kinds = objectives.load(spec.objective).KINDS
     return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
@@ -187,8 +187,8 @@ def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
     """Return the start and end index of each piece of a corpus in its tokens, shape (pieces, 2).
 
     With packing, the whole token stream is cut into pieces of `length`, and an incomplete last piece is dropped.
-    Without packing, a piece is the beginning of a document, at most `length` tokens without EOS. Single tokens are
-    excluded, since they cannot be corrupted.
+    Without packing, a piece is the beginning of a document, at most `length` tokens without EOS. Pieces of a single
+    token are excluded, since no span in them can be hidden.
     """
     import numpy as np
 
@@ -214,7 +214,8 @@ def _is_plain(spec: RunSpec) -> bool:
 
 
 def _is_corrupted(spec: RunSpec) -> bool:
-    """Return True if the objective uses span corruption: a piece of text with hidden spans, and the hidden spans."""
+    """Return True if the objective uses span corruption: the encoder reads a piece of text with hidden spans, and the
+    decoder predicts these spans."""
     return _list_contents(spec) == ("kept", "hidden")
 
 

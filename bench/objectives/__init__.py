@@ -13,13 +13,13 @@ CAUSAL = "causal_lm"
 
 
 def load(objective: str) -> ObjectivePlugin:
-    """Return the objective with this name. Raise UserError if there is none."""
+    """Return the objective with this name. Raise UserError if there is no such objective."""
     return plugins.load(plugins.OBJECTIVE, objective)
 
 
 def usual(kinds: tuple[str, ...]) -> str | None:
-    """Return the name of the default objective for a model with exactly these kinds of tokens. Return None if no
-    objective has these kinds."""
+    """Return the name of the default objective for a model that has exactly these kinds of tokens (such as encoder and
+    decoder). Return None if no objective has these kinds."""
     known = list_matching(kinds)
     return next((name for name in (OBJECTIVE, CAUSAL) if name in known), known[0] if known else None)
 
@@ -30,7 +30,7 @@ def list_matching(kinds: tuple[str, ...]) -> list[str]:
 
 
 def weighs_targets(spec: RunSpec) -> bool:
-    """Return True if the losses of micro-batches must be weighted by their numbers of target tokens.
+    """Return True if the mean loss of a step must weight each micro-batch by its number of target tokens.
 
     No weights are needed if all samples have the same number of target tokens. The mean over tokens then equals the
     mean over micro-batches.
@@ -42,5 +42,6 @@ def weighs_targets(spec: RunSpec) -> bool:
 
 
 def list_kinds(objective: str) -> tuple[str, ...]:
-    """Return the names of an objective's kinds of tokens, in order. Raise UserError if there is no such objective."""
+    """Return the names of an objective's kinds of tokens, such as encoder and decoder, in order. Raise UserError if
+    there is no such objective."""
     return tuple(kind.name for kind in load(objective).KINDS)

@@ -5,7 +5,7 @@ verbs      the arguments of every verb of the command line, from its parser.
 fields     the config keys and record fields, with type, default and meaning, from their classes and comments.
 tree       the packages and modules, from their docstrings.
 notebooks  the notebooks as pages. They are run when the site is built, and not by `make reference`.
-readings   columns, metrics, figures, outcomes, flags and the Python interface.
+readings   columns, metrics, figures, outcomes and quality flags of runs, and the Python interface.
 """
 
 from pathlib import Path

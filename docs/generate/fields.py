@@ -1,4 +1,5 @@
-"""Reference pages of config keys and record fields: type, default and meaning, from classes and their comments."""
+"""Reference pages of config keys and record fields: type, default and meaning, from the classes and from comments in
+conf/."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -103,7 +104,7 @@ def _doc(kind: type[BaseModel]) -> str:
 
 
 def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield every pydantic class that an annotation contains, at any depth."""
+    """Yield every pydantic class in a type annotation, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in getattr(annotation, "__args__", ()):

@@ -1,4 +1,5 @@
-"""Reference pages of the analysis: columns, metrics, figures, outcomes, flags, and the Python interface."""
+"""Reference pages of the analysis: columns, metrics, figures, outcomes and quality flags of runs, and the Python
+interface."""
 
 import importlib
 import importlib.util
@@ -44,7 +45,7 @@ def columns_page() -> str:
 
 
 def outcomes_page() -> str:
-    """Return the page of outcomes, flags and notes."""
+    """Return the page of the outcomes, quality flags and notes that a run may have."""
     kinds = get_args(OutcomeKind)
     if set(kinds) != set(OUTCOMES):
         raise SystemExit(f"outcomes without a meaning, or no outcomes: {sorted(set(kinds) ^ set(OUTCOMES))}")
@@ -81,7 +82,7 @@ def python_page() -> str:
 
 
 def _faces(module: object) -> list[object]:
-    """Return the public functions and classes that a module or its submodules define."""
+    """Return the public functions and classes of a module, if the module or one of its submodules defines them."""
     named = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     found = [getattr(module, name) for name in named]
     kinds = [one for one in found if inspect.isfunction(one) or inspect.isclass(one)]

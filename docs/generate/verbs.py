@@ -37,7 +37,7 @@ def _verb(name: str) -> str:
 
 
 def _format_syntax(action: argparse.Action) -> str:
-    """Return an argument as it is written on the command line, such as `--out FILE`."""
+    """Return an argument as a user writes it on the command line, such as `--out FILE`."""
     value = "" if action.nargs == 0 else _value(action)
     return " ".join(part for part in (action.option_strings[0] if action.option_strings else "", value) if part)
 

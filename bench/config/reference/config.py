@@ -30,7 +30,7 @@ class ConfigKey(NamedTuple):
 
 
 class KeySection(NamedTuple):
-    """Config keys of one group or of one plug-in."""
+    """Config keys of one config group (a folder of conf/) or of one plug-in."""
 
     group: str  # a folder of conf/; empty for keys of the run itself
     plugin: str  # the plug-in with these keys; empty if every file of the group may have them
@@ -68,8 +68,8 @@ def load_options(group: PluginGroup, name: str) -> type[BaseModel]:
 
 
 def read_plugin_comments(group: str, name: str) -> dict[str, str]:
-    """Return the meanings of keys that are documented by comments in files of conf/, by dotted key. All other keys are
-    documented in the fields of their classes."""
+    """Return the meanings of those keys of a plug-in that comments in files of conf/ document, by dotted key. All other
+    keys are documented in the fields of their classes."""
     folder = find_conf_folder() / group
     files = sorted(folder.glob("*.yaml")) if group == "data" else [folder / f"{name}.yaml"]
     said = read_key_comments(*files) if group in ("data", "launcher") and files[0].is_file() else {}
@@ -78,7 +78,8 @@ def read_plugin_comments(group: str, name: str) -> dict[str, str]:
 
 
 def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
-    """Return a key with the default that conf/config.yaml gives it, if any."""
+    """Return `key` with its default replaced by the value in conf/config.yaml, whose content is `plain`. Without such a
+    value, return it unchanged."""
     value = plain
     for part in key.path.split("."):
         value = value.get(part, key) if isinstance(value, Mapping) else key
@@ -86,7 +87,8 @@ def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
 
 
 def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
-    """Yield the keys that all files of a group share, and the keys of every plug-in that its files may name."""
+    """Yield the keys that all files of a config group share, and then the keys of every plug-in that its files may
+    name."""
     assert group.spec is not None
     said = read_plugin_comments(name, "")
     presets = {file: yaml.safe_load((find_conf_folder() / name / f"{file}.yaml").read_text(encoding="utf-8"))
@@ -123,7 +125,7 @@ def list_keys(
     said: Mapping[str, str] | None = None,
     flat: bool = False,
 ) -> list[ConfigKey]:
-    """Return the keys of a class. Keys of nested classes follow with dotted names, unless `flat`.
+    """Return the keys of a class. Keys of nested classes follow with dotted names, unless `flat` is True.
 
     Fields named in `skip` are omitted. Meanings in `said`, by dotted key, take precedence over field descriptions.
     """

@@ -34,8 +34,8 @@ _DEFAULTS = {
 
 
 def build_schemas() -> dict[str, Schema]:
-    """Return the JSON schemas of study files and of the files of every other group, by the name of their folder in
-    conf/."""
+    """Return the JSON schemas of study files and of the files of every other config group. Keys are the names of their
+    folders in conf/."""
     built: dict[str, Schema] = {
         "machine": _inline(Machine), "adapter": _inline(AdapterSpec), "measure": _inline(MeasureSpec),
         "objective": {"properties": {"name": _TEXT}},
@@ -128,7 +128,8 @@ _CONFIG_FILE = "a Hugging Face config.json, instead of shape; null: that of chec
 
 
 def _unite(one: Schema | None, other: Schema) -> Schema:
-    """Return the JSON schema of a key that two plug-ins have. The schema accepts the values of both plug-ins."""
+    """Return the JSON schema of a key that two plug-ins have; it accepts the values of both plug-ins. `one` is None if
+    no earlier plug-in has the key."""
     if one is None or one == other:
         return other
     return {"anyOf": [one, other], "description": one.get("description") or other.get("description", "")}
@@ -180,7 +181,8 @@ def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
 
 
 def _flatten(schema: Schema, prefix: str, said: Mapping[str, str]) -> dict[str, Schema]:
-    """Return the schemas of an object's keys, and of the keys of objects within it, by dotted key."""
+    """Return the schemas of an object's keys, and of the keys of objects within it, by dotted key. `said` has the
+    meanings of keys."""
     found: dict[str, Schema] = {}
     for name, part in schema.get("properties", {}).items():
         path = f"{prefix}.{name}" if prefix else name

@@ -37,7 +37,7 @@ _SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # in mT5's vocabulary, sentinel
 
 
 class Tokenizer(NamedTuple):
-    """Properties of a tokenizer that are needed to make samples."""
+    """A tokenizer: the properties and functions that are needed to make samples."""
 
     name: str
     vocabulary: int  # highest id + 1, sentinels included
@@ -45,7 +45,7 @@ class Tokenizer(NamedTuple):
     sentinels: Tokens  # ids of <extra_id_0>, <extra_id_1>, …; empty outside the T5 family
     encode: Callable[[Sequence[str]], list[Tokens]]  # adds no special tokens
     decode: Callable[[Sequence[int]], str]  # omits special tokens
-    # The tokenizer's own chat template: the text of a chat and, if the flag is True, of the begin of an answer.
+    # Applies the tokenizer's own chat template to turns. If the flag is True, the text ends in the begin of an answer.
     format_chat: Callable[[list[dict[str, str]], bool], str] | None = None  # None: it has no template
 
     def with_sentinels(self) -> Tokenizer:
@@ -61,7 +61,7 @@ class Tokenizer(NamedTuple):
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer "byt5", a tokenizer from Hugging Face by its name, or a tokenizer in a local folder. Raise
-    Raise UserError if it cannot be loaded."""
+    UserError if the tokenizer cannot be loaded."""
     import numpy as np
 
     if name == BYT5:
@@ -174,9 +174,9 @@ def load_table(
     request: dict[str, Any],
     columns: Mapping[str, str | list[str]],
 ) -> Any:
-    """Return the rows of `list_rows(request)` as a data set. If the cache has the rows of an equal request, they are
-    read from there. `columns` has the type of each column; a list [type] means that each cell is a list of this type.
-    Raise the UserError of `list_rows`."""
+    """Return the rows of `list_rows(request)` as a data set of Hugging Face. If the cache has the rows of an equal
+    request, `list_rows` is not called. `columns` has the type of each column; a list [type] means that each cell is a
+    list of this type. Raise the UserError of `list_rows`."""
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
 
@@ -210,7 +210,8 @@ def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_texts(selection: CorpusSelection) -> Iterator[str]:
-    """Yield the documents that are not empty, up to the selection's limits. The last document is cut at `max_bytes`."""
+    """Yield the non-empty documents of a text, up to the limits `max_documents` and `max_bytes`. The last document is
+    cut at `max_bytes`."""
     left = selection.max_bytes
     texts = filter(None, (_get_text(row, selection.field) for row in _open_rows(selection)))
     for text in islice(texts, selection.max_documents):
@@ -323,7 +324,7 @@ def _format_name(selection: CorpusSelection) -> str:
 
 
 class DividedText(NamedTuple):
-    """A corpus divided in two: training text and held-out text."""
+    """A corpus divided into training text (`learned`) and held-out text."""
 
     learned: Corpus
     held_out: Corpus
@@ -332,8 +333,8 @@ class DividedText(NamedTuple):
 def divide(text: Corpus, share: float, seed: int) -> DividedText:
     """Divide a corpus into training text and held-out text. Raise UserError for a corpus with one document.
 
-    Whole documents are held out, in an order drawn with `seed`, until they have the share `share` of all tokens.
-    Documents with equal text go to the same side, so that a model is never trained on a held-out text.
+    Whole documents are held out, in a random order that depends only on `seed`, until they contain the share `share` of
+    all tokens. Documents with equal text go to the same side, so that a model is never trained on a held-out text.
     """
     import numpy as np
 

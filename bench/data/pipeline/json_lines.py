@@ -37,12 +37,12 @@ class Line(NamedTuple):
     content: dict[str, Any]
 
     def refuse(self, rule: str, remedy: str) -> UserError:
-        """Return an error which says that this line breaks `rule`."""
+        """Return a UserError for this line, with the given rule and remedy."""
         return UserError(f"data.files={self.file}", f"line {self.number} {rule}", remedy)
 
 
 class Segment(NamedTuple):
-    """A piece of a sample's text."""
+    """A piece of a sample's text, which is either part of an answer or not. Only tokens of answers have a loss."""
 
     text: str
     is_answer: bool
@@ -78,8 +78,8 @@ def _parse(file: str, number: int, text: str) -> Line:
 
 
 def generate_lines(fields: Fields) -> Iterator[Line]:
-    """Yield the samples of the generated task: an answer is its prompt in reverse order. They do not depend on the
-    run's seed."""
+    """Yield the samples of the generated task: an answer is its prompt in reverse order. The samples do not depend on
+    the run's seed."""
     import numpy as np
 
     random, seen, (least, most) = np.random.default_rng(0), set[str](), _TASK_LENGTHS
@@ -152,7 +152,7 @@ def _join_turns(turns: Sequence[dict[str, str]]) -> Iterator[Segment]:
 
 def _apply_template(words: Tokenizer, line: Line, turns: list[dict[str, str]]) -> list[Segment]:
     """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat,
-    or if later turns change the text of earlier turns."""
+    or if it writes earlier turns differently once later turns follow."""
     from jinja2 import TemplateError
 
     assert words.format_chat is not None

@@ -1,5 +1,5 @@
-"""Loading of micro-batches from a stream of samples with torch's DataLoader. The order does not depend on the number of
-workers."""
+"""Loading of micro-batches from a stream of samples with torch's DataLoader. The order of samples does not depend on
+the number of workers."""
 
 import itertools
 import multiprocessing
@@ -24,8 +24,8 @@ class SampleStream(Protocol):
 
     @property
     def padded(self) -> frozenset[str]:
-        """Kinds of tokens (such as encoder tokens) of which a sample may have fewer than the sequence length, so that
-        the model may need a mask."""
+        """Names of the kinds of tokens (such as encoder tokens) of which a sample may have fewer than the sequence
+        length. For these kinds, the model may need a mask."""
 
     def __call__(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
         """Return the sample at `index`: for each kind of tokens of the objective, in order, a 1-d array of tokens or a
@@ -69,8 +69,8 @@ class _MicroBatches(Dataset[MicroBatch]):
 
 
 def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
-    """Return the endless stream of micro-batches of a data-parallel rank, beginning at index `first`. `spec.data` has
-    the loader's settings."""
+    """Return the endless stream of micro-batches of a data-parallel rank, from the micro-batch with index `first`.
+    `spec.data` has the loader's settings."""
     data = spec.data
     return iter(
         DataLoader(
@@ -124,8 +124,8 @@ def _end_with_rank(_worker: int) -> None:
 def list_prompts(
     samples: Callable[[int], tuple[NDArray[Any], str]], spec: RunSpec, data_rank: int, width: int
 ) -> list[PromptBatch]:
-    """Return the micro-batches of prompts of one data-parallel rank. `samples` returns the tokens of a prompt and its
-    reference answer. Each row has `width` tokens."""
+    """Return the micro-batches of prompts of one data-parallel rank. `samples(n)` returns the tokens of prompt n and
+    its reference answer. Each prompt is padded to `width` tokens."""
     micro, ranks, kinds = spec.batch.micro, spec.data_parallel, objectives.load(spec.objective).KINDS
     argument, batches = next(iter(kinds[0].arguments)), []
     for number in range(spec.learning.evaluation_samples // (micro * ranks)):
@@ -144,7 +144,7 @@ def _by_document(
     places: Sequence[NDArray[Any]], length: int, kind: TokenKind, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the position of each token in its document, and labels in which the first token of each document is
-    ignored. Otherwise the model would have to predict that token from the previous document."""
+    ignored. Without this, the model would have to predict that token from the previous document."""
     assert kind.positions
     # Padding also counts as the first token of a document, since its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0
@@ -161,8 +161,8 @@ def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
 
 
 def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
-    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces the tokens at the
-    start of each row that make up the share `hidden`."""
+    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces tokens at the start
+    of each row: the share `hidden` of the row."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)  # (rows, length)
     for line, row in zip(batch, rows, strict=True):
         begin = int(hidden * len(row))

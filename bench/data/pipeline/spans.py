@@ -1,5 +1,5 @@
 """Span corruption, the pre-training objective of T5, mT5 and ByT5, and endless streams of samples from a corpus. Each
-epoch contains every piece of the corpus once, in a new order.
+epoch contains every piece of the corpus once, in a new random order.
 
 Span corruption is described in Raffel et al., JMLR 21 (2020), section 3.1.4. The arithmetic follows
 `random_spans_helper` and `random_spans_noise_mask` in google-research/text-to-text-transfer-transformer,
@@ -28,7 +28,7 @@ class SpanCorruption(NamedTuple):
 
     def counts(self, length: int) -> tuple[int, int]:
         """Return the number of hidden tokens and the number of hidden spans in `length` raw tokens, `length` ≥ 2. Both
-        are fixed; only the positions of the spans are random.
+        numbers depend only on `length`; the positions of the spans are random.
 
         At least one token is hidden and at least one is kept. If there are fewer kept tokens than spans, T5's own
         function fails, and this function reduces the number of spans.
@@ -47,8 +47,8 @@ class SpanCorruption(NamedTuple):
         """Return the largest number of raw tokens from which a sample fits the sequence lengths of encoder and decoder;
         0 if even 2 raw tokens do not fit.
 
-        The encoder's sequence is then full, unless the decoder's length is the limit. Padding fills the rest of a
-        sequence.
+        The encoder's sequence is then full, unless the decoder's sequence length is the limit. A sequence that is not
+        full is padded.
         """
 
         def too_long(length: int) -> bool:
