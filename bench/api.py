@@ -229,7 +229,7 @@ def search(
 
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
-    """Return the verdict of the search in a study's folder: its best trials so far."""
+    """Return the best trials (tried configurations) so far of the search in a study's folder, as a verdict."""
     from bench.sweep import definition
     from bench.sweep.search.planning import restore_search
     from bench.sweep.search.verdict import conclude
@@ -259,7 +259,7 @@ def unreadable(folder: Folder) -> list[Unreadable]:
 
 
 class Status(NamedTuple):
-    """State of every point of a study."""
+    """State of every point (configuration) of a study, and of its jobs."""
 
     view: "StudyState"
     scheduler_away: str  # why the scheduler could not be queried; empty after a successful query
@@ -284,15 +284,15 @@ class Status(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Return True if no queued job can start without a change by the user: each is blocked, or waits for another
-        queued job."""
+        """Return True if no queued job can start without a change by the user: each is blocked, or waits for a job that
+        is blocked."""
         return not self.scheduler_away and bool(self.view.live) and not self.under_way
 
 
 def status(folder: Folder) -> Status:
     """Return the state of a study. First write a record for each attempt that ended without a record.
 
-    While the scheduler is unavailable, no attempt is declared dead, and the state is read from the study's folder
+    While the scheduler is unavailable, no attempt is recorded as ended, and the state is read from the study's folder
     alone.
     """
     from bench.core.scheduling import SchedulerUnavailable
@@ -322,8 +322,8 @@ def prepare(
     architectures: Sequence[str] | None = None,
     follow: Follow = _ignore_text,
 ) -> "Iterator[Check]":
-    """Download data and tokenizers and compile ops for nodes without a network, and check them. Yield each finding as
-    soon as it is known.
+    """Download data and tokenizers and compile CUDA ops for nodes without a network, and check them. Yield each finding
+    as soon as it is known.
 
     With `offline`, only check what is already on the disk. `architectures` are the CUDA compute capabilities, such as
     8.0, for which ops are compiled; the default is that of the local GPU. For a launcher with a queue, a job script

@@ -94,8 +94,8 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _ROUNDED_TO = 100_000
-"""Number of elements. Fitted bucket sizes are rounded up to a multiple of this number, so that they are easy to read
-and the whole model still fits in a bucket."""
+"""Number of elements. Bucket sizes that `fit_engine` reduces are rounded up to a multiple of this number, so that they
+are easy to read and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
@@ -124,8 +124,8 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
 
 
 def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) -> int:
-    """Return the number of devices of this machine. Raise UserError if the point is for other machines, or if the
-    devices cannot be counted."""
+    """Return the number of devices of this machine. Raise UserError if the run is for other machines, or if the devices
+    cannot be counted."""
     kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
     if load_file(launchers, launcher).QUEUES:
         rule = f"launcher={launcher_file} starts on other machines, whose devices cannot be counted here"
@@ -216,7 +216,8 @@ def _check_learning(spec: RunSpec) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Raise UserError if the model cannot learn the objective, or does not support another part of the spec."""
+    """Raise UserError if the model needs other kinds of tokens than the objective has, or does not support another
+    setting."""
     family = load_file(models, spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)

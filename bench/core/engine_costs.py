@@ -124,8 +124,8 @@ class EngineMemory(Protocol):
     """
 
     def resident(self) -> Terms:
-        """Return the bytes live between two steps. Buckets and gradients accumulated by earlier micro-steps are
-        excluded."""
+        """Return the bytes in memory between two optimizer steps. Buckets and gradients accumulated by earlier
+        micro-steps are excluded."""
 
     def kept_buckets(self) -> int:
         """Return the bytes of communication buckets that stay allocated between two steps."""
@@ -135,17 +135,18 @@ class EngineMemory(Protocol):
         `discarded` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
-        """Return the bytes live in addition to activations in each segment of the last micro-step's forward pass."""
+        """Return the bytes in memory in addition to activations during each segment of the last micro-step's forward
+        pass. `segments` is the number of segments."""
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes live in addition to activations during each segment of the last micro-step's backward pass.
-        Gradients of the segments are included."""
+        """Return the bytes in memory in addition to activations during each segment of the last micro-step's backward
+        pass, including the gradients of the segments."""
 
     def after_backward(self) -> int:
         """Return the bytes of communication buckets at the end of the backward pass, when all activations are freed."""
 
     def update(self) -> Terms:
-        """Return the bytes live at the peak of the optimizer's update, without the bytes of `kept_buckets`."""
+        """Return the bytes in memory at the peak of the optimizer's update, without the bytes of `kept_buckets`."""
 
     def host(self) -> dict[str, ByteRange] | None:
         """Return the bytes that one rank keeps in host memory instead of GPU memory (offload), by use, each as lower
@@ -172,7 +173,7 @@ class Transfer(NamedTuple):
 
 
 class EngineStep(NamedTuple):
-    """Additions of an engine to one optimizer step of one rank: elements to update, and collectives."""
+    """Work that an engine adds to one optimizer step of one rank: elements to update, and collectives."""
 
     updated: int  # elements that AdamW updates on this rank, padding included
     transfers: list[Transfer]  # empty for a single rank
@@ -247,7 +248,7 @@ class PipelineCosts(NamedTuple):
     """Costs of a pipeline: a model whose stages are on several ranks.
 
     `simulate` and `list_passes` have three arguments: the forward seconds of each stage, the backward seconds of each
-    stage, and the function for transfer seconds.
+    stage, and a function that returns the seconds of a transfer.
     """
 
     parts: tuple[Part, ...]  # by stage

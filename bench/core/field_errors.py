@@ -32,7 +32,7 @@ _RULES = {
 
 
 def format_value(value: Any) -> str:
-    """Return a value as one line of YAML."""
+    """Return a value as one line of YAML, cut after 60 characters."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, float):  # shorter than JSON's form, e.g. 1e+12
@@ -82,7 +82,8 @@ def _list_choices(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _list_alternatives(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON schemas of which a value must fulfil one, with references resolved."""
+    """Yield the alternatives of a JSON schema (`anyOf` and others), with references resolved. A valid value fulfils one
+    of them."""
     if "$ref" in schema:
         yield from _list_alternatives(known[str(schema["$ref"]).rpartition("/")[2]], known)
         return

@@ -34,8 +34,8 @@ _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Ru
 
 
 def get_cache_folder(variables: Mapping[str, str]) -> Path:
-    """Return the folder for cached files, which can be made again. A relative XDG_CACHE_HOME is ignored, as the XDG
-    standard requires."""
+    """Return the folder for cached files, which can be deleted at any time. `variables` are environment variables. A
+    relative XDG_CACHE_HOME is ignored, as the XDG standard requires."""
     given = Path(variables.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "zeroscale"
 
@@ -235,7 +235,7 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
 
 
 def format_reason(error: Exception) -> str:
-    """Return the reason why a file is unreadable, as one line of text."""
+    """Return one line of text that states why a file is unreadable, from the error that reading it raised."""
     if isinstance(error, RecursionError):
         return "contains itself, or is nested too deeply"
     if isinstance(error, UnicodeDecodeError):

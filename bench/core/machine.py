@@ -190,8 +190,8 @@ _PLAUSIBLE = {
     "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
     "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
 }
-"""Plausible range of each field, wide enough for small boards and future devices. A value outside its range has a wrong
-unit."""
+"""Plausible range of each field, wide enough for small boards and future devices. A value outside its range probably
+has a wrong unit."""
 
 
 _PLAUSIBLE_PRICE = _PlausibleRange(1e-3, 1e6, "give the price of the whole node per hour, for example 87.8")

@@ -142,14 +142,14 @@ class Stacks:
 
 
 class EqualTensors(NamedTuple):
-    """Trained parameters that have the same number of elements."""
+    """A number of trained parameters that all have the same number of elements."""
 
     elements: int
     number: int
 
 
 class FrozenTensors(NamedTuple):
-    """Frozen parameters that have the same number of elements."""
+    """A number of frozen parameters that all have the same number of elements and, if quantised, of bytes."""
 
     elements: int
     number: int

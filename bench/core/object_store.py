@@ -92,7 +92,8 @@ class ObjectStore:
     def create(self, name: str, content: bytes) -> bool:
         """Write an object unless it exists. Return False if an object with another content has this name.
 
-        The content must differ from that of every other process, for example by a random word.
+        A call that is repeated after a lost response recognises its own object by the content. The content must
+        therefore differ from that of every other process, for example by a random word.
         """
         if self._write(lambda: self._backend.create(name, content)):
             return True

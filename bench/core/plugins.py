@@ -70,8 +70,8 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
 
 
 def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
-    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped, because the config did not
-    select them."""
+    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped, because no config has selected
+    them by name."""
     for name in list_names(kind):
         with contextlib.suppress(UserError):
             yield name, load(kind, name)
@@ -172,7 +172,7 @@ class EngineBuilder(Protocol):
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
         """Return a context in which every rank has the whole `parameters` instead of partitions. At the end of the
         context, the values of rank 0 are kept. The parameters belong to a module that the engine has not wrapped yet.
-        This is a collective, so all ranks must enter the context."""
+        Entering it is a collective operation, so all ranks must do so."""
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
         """Return the number of elements of all `parameters`, including partitions on other ranks."""
@@ -228,7 +228,8 @@ class StoredFamilyBuilder(FamilyBuilder, Protocol):
     """Builder of a family whose weights can be read and written in transformers' format."""
 
     def stored_form(self, spec: RunSpec, name: str) -> "StoredForm":
-        """Return the name and layout in transformers' format of the parameter with this name in the whole model."""
+        """Return the name and layout that a parameter has in transformers' format. `name` is its name in the whole
+        model."""
 
     def transformers_config(self, spec: RunSpec) -> Any:
         """Return transformers' config of the model. Raise UserError if transformers has no such model."""
@@ -367,7 +368,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
-        """Return the path of a job's output file in this folder, or of one task's. The file may not exist yet."""
+        """Return the path in this folder of the output file of a job or, for a task of a job array, of the task. The
+        file may not exist yet."""
 
     def cancel_all(self, handles: Iterable[str], options: Any) -> None:
         """Cancel whole jobs. Jobs that have already ended are ignored."""

@@ -59,8 +59,8 @@ FIELDS: Mapping[str, FieldRole] = {
     "seed": FieldRole(step_time=False),
     "measure": FieldRole(losses=False, step_time=False),
 }
-"""Roles of the fields that differ from the default role. The role of a group applies to all of its fields that have no
-entry of their own. A group precedes its fields."""
+"""Fields whose role differs from the default role. The role of a group, such as `data`, applies to all of its fields
+that have no entry of their own. A group precedes its fields."""
 
 MODEL_KERNELS = tuple(
     name.removeprefix("model.") for name, role in FIELDS.items() if role is _KERNEL and name.startswith("model.")

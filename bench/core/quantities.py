@@ -160,8 +160,8 @@ BUSY_SHARE = 0.05
 """Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which may be
 as much as the difference between two configurations."""
 PRESSURE_SHARE = 0.05
-"""Share of the window above which waits for memory, or for input and output, make a machine busy. Waits of the run
-itself count, too."""
+"""Share of the window for which processes may wait for memory, or for input and output. Above it, the machine counts as
+busy. Waits of the run itself count, too."""
 FOREIGN_BYTES = 2**28
 """Device memory in bytes above which another process counts as background load. A display server uses less."""
 
@@ -229,8 +229,8 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
 
 
 def compare_to_alike(values: Sequence[float], parts: int = 1) -> list[tuple[float, float]]:
-    """Return, for each rank, its own value and the median value of all ranks with the same pipeline part. `parts` is
-    the number of pipeline parts."""
+    """Return, for each rank, its own value and the median value of all ranks that have the same part of a pipeline.
+    `parts` is the number of pipeline parts."""
     alike = len(values) // parts or 1
     medians = [statistics.median(values[first : first + alike]) for first in range(0, len(values), alike)]
     return [(own, medians[rank // alike]) for rank, own in enumerate(values)]

@@ -79,7 +79,7 @@ class Outcome(Extensible):
 
 
 class Limits(Frozen):
-    """Time limits after which a supervisor ends a run."""
+    """Time limits after which a supervisor (the process that watches a node's ranks) ends a run."""
 
     time_limit_min: float | None = Field(None, gt=0, description="maximum length of the whole attempt; None: no limit")
     hang_s: float = Field(300.0, gt=0, description="maximum time without a completed step, after the first step")
@@ -172,7 +172,8 @@ class ScheduledJob(Frozen):
 
 
 class Environment(Extensible):
-    """Environment of an attempt. Only `classification` affects results; the other fields are for human readers."""
+    """Environment of an attempt. Only `classification` decides which results may be pooled; the other fields are for
+    human readers."""
 
     LATER_FIELDS = frozenset({"job"})
 

@@ -289,7 +289,7 @@ class LearningSpec(Extensible):
 
 
 class RunSpec(Extensible):
-    """One point of a study: all settings that determine a run's computation and its measurement."""
+    """One point (configuration) of a study: all settings that determine a run's computation and its measurement."""
 
     LATER_FIELDS = frozenset({"objective", "parallel", "learning", "adapter"})
 

@@ -1,5 +1,5 @@
-"""Results folders. A point is measured in one or more repeats, and an attempt is one try at a repeat. Each attempt has
-its own folder `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, which no later attempt changes.
+"""Results folders. A configuration is measured in one or more repeats, and an attempt is one try at a repeat. Each
+attempt has its own folder `<runs>/<study>/<config_id>/<repeat>.<attempt>/`, which no later attempt changes.
 
 Files are written to a temporary file and then renamed, so that readers see only whole files. An attempt claims its
 folder by an exclusive `mkdir`, so that two processes cannot have the same attempt.
@@ -403,7 +403,7 @@ def read_record(path: Path) -> RunRecord:
 def _validate(content: bytes) -> RunRecord:
     """Decode a record of the current schema version. Raise ValidationError for an invalid record.
 
-    Successive records are often repeats of one point, so an identical spec is decoded only once. The spec's text is
+    Successive records are often repeats of one spec, so an identical spec is decoded only once. The spec's text is
     found by its indentation, since a JSON string cannot contain a line break. A random word replaces it while the rest
     is decoded. If the decoded record does not have this word as its `spec`, the whole text is decoded instead.
     """

@@ -84,7 +84,8 @@ class Dimension(Frozen):
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
     def list_fields(self) -> list[str]:
-        """Return the names of the fields that this dimension sets through values that are mappings."""
+        """If values of this dimension are mappings, return the names of the fields that they set; otherwise an empty
+        list."""
         return [name for value in self.values or () if isinstance(value, Mapping) for name in value]
 
     def find_value(self, index: int) -> Any:

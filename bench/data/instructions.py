@@ -174,7 +174,8 @@ def _load_tokenizer(spec: RunSpec) -> Tokenizer:
 
 
 def _list_fields() -> list[tuple[str, type[Any]]]:
-    """Return the fields of a token: its id, whether it has a loss, and its position in its sample."""
+    """Return names and types of the fields of a token: its id, whether it has a loss, and its position in its
+    sample."""
     import numpy as np
 
     return [("token", np.int32), ("learned", np.bool_), ("place", np.int32)]

@@ -74,7 +74,7 @@ def _table(found: Iterable[ConfigKey]) -> str:
 
 
 def record_page() -> str:
-    """Return the page of all fields of `record.json`, grouped by class."""
+    """Return the page of all fields of a run's `record.json`, grouped by their classes."""
     found: dict[type[BaseModel], None] = {}
 
     def walk(kind: type[BaseModel]) -> None:

@@ -30,7 +30,7 @@ class Fields(Frozen):
 
 
 class Line(NamedTuple):
-    """One sample as it is in a file."""
+    """One line of a file, which contains one sample as a JSON object."""
 
     file: str
     number: int  # from 1

@@ -90,8 +90,8 @@ def _insert_sentinels(tokens: Tokens, hidden: Mask, sentinels: Tokens, eos: int)
 
 
 def _draw_partition(items: int, parts: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Divide `items` into `parts` runs that are not empty, and return their lengths, shape (parts,). All such divisions
-    are equally likely."""
+    """Divide `items` tokens into `parts` consecutive groups that are not empty, and return the sizes of the groups,
+    shape (parts,). All such divisions are equally likely."""
     import numpy as np
 
     cuts = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
