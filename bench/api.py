@@ -348,7 +348,7 @@ def predict(
     software: str | None = None,
 ) -> "list[Prediction]":
     """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. Points
-    that would run on this machine's CPU are as small as those of `plan`.
+    that would run on this machine's CPU get the same small sizes as in `plan`.
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a

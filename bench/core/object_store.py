@@ -201,8 +201,8 @@ _LOGIN_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def _check_credentials(variables: Mapping[str, str]) -> None:
-    """Raise UserError if the user's file with Google credentials cannot be used. Google's client would search for other
-    credentials for a minute."""
+    """Raise UserError if the user's file with Google credentials cannot be used. Without this check, Google's client
+    would search for other credentials for a minute."""
     if not (path := variables.get(_LOGIN_FILE)):
         return
     found = read_json(Path(path)) if Path(path).is_file() else None

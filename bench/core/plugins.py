@@ -220,7 +220,7 @@ class FamilyBuilder(Protocol):
         classes at its top, since their import under deepspeed.zero.Init fails."""
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
-        """Initialise every weight from spec.seed and its parameter name, so that all ranks get equal weights. `whole`
+        """Initialise every weight from spec.seed and the parameter's name, so that all ranks get equal weights. `whole`
         is `EngineBuilder.whole`."""
 
 

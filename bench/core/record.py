@@ -358,8 +358,8 @@ class Steps(Frozen):
     """Optimizer steps of a run in order, warm-up included. The first step of the window has the index `cut`.
 
     The time of a step is from the slowest rank's completion of the previous step to the slowest rank's completion of
-    this step. The step times therefore add up to the length of the window. `data_wait_s` is the maximum over ranks. The
-    file `steps.parquet` has each rank's own times.
+    this step. The step times therefore add up to the length of the window. `data_wait_s` is the longest wait of a rank
+    for data. The file `steps.parquet` has each rank's own times.
     """
 
     cut: int

@@ -105,7 +105,7 @@ class Batch(Frozen):
 OBJECTIVE = "span_corruption"  # the default objective
 LENGTHS = {"encoder": 512, "decoder": 128}
 """Default sequence lengths of the default objective: tokens per sample, padding included. For any other objective, a
-spec always contains the lengths, so that `config_id` does not depend on the defaults of a plug-in."""
+spec must state all lengths, so that `config_id` does not depend on the defaults of a plug-in."""
 
 
 class Parallel(Frozen):
@@ -361,7 +361,7 @@ class RunSpec(Extensible):
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
         """Add the default lengths of the default objective and, for the older protocol AdaptiveMeasure, the default of
-        `loss_mean` at that time."""
+        `loss_mean` in version 1."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")

@@ -194,8 +194,8 @@ def _invert_hall(x: Array, skew: Array) -> Array:
 
 
 def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
-    """Return the order statistic at each position, counted from 1. Positions between two ranks are interpolated
-    linearly."""
+    """Return the order statistic (n-th smallest value) at each position n, counted from 1. Positions between two ranks
+    are interpolated linearly."""
     index = np.clip(position - 1, 0, ordered.shape[-1] - 1)[..., None]
     below = np.floor(index).astype(int)
     above = np.minimum(below + 1, ordered.shape[-1] - 1)

@@ -34,8 +34,8 @@ _THREADS = 8
 
 
 def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
-    """Return the log of a job, or of one task of a job array, in the job's folder. Every node of the job writes its own
-    log."""
+    """Return the path of the log of a job, or of one task of a job array, in the job's `folder`. Every node of the job
+    writes its own log."""
     name = f"node{node}" if node else "job"
     return folder / (f"{name}.log" if task is None else f"{name}_{task}.log")
 

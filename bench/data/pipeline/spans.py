@@ -74,8 +74,8 @@ class SpanCorruption(NamedTuple):
 def corrupt(tokens: Tokens, mask: Mask, sentinels: Tokens, eos: int) -> tuple[Tokens, Tokens]:
     """Return encoder input and decoder target of a corrupted text, each with EOS at the end.
 
-    In the input, the token `sentinels[n]` replaces hidden span n. In the target, it precedes the tokens of this span.
-    As in T5, the target has no final sentinel, because the last span ends the text.
+    In the input, the token `sentinels[n]` replaces hidden span n. In the target, the same token precedes the tokens of
+    this span. As in T5, the target has no final sentinel, because the last span ends the text.
     """
     return _insert_sentinels(tokens, mask, sentinels, eos), _insert_sentinels(tokens, ~mask, sentinels, eos)
 
