@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from bench.sweep.prediction import Prediction
 
 MOST_BARS, BEST = 40, 8
-"""MOST_BARS is the maximum number of points in a bar chart. BEST is the number of configurations that the cost figure
-shows for each engine and node count."""
+"""MOST_BARS is the maximum number of predicted configurations in a bar chart. BEST is the number of configurations that
+the cost figure shows for each combination of engine and node count."""
 BESIDE = "process and fragmentation"
-"""Label of the least memory that a process needs in addition to tensors: context, libraries, and allocator
-fragmentation."""
+"""Label of the part of a memory bar that is not tensors: the smallest amount that a process needs for its device
+context, its libraries, and the allocator's fragmentation."""
 _MOVED = ("all-reduce", "gather", "reduce-scatter")
 _GB, _LOG = 1e9, 8  # _LOG: ratio of largest to smallest value above which an axis is logarithmic
 _TIME_UNITS = (("days", 86400.0, 48.0), ("hours", 3600.0, 1.0), ("minutes", 60.0, 1 / 60), ("seconds", 1.0, 0.0))
-"""Units of time: name, seconds, and the hours from which the unit is used."""
+"""Units of time: name, length in seconds, and the shortest duration in hours that is shown in this unit."""
 _BAR_IN, _LETTERS_PER_IN = 0.42, 16.5
 
 
 class StackedBar(NamedTuple):
-    """A horizontal bar that stacks the parts of a total. It shows the predicted range and the device's limit in the
-    same unit.
+    """A horizontal bar that stacks the parts of a total, in GB or in seconds.
 
-    `words` are printed after the total, or in place of a total that is unknown.
+    `low` and `high` are the best and the worst case of the total. `limit` is the memory of the device, if the bar has
+    such a limit. `words` are printed after the total, or in place of a total that is unknown.
     """
 
     label: str
@@ -89,7 +89,7 @@ class CostPoint(NamedTuple):
     (`low`) and in the worst case (`high`)."""
 
     choice: "Choice"
-    doubt: int  # how doubtful it is that the choice fits and keeps the limits; from `rate_doubt`
+    doubt: int  # doubt that the choice fits into memory and keeps the question's limits, 0 to 3; from `rate_doubt`
     at: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
@@ -150,8 +150,11 @@ def _render(title: str, lead: Sequence[str], sections: Sequence[Section], comman
 
 
 def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return bars of memory in GB. If there is a single point, it has a bar for each phase of a step and a bar for the
-    whole device. If there are several points, each has only the bar for the whole device."""
+    """Return bars of memory in GB, for at most MOST_BARS predictions.
+
+    A single prediction has a bar for each phase of the run, such as the forward pass or the update, and a bar for the
+    whole device. If there are several predictions, each has only the bar for the whole device.
+    """
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         room = one.point.composed.machine.memory_bytes
@@ -173,8 +176,8 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
 
 
 def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> list[StackedBar]:
-    """Return a bar of the step time in seconds for each point. If there is a single point, a second bar shows the
-    communication that overlaps with computation."""
+    """Return a bar of the step time in seconds for each prediction, at most MOST_BARS. If there is a single prediction,
+    a second bar shows the communication that overlaps with computation."""
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
@@ -189,7 +192,7 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
 
 
 def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
-    """Return the figure of horizontal bars; an empty list if all values are unknown."""
+    """Return a list that contains the figure of horizontal bars. The list is empty if all values are unknown."""
     keys = choose_keys(dict.fromkeys(part for bar in bars for part, amount in bar.parts.items() if amount))
     space = Space(_BAR_IN * len(bars) + 0.1, 0.12, 0.12)
     draw = partial(draw_bars, bars=bars, keys=keys, unit=unit)
@@ -313,8 +316,8 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 
 
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the points that the cost figure shows: the first BEST points of each engine and node count, and all points
-    of `kept`."""
+    """Return the points that the cost figure shows: all points of `kept`, and for each combination of engine and node
+    count the first BEST of `points`, which are sorted by cost."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -327,8 +330,11 @@ def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list
 def draw_costs(
     points: Sequence[CostPoint], front: Sequence[CostPoint], winner: CostPoint, units: tuple[str, str]
 ) -> Figure:
-    """Return the figure of cost against time. It shows each configuration, marked by engine, the Pareto front, and
-    the recommended configuration."""
+    """Return the figure of cost against time, with a marker for each configuration of `points`.
+
+    Colour and shape of a marker show the engine. A line joins the Pareto front (`front`), and a ring marks the
+    recommended configuration (`winner`). `units` are the axis labels of time and cost.
+    """
     looks = choose_looks(point.choice.spec.engine.name for point in points)
 
     def draw(axes: Axes) -> None:
@@ -363,7 +369,8 @@ def draw_costs(
 
 
 def _scale_axes(axes: Axes, points: Sequence[CostPoint]) -> None:
-    """Make an axis logarithmic if its values span a wide range, with plain numbers as tick labels."""
+    """Make an axis logarithmic if its largest value is more than _LOG times its smallest. Tick labels are plain
+    numbers."""
     for place, (axis, scale) in enumerate(((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale))):
         values = [point.at[place] for point in points]
         if max(values) > _LOG * min(values):

@@ -26,8 +26,11 @@ Kind = Literal["text", "integer", "number", "truth"]
 
 
 class Column(NamedTuple):
-    """One column of the run table. `value` computes its cell from a record; `unit` is empty for a column without a
-    unit."""
+    """One column of the run table.
+
+    `value` computes the column's cell from a record, and `kind` is the type of its cells. `unit` is empty for a column
+    without a unit. `better` is "more" or "less" if larger or smaller values are better.
+    """
 
     name: str
     meaning: str
@@ -81,8 +84,8 @@ SHOWN = (
     "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match", "token_f1", "sample_s", "step_s",
     "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""The most important columns. A column is shown if any run has a value. A column of SHOWN_WHERE_DIFFERENT is shown only
-if its values differ."""
+"""Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
+SHOWN_WHERE_DIFFERENT is shown only if its values differ."""
 
 SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
 
@@ -111,10 +114,11 @@ def _get_allocation(record: RunRecord) -> str | None:
 
 
 def _count_tokens(record: RunRecord, kind: str) -> float | None:
-    """Return the number of tokens of one kind per step, over all ranks; None if samples have no tokens of this kind."""
+    """Return the number of tokens of one kind, such as "encoder", per step and over all ranks; None if samples have no
+    tokens of this kind."""
     if counted := get_tokens(record):
         return counted.of(kind)
-    # a run without steps has no count, but lengths include padding and so give the same number
+    # A run without steps has no count. The spec's lengths give the same number, because both include padding.
     length = record.spec.sequence.get(kind)
     return None if length is None else float(record.spec.global_batch * length)
 
@@ -135,8 +139,8 @@ def _format_options(engine: EngineSpec) -> str | None:
 
 
 def _format_lengths(record: RunRecord) -> str | None:
-    """Return the tokens per sample of each kind as text. None if the samples have only encoder or decoder tokens, which
-    have their own columns."""
+    """Return the tokens per sample of each kind as text. None if the samples have only encoder or decoder tokens,
+    because these kinds have columns of their own."""
     lengths = record.spec.sequence
     return None if {*lengths} <= {*LENGTHS} else ", ".join(f"{length} {kind}" for kind, length in lengths.items())
 
@@ -163,7 +167,8 @@ def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callab
 
 
 def _build_quality_columns(name: str, meaning: str) -> tuple[Column, Column]:
-    """Return the columns of a quality measure before the first step and at the end of a training."""
+    """Return two columns of a quality measure, such as exact match: its value before the first step, and its value at
+    the end of a training."""
 
     def read(record: RunRecord, place: int) -> float | None:
         found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None

@@ -6,8 +6,8 @@ their names:
 
 runs            number of attempts (tries at a run). Failed and lost attempts are included.
 untimed         number of attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
-finished        number of repeats that ended ok. A repeat is one run of the configuration with one seed; it may take
-                several attempts.
+finished        number of repeats that ended ok. A repeat is one measurement of the configuration with one seed; it may
+                take several attempts, because a failed attempt is tried again.
 device_hours    device-hours of all attempts with recorded times, from the start of their processes to their last step.
 start_share     share of device_hours before the first step.
 failed_share    share of device_hours of attempts that did not end ok.
@@ -20,8 +20,9 @@ reached         number of repeats whose held-out loss reached the given loss at 
 cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing unless every
                 finished repeat reached the loss: the repeats that did not reach it would have cost more.
 
-Ends of intervals are in *_low and *_high. A single run has an interval for cost_per_million_tokens only, from its
-steps. Two to five repeats have their range, and six or more the 95 % interval of the median.
+Ends of intervals are in the columns `*_low` and `*_high`. For a single run, only cost_per_million_tokens has an
+interval, which is computed from the steps of the run. For two to five repeats, the interval is their range. For six or
+more, it is the 95 % interval of their median.
 """
 
 import re
@@ -73,8 +74,8 @@ class _Attempt(NamedTuple):
 def tabulate_costs(results: Results, price: float | None = None, loss: float | None = None) -> pd.DataFrame:
     """Return the costs of each configuration on each machine.
 
-    `price` is the price per device and hour; by default it is the price in the records. Without a price, costs are
-    missing. `loss` adds the costs until a training's held-out loss is at most this number.
+    `price` is the price per device and hour; by default it is the price in the records. Without any price, costs are
+    missing. With `loss`, the table also has the cost of training until the held-out loss is at most this number.
     """
     attempts = []
     for place, row in enumerate(list_rows(results.table)):
@@ -95,8 +96,11 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
 
 
 def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
-    """Return rows by config_id and machine with their column `variant`, in the natural order of their names. Rows whose
-    names would be equal also have the fields in which their configurations differ."""
+    """Return the rows with their column `variant`, sorted by name; numbers within names are compared by value. The keys
+    of `rows` are config_id and machine.
+
+    If rows would have equal names, `variant` also lists the fields in which their configurations differ.
+    """
     variants = describe_variants(specs)
     named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
     for keys in group_by(named, lambda key: tuple(named[key][name] for name in _NAMES)).values():
@@ -108,7 +112,8 @@ def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]
 
 
 def _split_numbers(value: str | int | None) -> list[str | float]:
-    """Return a sort key that compares numbers within texts by value: texts and numbers alternate."""
+    """Return a sort key that compares numbers within texts by value. The key is a list in which texts and numbers
+    alternate."""
     parts: list[str | float] = [*_NUMBER.split("" if value is None else str(value))]
     return [float(part) if place % 2 else part for place, part in enumerate(parts)]
 
@@ -142,7 +147,8 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
-    """Return the seconds until a repeat reached a loss, failed attempts included; None if it did not reach it."""
+    """Return the seconds until a repeat reached the held-out loss `loss`, including its failed attempts; None if the
+    repeat did not reach it. `attempts` are those of one repeat."""
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
     seconds = compute_seconds_to_loss(ended.record, loss)
     if seconds is None:
@@ -166,8 +172,11 @@ def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[st
 
 
 def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) -> dict[str, float | None]:
-    """Return the median cost of `seconds`, one number per repeat, and the ends of its interval, as columns that begin
-    with `name`. They are None without times or without a price."""
+    """Return the median cost and the ends of its interval as cells of the columns `name`, `name_low` and `name_high`.
+
+    `seconds` holds one duration per repeat, and `per_second` is the price of a second on all ranks. The cells are None
+    without durations or without a price.
+    """
     if per_second is None or not seconds:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
     costs = [per_second * one for one in seconds]
@@ -177,7 +186,7 @@ def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) 
 
 
 class AllocatedTime(NamedTuple):
-    """Time for which the jobs of some studies held devices."""
+    """Time for which the jobs of some studies held devices. A period is one allocation of nodes to a job."""
 
     device_hours: float
     periods: int
@@ -187,7 +196,7 @@ class AllocatedTime(NamedTuple):
 def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
     """Return the time for which the jobs of the records' studies held their devices; None if there were no jobs.
 
-    It includes what no record contains: the start and end of jobs, gaps between runs, and lost attempts.
+    The time includes parts that are in no record: the start and end of jobs, gaps between runs, and lost attempts.
     """
     studies = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in files if len(file.parents) > _RECORD_DEPTH)
     hours, periods, still_open = 0.0, 0, 0
@@ -206,7 +215,7 @@ def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
 def _count_devices_per_node(folder: Path) -> int | None:
     """Return the number of devices that a job used on each node; None if the job's file cannot be read.
 
-    It is the largest number among the job's points.
+    It is the largest number of devices per node among the configurations that the job runs.
     """
     try:
         return max(spec.devices_per_node for spec in jobs.read(folder).list_specs(None))
@@ -238,8 +247,11 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
 
 
 def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Return headings, rows and alignments of the table as text. Columns of names that are equal in all rows, and
-    columns without a value, are omitted. So are settings of an adapter that are equal in all rows."""
+    """Return headings, rows and alignments of the table as text; the alignment of a column is True for right-aligned.
+
+    Columns that name a row (`_NAMES`) are omitted if they are equal in all rows, and other columns if they have no
+    value. An adapter's settings are omitted if all rows with this adapter have the same settings.
+    """
     rows = list_rows(frame)
     settings = group_by(filter(None, {row.get("adapter") for row in rows}), lambda text: text.partition(" ")[0])
     short = {texts[0]: name for name, texts in settings.items() if len(texts) == 1}
@@ -270,8 +282,11 @@ _OMITTED_FIRST = (
 
 
 def list_omitted_first(head: Sequence[str]) -> list[str]:
-    """Return the headings that a narrow table with the headings `head` may omit, in this order. The most specific cost
-    is never omitted; without a price, the device-hours are never omitted."""
+    """Return the headings that may be omitted from a table with the headings `head` to make it narrower, in the order
+    in which they are omitted.
+
+    The most specific of the costs is never omitted. Without a price, the device-hours are never omitted.
+    """
     found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
     kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]
     return [name for name in found if name != kept]

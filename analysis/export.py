@@ -1,4 +1,4 @@
-"""Export of records as runs of TensorBoard or MLflow, or of the trials of a search for Optuna's dashboard."""
+"""Export of records as runs of TensorBoard or MLflow, and export of a search's trials for Optuna's dashboard."""
 
 import datetime
 import hashlib
@@ -91,7 +91,7 @@ def _build_run(row: Row, record: RunRecord) -> ExportedRun:
 
 
 def _clean_name(text: str) -> str:
-    """Return a name from a record with all characters replaced that are unsafe in a path."""
+    """Return a text from a record with an underscore in place of each character that is unsafe in a path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip(".") or "_"
 
 
@@ -185,7 +185,8 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
-    """Return the id of the MLflow experiment of a study, and its runs from earlier exports, by name."""
+    """Return the id of the MLflow experiment of a study, and the runs of earlier exports in it, by name. The experiment
+    is created if it does not exist."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
     there: dict[str, list[Any]] = {}
@@ -205,8 +206,8 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete earlier exports of a run, also incomplete ones, and return True. If an earlier export equals the run (same
-    `digest`), keep it and return False."""
+    """Delete the earlier exports `there` of a run, also incomplete exports, and return True. If the only earlier export
+    has the same content (`digest`), keep it and return False."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:
@@ -270,7 +271,8 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
 
 
 def _build_trial(optuna: Any, result: TrialResult, value: float | None, kinds: Mapping[str, Any]) -> Any:
-    """Return an Optuna trial. It is running if it has no outcome yet, and failed if it has an outcome but no value."""
+    """Return an Optuna trial. Its state is RUNNING if the trial has no outcome yet, FAIL if it has an outcome but no
+    `value` of the objective, and otherwise COMPLETE. `kinds` holds the Optuna distribution of each searched key."""
     states, values = optuna.trial.TrialState, result.trial.values
     failed = states.FAIL if result.outcome else states.RUNNING
     measured = {name: result.quantities.get(name) for name in QUANTITIES} if result.quantities else {}

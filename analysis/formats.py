@@ -31,10 +31,10 @@ apostrophe, by which spreadsheets recognise text."""
 
 
 class CsvLines:
-    r"""File object for a csv writer with `lineterminator=END`. The collected lines end in `\n`.
+    r"""File object that collects the lines of a csv writer with `lineterminator=END`. The collected lines end in `\n`.
 
-    A csv writer quotes a cell only if it contains a character of the line terminator. With `\r\n` as terminator, it
-    quotes cells with any kind of line break.
+    A csv writer quotes a cell with a line break only if this break is a character of the line terminator. With `\r\n`
+    as terminator, the writer quotes cells with any kind of line break.
     """
 
     END = "\r\n"
@@ -135,8 +135,8 @@ def render_text_table(
 ) -> str:
     """Return a table as text. Long cells are wrapped to fit `width` characters; with None, each row stays on one line.
 
-    `right` is True for each column of numbers, which is right-aligned and never wrapped. `styles` holds a style of the
-    library rich for each row, used on a terminal only.
+    `right` is True for each column of numbers, which is right-aligned and never wrapped. `styles` holds for each row a
+    style of the library rich, such as "bold". Styles are used on a terminal only.
     """
     from rich.console import Console
     from rich.table import Table
@@ -161,7 +161,8 @@ _KEY = re.compile(r"\b(?:[a-z_]+\.)+(?=[a-z_]+=)")
 
 
 def shorten_keys(text: str) -> str:
-    """Return a text in which each config key is reduced to its last part: `tensor=2` for `parallel.tensor=2`."""
+    """Return a text in which each config key is shortened to its last component: `parallel.tensor=2` becomes
+    `tensor=2`."""
     return _KEY.sub("", text)
 
 
@@ -186,7 +187,8 @@ def format_significant(value: float, digits: int = 4) -> str:
 
 
 def format_within(value: float, low: float, high: float, sign: str = "") -> tuple[str, str, str]:
-    """Return a value and the two ends of its interval as texts, rounded to the second digit of the interval's width.
+    """Return a value and the two ends of its interval as texts, rounded to the second significant digit of the
+    interval's width.
 
     Further digits would be noise. If the width is zero or infinite, four significant digits are kept. `sign="+"` puts a
     plus sign before positive values.
@@ -205,8 +207,8 @@ def format_within(value: float, low: float, high: float, sign: str = "") -> tupl
 
 
 def format_short(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a value and its interval as texts. The value has three significant digits, or fewer if its interval is
-    wide."""
+    """Return a value and its interval as two texts. The value has three significant digits, or fewer if its interval is
+    so wide that the third digit would be noise."""
     text, *ends = format_within(value, low, high)
     width = high - low
     coarse = value == 0 or (math.isfinite(width) and width >= 10.0 ** (math.floor(math.log10(abs(value))) - 1))
@@ -255,9 +257,11 @@ def format_cell(column: Column, value: Any) -> str:
 
 
 def format_interval_kind(row: "Row") -> str:
-    """Describe the level and kind of the intervals of a summary row, or that they come from a single run.
+    """Describe the intervals of a summary row: their level and kind, such as "95 %, between repeats", or that they come
+    from the steps of a single run.
 
-    A run of few steps may have an interval of its rate but none of its median. The kind is then missing in the row.
+    A run of few steps may have an interval of its rate but none of its median step time. The row then has no kind, and
+    the intervals are those within the run.
     """
     kind = row["interval_kind"] or "within the run"
     if kind == "within the run":
@@ -266,8 +270,8 @@ def format_interval_kind(row: "Row") -> str:
 
 
 def format_effect(comparison: "Comparison") -> str:
-    """Return the relative change of the time per sample. Its interval is included if there are enough runs for a
-    verdict."""
+    """Return the relative change of the time per sample as text, in percent. The interval of the change is included if
+    there are enough runs for a verdict."""
     known = comparison.interval
     if known is None or not comparison.decides:
         return format_ratio_change(comparison.ratio)
@@ -277,10 +281,11 @@ def format_effect(comparison: "Comparison") -> str:
 
 
 def load_template(package: str, name: str) -> "Template":
-    """Return a jinja2 template of `package` or of the report.
+    """Return the jinja2 template `name` of the package `package` or, if it has none, of the report.
 
-    It escapes its values, and undefined names raise an error. Its filter `coded` shows text between backticks as code,
-    and keeps options such as --repeats in one line. Its filter `css` returns a text as a string of CSS.
+    The template escapes HTML in its values, and undefined names raise an error. Its filter `coded` shows text between
+    backticks as code, and prevents line breaks within options such as --repeats. Its filter `css` returns a text as a
+    string of CSS.
     """
     # imported here because only pages need jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined

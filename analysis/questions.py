@@ -1,11 +1,14 @@
 """Questions: groups of summary rows whose configurations are compared, and names for how these configurations differ.
 
-question A group of rows with equal values in the columns `QUESTION`: the same work on equal hardware. Its rows differ
-in engine, layout, batch and activation checkpointing, and are ranked by time. engines Two specs are compared as engines
-if every option that both engines have is equal. variants Fields in which configurations differ but which have no column
-of their own. early failures Attempts that failed before their environment was recorded. If a row of the same
-configuration and machine has a known environment, they were retried and are dropped. Otherwise they join the rows of
-the same question, and may be compared with rows of any environment.
+Terms, each with a section below:
+
+question        A group of rows with equal values in the columns `QUESTION`: the same work on equal hardware. Its rows
+                differ in engine, layout, batch and activation checkpointing, and are ranked by time.
+early failures  Attempts that failed before their environment was recorded. If another row of the same configuration
+                and machine has a known environment, the attempt was retried and its row is dropped. Otherwise the row
+                joins the rows of the same question, and may be compared with rows of any environment.
+engines         Two specs are comparable as engines if every option that both engines have is equal.
+variants        Fields in which configurations differ but that have no column of their own.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -30,7 +33,7 @@ _PLACE = ("model", "nodes", "devices_per_node")
 _LENGTHS = {f"{kind}_length": f"{kind}_tokens" for kind in LENGTHS}
 _MORE = ("machine", "environment_id", "evidence", "precision", "data", *_LENGTHS, "objective", "lengths", "adapter")
 QUESTION = (*_PLACE, *_MORE)
-"""Columns that all rows of a question have in common. Rows may differ in engine, layout, batch and activation
+"""Columns whose values are equal in all rows of a question. Its rows may differ in engine, layout, batch and activation
 checkpointing."""
 _PROTOCOL = "measure."
 
@@ -56,14 +59,15 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the question of a row without its environment. A predicted row has the question of measured rows."""
+    """Return the values of a row in the columns `QUESTION`, with None as its environment. A predicted row has the same
+    key as a measured row, so that both belong to one question."""
     asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
     return tuple(asked[name] for name in QUESTION)
 
 
 def add_lengths(row: Row) -> Row:
-    """Return the row with its tokens per sample added, computed from the tokens per step, and with missing optional
-    columns."""
+    """Return the row with two additions: its tokens per sample, computed from the tokens per step, and the defaults of
+    optional columns that it lacks."""
     counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
     lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
     return LATER | row | lengths
@@ -81,7 +85,7 @@ def format_ranks(question: Question | Row) -> str:
 
 
 def describe_differences(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return the values, apart from ranks, in which a question differs from other questions about its model."""
+    """Return texts of a question's values, apart from ranks, that differ from those of other questions on its model."""
     texts = []
     for part in _MORE:
         # an environment class contains the devices per node, so only questions with equal ranks can be compared in it
@@ -123,7 +127,8 @@ class PlacedRow(NamedTuple):
 
 
 def has_failed_early(row: Row) -> bool:
-    """Return True if a row has neither measured values nor a known environment. This includes predicted rows."""
+    """Return True if a row has neither measured values nor a known environment. This is also true for predicted
+    rows."""
     return row["environment_id"] is None and not row["n"]
 
 
@@ -138,9 +143,10 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
 
 
 def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
-    """Return each row with its environment class, rows with a known class first.
+    """Return each row with its environment class. Rows with a known class come first.
 
-    An early failure gets the class of the first row of the same question, if possible of a row with measured values.
+    An early failure gets the class of the first row of the same question that has measured values, or else of the first
+    row with a known class. `question_of` returns the key of a row's question.
     """
     # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
@@ -168,11 +174,11 @@ def differ_in_engine(one: RunSpec, other: RunSpec) -> bool:
 def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     """Return True if the engines of two specs have equal options, apart from options that only one engine has.
 
-    A stage with offload and another stage without it would compare offload instead of the stages. The same is true for
-    different bucket sizes.
+    If only one of two ZeRO stages used offload, the comparison would show the effect of offload instead of that of the
+    stage. The same is true for different bucket sizes.
 
-    An option belongs to one engine alone if its preset lists the option and the other spec does not have it. Presets
-    list the options without a default. Any other option could have been set for both engines.
+    An option belongs to one engine alone if the preset file of this engine lists it and the other spec does not have
+    it. Presets list the options that have no default. Any other option could have been set for both engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
     # an option that only one of the engines has counts as unequal
@@ -188,7 +194,8 @@ def dump_without_engine(spec: RunSpec) -> str:
 
 
 def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
-    """Return the options of a spec's engine that differ from its preset and that the engine of `other` lacks."""
+    """Return the options of a spec's engine that differ from the engine's preset file and that the engine of `other`
+    does not have."""
     preset, theirs = read_engine_preset(spec.engine.name), _list_options(other)
     return {
         name: value
@@ -246,11 +253,11 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
-    """Return rows of a summary with a column `protocol`. It distinguishes rows of equal name, and is empty for all
-    others.
+    """Return rows of a summary with a column `protocol`, which distinguishes rows of equal name (by the function
+    `name`). It is empty for all other rows.
 
-    The column names one field of the measurement protocol if that is enough, otherwise all that differ. It is used in
-    tables; figures join such rows to one series.
+    The column states one field of the measurement protocol if this field distinguishes all rows of the name, and
+    otherwise all fields that differ. Tables show the column. Figures join rows of equal name to one series.
     """
     texts: dict[str, str] = {}
     for group in group_by(rows, name).values():
@@ -261,8 +268,8 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
 
 
 def describe_differing_fields(members: Sequence[str], fields: Fields) -> dict[str, str]:
-    """Return, by config_id, the first field that distinguishes all configurations, with its value, otherwise all fields
-    that differ."""
+    """Return, by config_id, a text that distinguishes the configurations `members`: the first field whose values are
+    all different, with its value. If there is no such field, the text lists all fields that differ."""
     differ = _list_differing(members, fields)
     # one field is enough if its values are distinct
     sufficient = [one for one in differ if len({fields[member].get(one) for member in members}) == len(members)]

@@ -46,10 +46,10 @@ from bench.core.store import Unreadable, read_record
 _log = logging.getLogger(__name__)
 
 Runs = dict[str, list[float]]
-"""Timed steps of the runs that a summary row combines, in seconds and in order, by allocation.
+"""Timed steps of the runs that a summary row combines: the seconds of the steps in order, by allocation.
 
-Runs of one allocation are not independent, so their steps are joined. A run outside of any job counts as an allocation
-of its own, named after its folder.
+An allocation is one start of a Slurm job. Runs of one allocation are not independent, so their steps are joined. A run
+outside of any job counts as an allocation of its own, named after its folder.
 """
 
 
@@ -59,7 +59,7 @@ class Results:
 
     table       the run table: one row per run, sorted by study, model, ranks and so on (see `analysis.columns`)
     skipped     files that could not be read as records, with the reason
-    unfinished  folders of attempts without a record
+    unfinished  folders of attempts (tries at a run) that have no record yet
     keeps_disturbed
                 True if the times of disturbed runs count like all others; see `with_disturbed`
     """
@@ -86,15 +86,17 @@ class Results:
 
     @functools.cached_property
     def with_disturbed(self) -> "Results":
-        """The same runs, but disturbed runs (flags `analysis.flags.DISTURBED`) count like all others.
+        """The same runs, but the times of disturbed runs (flags in `analysis.flags.DISTURBED`, such as `busy`) count
+        like all others.
 
-        This is meant for times in a paired comparison, because background load during a round affects both sides. It is
-        also meant for values that background load does not change, such as bytes moved.
+        Use it for times in a paired comparison, because background load during a round affects both sides. Use it also
+        for values that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
 
     def take(self, places: Sequence[int]) -> "Results":
-        """Return the runs with these row numbers. Outcomes and flags remain those judged in the whole set."""
+        """Return results of the runs with these row numbers only. Their outcomes and flags remain those found by
+        comparison with the whole set of runs."""
         outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
         table, rows = (
             self.table.iloc[list(places)].reset_index(drop=True),
@@ -108,8 +110,8 @@ class Results:
 
         `file` is the path of the record. `spec` and `environment` are JSON texts; the environment may be None. `step_s`
         holds the seconds of every recorded step, warm-up included, and `cut` is the index of the first timed step.
-        `own_s` holds each rank's seconds per step outside collectives. `rank_peak_bytes` holds each rank's peak of
-        allocated bytes after warm-up.
+        `own_s` holds the seconds per step that each rank spends outside collectives. `rank_peak_bytes` holds each
+        rank's peak of allocated bytes after warm-up.
         """
         cells = {FILE: self._files} | {name: self._traces.column(name) for name in TRACES}
         frame = {name.removeprefix("trace_"): _list_values(column) for name, column in cells.items()}
@@ -117,7 +119,8 @@ class Results:
 
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
-        """The summary, with a row per configuration, machine, environment class and evidence (`analysis.summary`)."""
+        """The summary table (`analysis.summary`). It has a row for each configuration on each machine, by environment
+        class (hash of device and software versions) and kind of evidence (such as measured)."""
         return summarise(self.table, describe_variants(self.specs), keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
@@ -138,14 +141,14 @@ class Results:
         return Path(self._files[place].as_py())
 
     def record(self, row: int) -> RunRecord:
-        """Return the complete record of a run, read again, with the outcome that the run table has. `row` is a row
-        number."""
+        """Read the complete record of the run in row number `row` of the run table, and return it with the outcome that
+        the run table has."""
         record = self._load(self.get_file(row))
         return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
     def runs(self, row: Row) -> Runs:
-        """Return the timed steps of the runs that a summary row combines. Empty if n is 0 or if all runs were
-        disturbed."""
+        """Return the timed steps of the runs that a summary row combines. Empty if no run ended ok (n is 0), or if all
+        runs were disturbed."""
         found: Runs = {}
         for place in self.list_timed(row):
             if steps := self.window(place):
@@ -170,10 +173,10 @@ class Results:
         return not self.keeps_disturbed and place in self._disturbed
 
     def window(self, place: int) -> list[float]:
-        """Return the timed steps of the run in row number `place`, in seconds and in order.
+        """Return the times of the timed steps of the run in row number `place`, in seconds and in order.
 
-        They are scaled so that their sum is the duration of the window. The sum is larger in older records of several
-        ranks, which have no step times of single ranks.
+        The times are scaled so that their sum equals the duration of the window of timed steps. Without scaling, the
+        sum is larger in older records of several ranks, which have no step times of single ranks.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -259,8 +262,8 @@ def warn(found: Reading | Results) -> None:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    """Return the results of rows, after comparing them with the runs of the reference engine among them
-    (`analysis.verify`).
+    """Return the results of rows, after their losses and gradient norms are compared with those of runs of the
+    reference engine in the same set (`analysis.verify`).
 
     Few runs are judged invalid. For these, `load` reads the record again, and the changed cells are computed from it.
     """
@@ -289,8 +292,11 @@ def _compute_changes(file: Path, load: Callable[[Path], RunRecord]) -> dict[str,
 
 
 def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
-    """Return the flags of all runs, with `unverified` added in the order of FLAGS. It works on a dictionary of distinct
-    texts, since they are few."""
+    """Return the flags of all runs, with the flag `unverified` inserted where the mask `unverified` is True, in the
+    order of FLAGS.
+
+    For speed, each distinct text of flags is extended once. There are few distinct texts.
+    """
     encoded = raised.combine_chunks().dictionary_encode()
     known = encoded.dictionary.to_pylist()
     more = [" ".join(name for name in FLAGS if name in {*text.split(), "unverified"}) for text in known]

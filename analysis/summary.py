@@ -2,12 +2,14 @@
 
 Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
 and these:
+
 variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 number of allocations with repeats that ended ok. Drills and runs disturbed by an external cause
                   (`analysis.flags.DISTURBED`) are excluded. Runs in the same allocation share its nodes, so they count
                   once, with their median. A run outside of any job counts by itself.
-times and rates   missing if all runs were disturbed; n then counts these runs, whose memory and losses are known.
-runs              number of rows of the run table, all attempts included.
+times and rates   missing if all runs were disturbed. In this case n counts the disturbed runs, because their memory and
+                  losses are valid.
+runs              number of rows of the run table, all attempts (tries at a run) included.
 outcome           ok if n > 0, otherwise the outcome of the last attempt.
 reason            cause of that outcome; if n > 0, the number of excluded repeats and why they are excluded.
 sample_s          seconds per sample: the mean over all windows of an allocation, then the geometric mean over the
@@ -18,9 +20,10 @@ step_s_max        longest step of all repeats.
 tokens_trained, trained_s, validation_loss, exact_match, token_f1 (and *_before)
                   median over the repeats, if any run was trained to its end.
 *_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
-interval_kind     "within the run" for n = 1: it predicts further steps in that allocation, not other allocations. For
-                  several runs in it, it spans the intervals of all. For n of six or more: "between repeats". For n of
-                  two to five, which have no 95 % interval: "range of repeats". Missing without an interval.
+interval_kind     "within the run" for n = 1: the interval predicts further steps in that allocation, not other
+                  allocations. If the allocation has several runs, the interval spans the intervals of all of them. For
+                  n of six or more: "between repeats". For n of two to five, which have no 95 % interval: "range of
+                  repeats". Missing if the row has no interval.
 interval_level    0.95, or the probability that the range of two to five repeats contains the median.
 interval_n        number of steps (within the run) or repeats that the interval is computed from.
 flags             flags of the runs that the row combines, and `mixed` if any other repeat did not end ok.
@@ -132,8 +135,8 @@ def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> li
 
 
 def is_disturbed(row: Row) -> bool:
-    """Return True if the times of a run are excluded because of background load or a pause. For a summary row, this
-    means that all of its runs are."""
+    """Return True if the times of a run are excluded because of background load or a pause. For a summary row, return
+    True if the times of all its runs are excluded."""
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 
@@ -176,7 +179,7 @@ def _compute_timing(allocations: Allocations) -> Row:
 def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
     if len(allocations) != 1:
         return repeats_interval(_compute_medians(allocations, name))
-    # the difference between allocations is unknown, so the interval spans those of all runs in this one
+    # with one allocation, the difference between allocations is unknown; the interval spans the intervals of its runs
     (good,) = allocations
     ends = [(row[f"{name}_low"], row[f"{name}_high"]) for row in good]
     if any(low is None for low, _ in ends):

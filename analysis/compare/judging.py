@@ -1,5 +1,5 @@
-"""Result of a pair of configurations: the faster one, changed counts and bytes, and whether the limits of the
-regression gate are kept."""
+"""Result of comparing a configuration in result sets A and B: the faster side, changed counts and bytes, and whether
+the limits of the regression gate are kept."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,15 @@ _COUNTS = ("calls", "payload_bytes")
 FIXED = ("parameters", "trainable_parameters", "model_flops", "hardware_flops", *_MEMORY)
 """Quantities that are compared for every run. Calls and bytes of each kind of collective are compared in addition."""
 # Tolerance for memory on a CPU, where memory of the harness and of gloo counts as well. Resident bytes differed by up
-# to 4 KiB between repeats of 40 configurations. Their peaks differed by 3.7 %, so peaks are not exact on a CPU. Peaks
-# during initialisation differed by 192 KiB at stage 3, so they are not compared.
+# to 4 KiB between repeats of the same configuration, for 40 configurations. Their peaks differed by up to 3.7 %, so
+# peaks are not exact on a CPU. Peaks during initialisation differed by up to 192 KiB at stage 3, so they are not
+# compared.
 _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity whose ranges of values in A and in B do not overlap. `a` and `b` are its (lowest, highest) value in
-    A and in B."""
+    """A quantity that changed: the range of its values over the runs of A does not overlap the range over the runs of
+    B. `a` and `b` are these ranges, as (lowest, highest)."""
 
     name: str
     a: tuple[int, int]
@@ -44,7 +45,8 @@ class QuantityChange(NamedTuple):
 
 
 def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tuple[QuantityChange, ...]:
-    """Return the quantities, known for all runs, whose ranges of values in A and in B do not overlap."""
+    """Return the changed quantities: those whose range of values in the runs of A does not overlap the range in B. Only
+    quantities that are known for all runs are compared."""
     kinds = sorted({kind for record in (*ours, *theirs) for kind in _get_collectives(record)})
     a, b = ([list_quantities(record, kinds) for record in side] for side in (ours, theirs))
     known = [name for name in a[0] if all(name in one for one in (*a, *b))] if a and b else []
@@ -60,15 +62,16 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Return True if `name` can be the name of a quantity. Collectives of any kind are accepted."""
+    """Return True if `name` can be the name of a quantity. Names of calls and bytes are accepted for any kind of
+    collective."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
 def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
     """Return the known quantities of a run, by name.
 
-    FLOPs are those of a step over all ranks. Calls and payload bytes of each of the `kinds` of collectives are those of
-    one step on the rank with the most. Memory is that of the rank with the most.
+    FLOPs are those of a step over all ranks. Calls and payload bytes are given for each of the `kinds` of collectives,
+    for one step of the rank with the most. Memory is that of the rank with the most.
     """
     observed = record.observations
     if observed is None:
@@ -88,8 +91,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def _is_on_host(record: RunRecord) -> bool:
-    """Return True if tensors share host memory with the harness and gloo. The threads of gloo free buckets at no fixed
-    time, so the peak varies."""
+    """Return True if tensors are in host memory, which they share with the harness and gloo. The peak of allocated
+    memory then varies, because the threads of gloo free buckets at no fixed time."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -110,11 +113,12 @@ class Gate(NamedTuple):
     """Regression gate: limits on how much worse B may be than A. A `limit` of 0.03 allows 3 % more time per sample
     and 3 % more peak memory.
 
-    Time breaks the gate if the whole interval of the ratio, corrected for all pairs, lies above the limit. Time keeps
-    the gate if the whole interval lies below the limit. Otherwise, and with too few repeats, the gate is open.
+    Time breaks the gate if the ratio of B to A is shown to be above the limit, by tests that are corrected for the
+    number of pairs. Time keeps the gate if the whole interval of the ratio lies below the limit. In all other cases,
+    also with too few repeats, the gate is open (undecided).
 
-    Memory breaks the gate if every run of B exceeds every run of A by more than the limit. A configuration that fails
-    only in B breaks it as well. With `exact`, any other changed quantity also breaks the gate.
+    Memory breaks the gate if the peak of every run of B exceeds the peak of every run of A by more than the limit. A
+    configuration that fails only in B breaks the gate as well. With `exact`, any other changed quantity also breaks it.
     """
 
     limit: float | None = None
@@ -125,8 +129,8 @@ class Gate(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Confidence level of each judgement. The probability that any of the `looks` judgements is wrong is then at
-        most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each judgement. It is set so high that the probability that any of the `looks` judgements
+        is wrong is at most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
@@ -151,7 +155,7 @@ class PairResult(NamedTuple):
 
     @property
     def runs(self) -> tuple[int, int] | None:
-        """Number of compared runs of A and of B; None without a comparison."""
+        """Number of compared runs as (A, B); None without a comparison."""
         return self.comparison and self.comparison.runs[::-1]
 
 
@@ -166,7 +170,8 @@ def judge_pairs(
     """Return the result of every pair. Verdicts are corrected for the number of pairs, since some of many pairs would
     differ by chance.
 
-    With `paired`, repeat n of A and repeat n of B ran one after the other, as in `zeroscale ab`.
+    With `paired`, repeat n of A is compared with repeat n of B, because both ran one after the other, as in
+    `zeroscale ab`.
     """
     level = gate.level if gate else LEVEL
     # Verdicts are corrected for the number of pairs, so every pair is compared before any status is set.
@@ -181,8 +186,8 @@ def judge_pairs(
 
 
 def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, *, paired: bool) -> PairResult:
-    """Return the result of one pair. If both sides have times, the status is provisional, because it depends on all
-    pairs."""
+    """Return the result of one pair. If both sides have times, the status is provisional; `judge_pairs` replaces it by
+    a verdict that is corrected for the number of pairs."""
     ours, theirs = pair.a, pair.b
     if ours is None or theirs is None:
         one = ours or theirs
@@ -271,8 +276,8 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
 
 
 def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Return the reasons why a pair's time neither keeps nor breaks the regression gate; empty if a slowdown above the
-    limit is excluded. `among` is the number of comparisons that verdicts are corrected for."""
+    """Return the reasons why the time of a pair does not keep the regression gate; empty if a slowdown above the limit
+    is excluded. `among` is the number of comparisons for which verdicts are corrected."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)

@@ -53,15 +53,17 @@ styled = matplotlib.rc_context(STYLE)
 
 WIDTH_IN = 7.2  # text width of a two-column page
 WHOLE, MOST = 20, 12
-"""Limits on the panels of a printed figure. Up to WHOLE panels are all drawn. If there are more, only MOST of them are
-drawn."""
+"""Limits on the panels of a printed figure. If a figure has at most `WHOLE` panels, all of them are drawn. If it has
+more, only `MOST` of them are drawn."""
 
 # Sizes in inches, measured in DejaVu Sans: letters of titles and notes, lines of text, and entries of a legend.
 _LETTER_IN, _SMALL_IN, _TITLE_IN, _LINE_IN = 0.07, 0.047, 0.14, 0.115
 _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
-_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06  # largest and smallest font size; inches of a letter of the largest
-_NAME, _NAMES, _MOST_NAMES = 34, 38, 20  # most letters of a name, of all names in a line, and most names below an axis
-_ASLANT_LETTER_IN = 0.047  # width that a letter of a name at an angle takes
+# Largest and smallest font size of a reason, and the width of a letter in the largest size.
+_REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06
+# Names below an axis: most letters of one name, most letters of all names on one line, and most names.
+_NAME, _NAMES, _MOST_NAMES = 34, 38, 20
+_ASLANT_LETTER_IN = 0.047  # width that a letter takes in a name drawn at an angle
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",
     "fsdp_no_reshard",
@@ -104,7 +106,10 @@ class Look(NamedTuple):
 
 
 class Key(NamedTuple):
-    """An entry of a figure's legend. On the page, clicking it hides the series with the same `label`."""
+    """An entry of a figure's legend: a filled rectangle if `patch` is set, otherwise a line or marker.
+
+    On the page, a click on the entry hides the series with the same `label`.
+    """
 
     label: str
     style: Mapping[str, Any]
@@ -133,6 +138,7 @@ class Panel:
     title   words of the title; a line may break between two of them
     draw    function that draws into empty axes, which already have their final size
     group   panels of the same group are printed in the same rows, so that neighbours can be compared
+    space   height and margins of the axes
     weight  count of numbers in the panel; if there are too many panels to print, those with the fewest are omitted
     wide    whether the panel takes the whole width of a page
     narrow  height and margins of a wide panel on a phone; None if it does not fit there
@@ -184,9 +190,10 @@ def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> No
 
 
 def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each engine of a page.
+    """Return the look (colour and marker) of each engine of a page.
 
-    An engine gets its usual colour, or a free colour if another engine of the page has that colour.
+    An engine gets its usual colour, or a free colour if another engine of the page has that colour. If no colour is
+    free, it gets a free combination of colour and marker.
     """
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
@@ -224,7 +231,8 @@ def shorten_text(text: str, letters: float) -> str:
 
 
 def format_reason(row: Row | None) -> str:
-    """Return in one or two words why a configuration has no number, such as OOM or busy."""
+    """Return in one or two words why a configuration has no number, such as OOM or busy. A `row` of None is a
+    configuration that was not run."""
     if row is None:
         return "not run"
     ended = str(row["outcome"])
@@ -332,8 +340,8 @@ def compose(picture: Picture) -> Figure:
 def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
     """Return the panels that are printed, in their order.
 
-    If there are more than WHOLE panels, these are the MOST panels with the greatest weight, spread evenly over the
-    groups.
+    If there are more than `WHOLE` panels, `MOST` of them are printed: the same number from each group as far as
+    possible, and within a group the panels with the greatest weight.
     """
     if len(panels) <= WHOLE:
         return list(panels)
@@ -342,9 +350,9 @@ def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int]:
-    """Return at most `most` indices in ascending order, spread evenly over groups.
+    """Return at most `most` indices in ascending order, the same number from each group as far as possible.
 
-    `ranked` lists pairs of index and group, with the preferred indices of each group first.
+    `ranked` lists pairs of index and group. Within a group, the preferred indices come first.
     """
     turns: Counter[Hashable] = Counter()
     numbered = []

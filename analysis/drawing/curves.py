@@ -43,11 +43,14 @@ from analysis.summary import Row
 MAX_CURVES = 14
 """Most curves in a figure. More curves could not be distinguished."""
 
-_ABOVE, _FURTHEST = 1.08, 1.5  # end of the y axis / highest point: least, and most with intervals
+# The y axis ends at _ABOVE times the highest point or interval. Intervals beyond _FURTHEST times the highest point are
+# cut off.
+_ABOVE, _FURTHEST = 1.08, 1.5
 _MOST_NAMES = 3  # most panels without a number that a note names
-_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4  # axis above zero; a line of reasons below; gap between, in lines
+# Height of the axis above zero and of a line of reasons below it; the gap between them, as a fraction of a line.
+_HEIGHT_IN, _STRIP_IN, _GAP = 1.6, 0.11, 0.4
 _TICKS = 6
-_EDGE = 0.5  # margin left and right of the outer places, in distances between places
+_EDGE = 0.5  # margin left of the first and right of the last tick, as a fraction of the distance between two ticks
 _BAR, _THIN_BAR = 0.9, 0.4  # line width of an interval between runs, and of an interval of one run's steps
 _IDEAL: Any = {"color": INK, "linestyle": (0, (5, 3)), "linewidth": 0.8}
 _PREDICTED = (0, (3, 2))
@@ -56,8 +59,8 @@ _PREDICTED = (0, (3, 2))
 class PlottedQuantity(NamedTuple):
     """The quantity that a figure shows: a column of the summary, divided by `unit`.
 
-    If `interval` is set, the columns *_low and *_high of the summary are drawn as bars. If `predicted` is set, the
-    column predicted_* is drawn as a second curve.
+    If `interval` is set, the columns `*_low` and `*_high` of the summary are drawn as bars. If `predicted` is set, the
+    column `predicted_*` is drawn as a second curve. `ideal` is the value at which a horizontal line is drawn.
     """
 
     column: str
@@ -84,8 +87,9 @@ class ChartPoint(NamedTuple):
 class ChartCurve(NamedTuple):
     """A curve. Points within a segment are joined by a line.
 
-    `gaps` are ticks of the x axis without a number, listed only if a run of the curve failed. A predicted curve has the
-    same label as the measured curve; its markers are hollow and its lines dashed.
+    `gaps` lists the ticks of the x axis at which the curve has no number, each with the row that states the reason. The
+    row is None if nothing was run there. `gaps` is empty unless a row of the curve has no number. A predicted curve has
+    the same label as the measured curve; its markers are hollow and its lines dashed.
     """
 
     label: str
@@ -127,7 +131,7 @@ def build_picture(
     """Return the figure of a quantity, with one panel per group.
 
     A group without any number is named in the note and not drawn. If no group has a number, the groups with a failure
-    are drawn as reasons only. The figure is empty if all runs were made on a busy machine.
+    are drawn, with the reasons in place of curves. The figure is empty if all runs were made on a busy machine.
     """
     every = build_panels(groups, quantity)
     panels = [panel for panel in every if panel.points] or [panel for panel in every if _list_reasons(panel) != [BUSY]]
@@ -185,8 +189,8 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
     """Return a curve with a point for every number.
 
-    Two neighbouring ticks are joined by a line if each has exactly one point. If a run of the curve failed, all ticks
-    without a number are gaps.
+    `cells` holds the rows at each tick of the x axis. Two neighbouring ticks are joined by a line if each has exactly
+    one point. If any row has no number, all ticks without a number are gaps, also those without a row.
     """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
@@ -210,7 +214,8 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
 def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> float:
     """Return the upper end of a y axis that begins at zero; 0 if there is no number.
 
-    It lies above the highest point. Very wide intervals are cut off, because they would squeeze all curves.
+    The upper end lies above the highest point. Very wide intervals are cut off there, because a longer axis would
+    squeeze all curves.
     """
     points = [point for panel in panels for point in panel.points]
     highest = max([quantity.ideal or 0.0, *(point.value for point in points)])
@@ -246,8 +251,8 @@ def _draw_panel(
 ) -> None:
     """Draw the curves above y = 0, and below it the reasons for missing numbers.
 
-    `scale` is the upper end of the y axis, and the number of lines of reasons. If that end is 0, there is no number,
-    and the panel consists of the reasons.
+    `scale` holds the upper end of the y axis and the number of lines of reasons. An upper end of 0 means that there is
+    no number; the panel then shows only the reasons.
     """
     top, lines = scale[0] or 1.0, scale[1]
     line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
@@ -286,7 +291,11 @@ def _draw_panel(
 
 
 def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: float, *, hollow: bool) -> None:
-    """Draw one curve: a marker for every number, and a line along each segment."""
+    """Draw one curve: a marker for every number, and a line along each segment.
+
+    `aside` shifts the curve along the x axis, and `top` is the upper end of the y axis. With `hollow`, points without
+    an interval get hollow markers.
+    """
     bars = [(point.place + aside, *point.ends) for point in curve.points if point.ends]
     if bars:
         widths = [_BAR if point.row["n"] > 1 else _THIN_BAR for point in curve.points if point.ends]
@@ -315,7 +324,8 @@ _EFFICIENCY_NOTE = (
 
 
 def build_efficiency(results: Results, law: Law) -> Picture:
-    """Return the figure of efficiency for strong or weak scaling, with one panel per equal work.
+    """Return the figure of efficiency for strong or weak scaling. Curves with equal work share a panel: the same global
+    batch, or the same work per device.
 
     The figure is empty if no curve has two numbers.
     """
@@ -338,7 +348,8 @@ def build_efficiency(results: Results, law: Law) -> Picture:
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
     """Return a point of a scaling curve as a row of the summary.
 
-    At the smallest node count, the efficiency is 1 by definition, and its interval is that of its own throughput.
+    At the smallest node count, the efficiency is 1 by definition. Its interval is that of the throughput at this node
+    count, relative to that throughput.
     """
     found, row = point.efficiency, point.row
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)

@@ -1,7 +1,7 @@
 """History: the time per sample of each configuration over commits, versions or dates, and the changes of its level.
 
-A place of a history is a commit, a set of software versions or a day. `output` renders a history as text, CSV tables
-and an HTML page.
+A position on the time axis is called a place. It is a commit, a set of software versions or a day. The module `output`
+renders a history as text, CSV tables and an HTML page.
 """
 
 import math
@@ -57,7 +57,8 @@ class HistoryAxis(NamedTuple):
 
 
 class PlaceValue(NamedTuple):
-    """Measured times of a configuration at one place, each the mean over the timed steps of an allocation."""
+    """Measured times of a configuration at one place. Each time is the mean over the timed steps of an allocation,
+    which is one start of a Slurm job."""
 
     place: int  # index of the axis
     sample_s: tuple[float, ...]  # seconds per sample, one value per allocation
@@ -93,8 +94,8 @@ class HistorySeries(NamedTuple):
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
-        """Return the typical seconds per sample at a place of the axis. It is the geometric mean over all places
-        between the same two detected changes."""
+        """Return the level of the series at a place of the axis, in seconds per sample. The level is the geometric mean
+        over all places between the last detected change before this place and the next one."""
         starts = [one.change.after for one in self.changes]
         part = sum(start <= place for start in starts)
         return _compute_geometric_mean(
@@ -121,8 +122,8 @@ class _Run(NamedTuple):
 
 
 def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
-    """Return the history of all measured configurations. The rate of falsely reported changes is limited for all
-    configurations together."""
+    """Return the history of all measured configurations, with the detected changes. The probability that any false
+    change is reported is limited for all configurations together."""
     runs = list(_list_runs(results))
     placed = [run for run in runs if find_key(run.origin, by)]
     axis = build_axis([run.origin for run in placed], by, ancestry)
@@ -210,8 +211,8 @@ def _split_version(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def describe_other_differences(before: Origin, after: Origin, by: By) -> str:
-    """Describe how the versions and commits of two runs differ, without the property `by` that the history is sorted
-    by; empty if no difference is known."""
+    """Describe how the versions and commits of two runs differ. The property that forms the history's axis (`by`) is
+    not described. Empty if no other difference is known."""
     differ = []
     if by != "version":
         old, new = dict(before.versions), dict(after.versions)
@@ -231,9 +232,10 @@ def shorten_commit(key: str) -> str:
 
 
 def _list_runs(results: Results) -> Iterable[_Run]:
-    """Yield the last attempt of every measured repeat in every study folder.
+    """Yield the last attempt of every measured repeat of every configuration.
 
-    Repeats are distinguished by folder, because two calls of `ab` number their repeats from 0 in separate folders.
+    Repeats are distinguished by folder, because each call of `zeroscale ab` numbers its repeats from 0 in a folder of
+    its own.
     """
     last: dict[tuple[str, int], tuple[int, Row]] = {}
     files = results.traces["file"]
@@ -249,8 +251,8 @@ def _list_runs(results: Results) -> Iterable[_Run]:
 
 
 def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, list[_Run]]]:
-    """Return the runs of each configuration on each kind of device, with a name for each group. Names are unique if
-    possible."""
+    """Return the runs grouped by configuration, machine and kind of device, with a name for each group. A name that two
+    groups would share is extended by the device."""
     variants = describe_variants(results.specs)
     has_machines = len(set(results.table["machine"])) > 1
     groups: dict[tuple[str, ...], list[_Run]] = {}

@@ -51,15 +51,16 @@ _LABELS = {
 # Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
 _MOST_NAMED = 3
-"""Most rivals with the same verdict that a cell names. Of the other rivals, the cell gives only the number; best.csv
-names all."""
+"""Most rivals with the same verdict that a cell names. It gives only the number of the other rivals. The file best.csv
+names all rivals."""
 _VERDICTS: dict[Verdict, str] = {
     EQUAL: "equal within 3 %", NOT_DETECTED: "not distinguished", "slower": "slower",
     TOO_FEW: "longer, indicative only",
 }  # fmt: skip
 _LUCK_WORTH_SAYING = 0.002
-"""Smallest selection bias that is reported, as a share of the time per sample. A smaller bias would not change the
-three digits that tables show."""
+"""Smallest selection bias that is reported, as a share of the time per sample. The bias is the amount by which the
+fastest time is too short because it was selected as the shortest. A smaller bias would not change the three digits that
+tables show."""
 
 
 class ColumnHeading(NamedTuple):
@@ -131,7 +132,10 @@ def build_configurations_table(rows: Sequence[Row]) -> TextTable:
 
 
 def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
-    """Return one row per question, with the fastest configuration and its rivals. `rows` are the rows of all runs."""
+    """Return a table with one row per question: its fastest configuration and the rivals of that configuration.
+
+    A question is a group of configurations that do the same work on equal hardware. `rows` are the rows of all runs.
+    """
     head = (
         _head_models([best.question["model"] for best in found]),
         ColumnHeading("question"),
@@ -190,7 +194,7 @@ def _head_models(models: Sequence[str]) -> ColumnHeading:
 def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
     row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
-    # Configurations measured on a busy machine ended ok, but have no time. The reader must see that they have no rank.
+    # Configurations measured on a busy machine ended ok, but have no time. Readers must see that they are not ranked.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
     leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
@@ -207,7 +211,7 @@ def _describe_rivals(best: Best) -> str:
     """Return a text that lists the rivals of the fastest configuration by verdict, with the change of their time per
     sample.
 
-    The selection bias of the fastest is added if it is large enough.
+    A sentence on the selection bias of the fastest is added if the bias is at least _LUCK_WORTH_SAYING.
     """
     parts = []
     for verdict, words in _VERDICTS.items():
@@ -224,8 +228,8 @@ def _describe_rivals(best: Best) -> str:
 
 
 def _name_choice(row: Row) -> str:
-    """Return the name of a configuration, with the number of excluded repeats. Its numbers come from the other
-    repeats."""
+    """Return the name of a configuration. If repeats of it were excluded from its numbers, their number and the reason
+    follow in parentheses."""
     return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
@@ -281,7 +285,8 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
     """Return heading and cell function of a column of byte sizes.
 
-    All cells have the unit of the largest size, unless sizes differ so widely that each gets its own unit.
+    All cells have the unit of the largest size. If the smallest size is less than 1/100 of that unit, each cell gets
+    its own unit.
     """
     sizes = [row[column.name] for row in rows if row[column.name]]
     # A common unit makes rows comparable, unless the smallest size would be rounded to nothing.
@@ -315,7 +320,8 @@ def _name_outcome(row: Row) -> str:
 
 
 def _find_counted_tokens(rows: Sequence[Row]) -> str:
-    """Return which tokens a rate counts. It has to be stated, because other tools count encoder tokens only."""
+    """Return a text on which tokens a rate of tokens per second counts. The report states this, because other tools
+    count encoder tokens only."""
     both = {row["encoder_tokens"] is not None for row in rows}
     if both <= {True}:
         return "encoder + decoder, with padding"
@@ -328,7 +334,8 @@ def _format_row_interval_kind(row: Row) -> str:
 
 
 def _describe_intervals(rows: Sequence[Row]) -> str:
-    """Return a sentence on level and kind of the intervals, by n, the number of allocations behind a number."""
+    """Return a text that names the level and kind of the intervals for each value of n. The n of a row is the number of
+    allocations from which its numbers are computed."""
     kinds: dict[int, dict[str, None]] = {}
     for row in sorted(rows, key=lambda row: row["n"]):
         if kind := _format_row_interval_kind(row):
@@ -370,4 +377,5 @@ _MADE: dict[str, _Source] = {
         lambda row: _build_text_cell(_format_row_interval_kind(row)),
     ),
 }
-"""Columns that are not columns of the summary: each combines several of them."""
+"""Columns of the report that the summary does not have: heading and cell function by name. Each is built from several
+columns of the summary."""

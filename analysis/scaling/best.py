@@ -1,7 +1,7 @@
 """Best configurations of a question: the fastest, its ties, and the Pareto front of throughput and memory.
 
-The table has a row per configuration of each question, the fastest first and failures last. It has the columns of the
-summary and these:
+A question is a group of configurations that do the same work on equal hardware. The table has a row per configuration
+of each question, the fastest first and failures last. It has the columns of the summary and these:
 
 standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell.
 ratio           seconds per sample, divided by those of the fastest configuration.
@@ -51,10 +51,11 @@ class Rival(NamedTuple):
 
 
 class RankedFamily:
-    """Configurations with enough repeats that are ranked together. Verdicts on all pairs of them hold together.
+    """Configurations with enough repeats that are ranked together. The probability that the verdict on any of their
+    pairs is wrong is at most 1 - `level`.
 
-    They are compared within the allocations that all of them share. If they share too few allocations, all runs of each
-    are compared.
+    The configurations are compared within the allocations that all of them share. If they share too few allocations,
+    all runs of each configuration are compared.
     """
 
     def __init__(self, paces: Sequence[Pace], level: float = LEVEL) -> None:
@@ -69,7 +70,7 @@ class RankedFamily:
 
     @property
     def lead(self) -> Pace | None:
-        """The seconds per sample of the configuration measured as the fastest; None for an empty family."""
+        """The times of the configuration with the shortest measured time per sample; None for an empty family."""
         return self._paces[self._family.lead] if self._family else None
 
     @property
@@ -78,7 +79,8 @@ class RankedFamily:
         return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
-        """Compare two configurations. If one of them is not in the family, the interval holds for this pair alone."""
+        """Compare two configurations. If both are in the family, the interval holds for all its pairs simultaneously;
+        otherwise it holds for this pair alone."""
         places = [self._places.get(id(pace)) for pace in (one, other)]
         if self._family is None or places[0] is None or places[1] is None:
             return compare_paces(one, other)
@@ -112,14 +114,14 @@ class Ranking(NamedTuple):
     def ties(self) -> tuple[Row, ...]:
         """The rivals that are not detectably slower than the fastest.
 
-        Suppose that all configurations have enough repeats. Then in 95 of 100 rankings no rival that is truly as fast
-        is called slower. The time of the fastest itself has a selection bias.
+        If all configurations have enough repeats, then in at least 95 of 100 rankings no rival that is truly as fast as
+        the fastest is called slower. The time of the fastest itself has a selection bias.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
-    """Rank the rows that have step times; None if there are none."""
+    """Rank the rows that have step times by their time per sample; None if no row has step times."""
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
@@ -134,12 +136,12 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
 
 
 def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
-    """Compare the fastest configuration of `ours` with the fastest of `theirs`. The fastest comes first in each of
-    them.
+    """Compare the fastest configuration of `ours` with the fastest of `theirs`. Each sequence begins with its fastest.
 
-    The interval allows for the selection of both from the same data. The log ratio of the truly fastest two is the
-    minimum over `ours` of the maximum over `theirs` of the log ratios of all pairs. So it lies between the same minimax
-    of the lower and of the upper ends of intervals that hold together.
+    The interval allows for the selection of both from the same data, as follows. The log ratio of the truly fastest two
+    is a minimax: the minimum over `ours` of the maximum over `theirs` of the pairs' true log ratios. The intervals of
+    all pairs hold simultaneously. So the minimax of their lower ends and the minimax of their upper ends enclose this
+    log ratio.
     """
     plain = compare_paces(ours[0], theirs[0], level)
     if len(ours) == len(theirs) == 1 or not plain.decides:
@@ -177,11 +179,12 @@ COLUMNS = (
 )
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
-"""Result of comparing a configuration with those that need at most as much memory.
+"""Result of comparing a configuration with all configurations that need at most as much memory.
 
-Front: no configuration with at most as much memory was measured as faster. The other results mean that such a
-configuration was measured as faster. Dominated: the difference is detectable. Tied: it is not detectable. "Too few
-repeats to tell": there are too few repeats for a verdict.
+front                    None of them was measured as faster.
+dominated                One of them was measured as faster, and the difference is detectable.
+tied                     One of them was measured as faster, but the difference is not detectable.
+too few repeats to tell  One of them was measured as faster, but there are too few repeats for a verdict.
 """
 
 _PLACES: Mapping[Verdict, Place] = {"slower": "dominated", TOO_FEW: TOO_FEW}
@@ -206,7 +209,8 @@ class ParetoPoint(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The fastest configuration of one question, its rivals and its Pareto front, as rows of the summary."""
+    """The fastest configuration of one question, its rivals, and the Pareto front of all of them, as rows of the
+    summary."""
 
     question: Question
     fastest: Row | None  # lowest seconds per sample as measured; None if nothing was measured
@@ -257,8 +261,8 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest configuration that needs no more memory. If that one does not
-    dominate it, no other does."""
+    """Compare each configuration with the fastest of the configurations that need no more memory. If this one is not
+    faster, none of the others is."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

@@ -7,10 +7,10 @@ returns (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detecte
 segments are tested in turn. The p-value of Student's t is multiplied by the number of possible positions of the change.
 The score of the change is minus the logarithm of that product.
 
-The critical score comes from permutations of the places, the same permutations for all series. So the error rate holds
-for all series together, for any noise with exchangeable places, and for heavy tails. It also holds if a bad day affects
-all series (Westfall & Young, Resampling-Based Multiple Testing, 1993). It does not hold for autocorrelated places; see
-`tests/benchmarks/histories.py`.
+The score that a change must exceed comes from permutations of the places, the same permutations for all series. So the
+probability of any false change is limited for all series together. The limit holds for any noise with exchangeable
+places, also with heavy tails. It also holds if a bad day affects all series (Westfall & Young, Resampling-Based
+Multiple Testing, 1993). It does not hold for autocorrelated places; see `tests/benchmarks/histories.py`.
 """
 
 import math
@@ -26,15 +26,16 @@ from analysis.stats.intervals import Interval
 from bench.core.statistics import LEVEL, Array, quantile
 
 LEAST_PLACES = 8
-"""Smallest length of a series in which a change can be detected. With seven places, one of 18 random orders looks like
-a change."""
+"""Smallest number of places in a series in which a change can be detected. With seven places, about one of 18 random
+orders of the values looks like a change, which is more than 5 %."""
 SIDE = 2
 """Smallest number of places on each side of a change. A single outlier is no change, because the next place may return
 to the old level."""
 DRAWS = 1999
 LEAST_CONTROLS = 4
-"""Smallest number of control points for which drift has an interval. A line through four points leaves two degrees of
-freedom for estimating the difference between runs."""
+"""Smallest number of control points for which drift has an interval. A control point is a repeated run of a reference
+configuration within an allocation. A line through four of them leaves two degrees of freedom for estimating the usual
+difference between runs."""
 
 _EQUAL = 1e-24  # sum of squares below which all logarithms count as equal (rounding errors)
 
@@ -48,13 +49,14 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """Return True if the change exceeds the usual difference between runs. Comparisons of runs that are far apart
-        in time are then uncertain by this amount."""
+        """True if the interval of the change excludes zero. Comparisons of runs that are far apart in time are then
+        uncertain by the size of the change."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
 def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
-    """Return the drift over control points, which are runs of one configuration in time order. None for fewer than two.
+    """Return the drift over control points, which are runs of one configuration in time order; None for fewer than two
+    runs.
 
     The drift is the slope of the least-squares line through the logarithms of their mean step times. The residuals
     estimate the difference between runs. Two or three runs cannot separate that difference from drift, so their change
@@ -82,7 +84,7 @@ class LevelChange(NamedTuple):
     after: int  # first place of the new level, at that position
     within: tuple[int, int]  # the two places between which the change happened, at the confidence level
     size: float  # relative change: 0.05 is 5 % more time
-    interval: Interval  # of the size, for every position in `within`; the variance is that around all levels
+    interval: Interval  # of the size; it covers every position in `within`. Its variance is that around all levels.
 
 
 class _Stretch(NamedTuple):
@@ -126,7 +128,8 @@ def _select_changed(
 ) -> list[tuple[_Stretch, list[int]]]:
     """Return the segments in which a change is detected, each with the positions where a new level begins.
 
-    `keys` has shape (draws, places). Sorting each row gives a permutation of the places, which all series share.
+    `known` holds for each series the indices of its places with a value. `keys` has shape (draws, places) and holds
+    random numbers. Sorting a row gives a permutation of the places, which all series share.
     """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
@@ -185,8 +188,11 @@ def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
-    """Return minus the logarithm of the two-sided p-value of Student's t, corrected for the number of positions. Shape
-    (rows,)."""
+    """Return the score of each row: minus the logarithm of the two-sided p-value of Student's t, corrected for the
+    number of positions. Shape (rows,).
+
+    `explained` are the sums of squares that the changes explain, of the sum `total` over `n` places.
+    """
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
     with np.errstate(divide="ignore"):  # a p-value that underflows to 0 gives an infinite score
@@ -207,8 +213,8 @@ class _Border(NamedTuple):
 def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], level: float) -> list[LevelChange]:
     """Return the changes of a series, given the positions `starts` where a new level begins.
 
-    Each position is first moved to the most likely one between its neighbours. A change whose interval contains zero is
-    dropped.
+    Each position is first moved to the most likely position between the two neighbouring changes. Then changes whose
+    interval contains zero are dropped one by one.
     """
     settled = _settle(logs, starts)
     borders = _measure_borders(logs, settled, level)
@@ -248,8 +254,8 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
     """Return the interval of each change's position and size, given the positions `starts` where a new level begins.
 
-    A position is possible if its residual sum of squares exceeds that of the most likely position by less than a limit.
-    The limit is the variance times the squared quantile of Student's t.
+    A position is possible if its residual sum of squares exceeds that of the most likely position by at most a limit.
+    The limit is the variance around the levels times the squared quantile of Student's t.
     """
     if not starts:
         return []

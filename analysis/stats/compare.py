@@ -29,16 +29,16 @@ Unit = Literal["run", "step"]
 Verdict = Literal["faster", "slower", "equal within 3 %", "no detectable difference", "too few repeats to tell"]
 
 INTEREST = 0.03
-"""The smallest relevant relative difference of times, 3 %. A separate test shows that a difference is smaller, since an
-undetected difference may still be larger."""
+"""The smallest relevant relative difference of times, 3 %. Configurations are called equal only if a separate test
+shows that their difference is smaller, since an undetected difference may still be larger."""
 LEAST_RUNS = quantities.LEAST_RUNS
 """Smallest number of runs on each side for a verdict."""
 EQUAL: Final = "equal within 3 %"
 TOO_FEW: Final = "too few repeats to tell"
-"""The verdict if a configuration has too few runs. The usual difference between its runs is then unknown."""
+"""The verdict if a configuration has too few runs to estimate how much its runs usually differ."""
 NOT_DETECTED: Final = "no detectable difference"
 TIES: Final[tuple[Verdict, ...]] = (EQUAL, NOT_DETECTED)
-"""Verdicts that leave open which of two configurations is faster."""
+"""Verdicts that do not decide which of two configurations is faster."""
 POWER = 0.8
 """Probability of detecting a difference of the reported size; 80 % is the usual convention."""
 MOST = 1000
@@ -46,7 +46,7 @@ MOST = 1000
 
 
 class Ratio(NamedTuple):
-    """Time of one side divided by that of the other. Without an interval the p-value is 1."""
+    """Time of one side divided by that of the other. If the interval is None, the p-value is 1."""
 
     value: float
     interval: Interval | None
@@ -56,11 +56,12 @@ class Ratio(NamedTuple):
 def ratio_of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Ratio:
     """Return the ratio of the geometric means of the runs' times. Each side needs at least two runs.
 
-    The test is Student's on the logarithms of the times. It is Welch's test or, if `blocked`, the paired test: run i of
-    both sides then shares an allocation.
+    The p-value comes from a t-test on the logarithms of the times. It is Welch's test or, if `blocked`, the paired
+    test, in which run i of both sides shares an allocation.
 
-    A rank test would detect nothing with three runs per side (p ≥ 0.1), and nothing among ten pairs with five runs.
-    `tests/benchmarks/coverage.py` counts the false alarms of both tests for noise that is not normal.
+    A rank test would detect nothing with three runs per side (p ≥ 0.1). With five runs per side, it would detect
+    nothing after correction for ten pairs. `tests/benchmarks/coverage.py` counts the false alarms of the rank test and
+    the t-test for noise that is not normal.
     """
     ours, theirs = (np.log([statistics.fmean(run) for run in runs]) for runs in (one, other))
     gap, n = float(np.mean(ours) - np.mean(theirs)), len(one) + len(other)
@@ -88,9 +89,10 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
     """Return the ratio of the mean step times of two series of steps. Its interval predicts further steps of the same
     runs only.
 
-    The interval combines those of the two sides as independent estimates, each end separately (MOVER: Donner & Zou,
-    Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the level at which an end of that interval
-    is 1. There is no interval if a side has fewer than six steps, or if the interval of its mean reaches zero.
+    The interval is computed from the intervals of both means, which count as independent estimates, for each end
+    separately (MOVER: Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the
+    confidence level at which an end of the interval would be exactly 1. There is no interval if a side has fewer than
+    six steps, or if the interval of its mean reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -132,7 +134,7 @@ class Comparison(NamedTuple):
     ratio: float  # time of `one` divided by time of `other`; below 1, `one` is faster
     interval: Interval | None  # of the ratio
     p_value: float  # that the ratio is 1, for this pair alone
-    superiority: float  # probability that a run (or step) of `one` is faster than one of `other`; ties count half
+    superiority: float  # share of pairs in which a run (or step) of `one` is faster than that of `other`; ties: half
     unit: Unit
     runs: tuple[int, int]  # number of compared runs of `one` and of `other`
     noises: tuple[
@@ -146,8 +148,8 @@ class Comparison(NamedTuple):
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's effect size. It is -1 if every run (or step) of `one` is slower than every one of `other`, and 1 if
-        all are faster."""
+        """Cliff's delta, an effect size. It is 1 if every run (or step) of `one` is faster than every run (or step) of
+        `other`, and -1 if every one is slower."""
         return 2 * self.superiority - 1
 
 
@@ -165,8 +167,9 @@ def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
 def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Comparison:
     """Compare two configurations. Each has at least one run of at least one step.
 
-    Runs are compared if both sides have enough of them. Otherwise steps are compared, those of all runs of a side
-    joined. With `blocked`, run i of both sides shares an allocation, so that good nodes favour neither side.
+    If both sides have enough runs, the means of the runs are compared. Otherwise the steps are compared, after the
+    steps of all runs of a side are joined. With `blocked`, run i of both sides shares an allocation, so that good nodes
+    favour neither side.
     """
     runs = len(one), len(other)
     if enough(one) and enough(other):
@@ -195,10 +198,11 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     """Return the verdict on each comparison. The compared pairs must have been chosen before they were measured.
 
     The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). The interval
-    of a comparison holds for its pair alone. So it may exclude 1 although no difference is detected in the set.
+    of a comparison is not corrected and holds for its pair alone. So it may exclude 1 although the verdict is that no
+    difference is detected.
 
-    An undetected difference may still be shown to be below INTEREST. Comparisons of steps have a ratio and an interval,
-    but no verdict.
+    If no difference is detected, the sides may still be shown to differ by less than INTEREST, and are then called
+    equal. Comparisons of steps have a ratio and an interval, but too few repeats for a verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p_value for one in known]
@@ -215,10 +219,10 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
 
 
 def judge_interval(interval: Interval) -> Verdict:
-    """Return the verdict from the interval of a ratio. The interval must hold together with those of all other pairs.
+    """Return the verdict from the interval of a ratio. The intervals of all judged pairs must hold simultaneously.
 
-    Two sides differ if the interval excludes 1. They are equal if it lies between 1 / (1 + INTEREST) and
-    1 + INTEREST.
+    Two sides differ if the interval excludes 1. They are equal if the interval contains 1 and lies between
+    1 / (1 + INTEREST) and 1 + INTEREST.
     """
     if interval.low > 1:
         return "slower"
@@ -248,9 +252,10 @@ def exceed(comparisons: Sequence[Comparison], limit: float, level: float = LEVEL
 
 
 def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LEVEL) -> float | None:
-    """Return the smallest slowdown (0.03 for 3 %) that is detected with probability POWER in this comparison.
+    """Return the smallest true slowdown (0.03 for 3 %) that this comparison would detect with probability POWER; None
+    if there are too few repeats to estimate the noise.
 
-    The verdict is corrected for `among` comparisons. None if there are too few repeats to estimate the noise.
+    `among` is the number of comparisons for which the verdict is corrected.
     """
     if not comparison.decides:
         return None
@@ -260,7 +265,8 @@ def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LE
 def count_missing_repeats(comparison: Comparison, limit: float, among: int, level: float = LEVEL) -> int:
     """Return the number of additional repeats per side that would detect a slowdown of `limit`; at most MOST.
 
-    If there are too few repeats to estimate the noise, return the number of additional repeats for that estimate.
+    If there are too few repeats to estimate the noise, return the number of additional repeats that this estimate
+    needs. `among` is the number of comparisons for which verdicts are corrected.
     """
     least = min(comparison.runs)
     if not comparison.decides:
@@ -274,10 +280,9 @@ def count_missing_repeats(comparison: Comparison, limit: float, among: int, leve
 
 
 def _compute_detectable(noises: Sequence[Noise], among: int, level: float) -> float:
-    """Return the logarithm of the ratio that is detected with probability POWER.
+    """Return the logarithm of the smallest true ratio that is detected with probability POWER.
 
-    The p-value is corrected as the smallest of `among` p-values (Bonferroni's bound, the first step of Holm's
-    procedure).
+    The p-value is multiplied by `among`, as is the smallest p-value in Holm's procedure (Bonferroni's bound).
     """
     error = math.sqrt(sum(one.variance / one.n for one in noises))
     degrees_of_freedom = sum(one.degrees_of_freedom for one in noises)

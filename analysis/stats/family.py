@@ -1,18 +1,21 @@
-"""Multiple comparisons: many configurations or pairs are judged so that all verdicts hold together.
+"""Multiple comparisons: verdicts on many configurations or pairs, with a limit on the probability that any of them is
+wrong.
 
-Each configuration has too few repeats to estimate its own variance well. So a difference is reported only if three
-tests on the logarithms of the times agree:
+The compared configurations form a family. Each has too few repeats to estimate its own variance well. So a difference
+is reported only if three tests on the logarithms of the times agree:
 
 pooled    Assumes one variance for all repeats of the family, with many degrees of freedom. For the best configuration
           it is the Tukey-Kramer test (Tukey, 1953; Kramer, Biometrics 12, 1956). For pairs chosen beforehand it is
           Student's test with Holm's correction.
 moderate  Shrinks the variance of each configuration towards the common variance (Smyth, Statistical Applications in
           Genetics and Molecular Biology 3, 2004). The shrinkage is strong if the variances resemble each other.
-own       Uses only the repeats of the pair, without correction: Welch's test, or the paired test within allocations.
+own       Uses only the repeats of the pair, without correction for the number of pairs: Welch's test, or the paired
+          test within allocations.
 
-`tests/benchmarks/verdicts.py` shows why all three are needed. The pooled test alone reports false differences with
-heavy tails or unequal variances. The moderate test alone reports them if nodes are of two kinds. No test recognises
-dependent repeats, such as those of a configuration that always ran on the same bad node.
+`tests/benchmarks/verdicts.py` shows why all three are needed. The pooled test alone reports false differences if times
+have heavy tails or unequal variances. The moderate test alone reports false differences if nodes are of two kinds, such
+as fast and slow. No test recognises dependent repeats, such as those of a configuration that always ran on the same bad
+node.
 """
 
 import functools
@@ -25,21 +28,22 @@ from numpy.typing import NDArray
 
 from bench.core.statistics import LEVEL, Array, student
 
-# numbers of simulated values per quantile: precise to two digits, within a second and a laptop's memory
+# Numbers of simulated values for each quantile. Quantiles are precise to two digits, and the simulation takes less than
+# a second and fits into a laptop's memory.
 _LEAST_DRAWS, _MOST_DRAWS, _VALUES = 4000, 20_000, 500_000
 _TABULATED_DEGREES = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 100, np.inf)
-"""Degrees of freedom for which critical values are simulated. They are few, so that cached values serve many families.
-"""
+"""Degrees of freedom for which critical values are simulated. Other values are rounded down to one of these, so that
+cached critical values can be used for many families."""
 _BIAS_DRAWS = 1000
 _CAUTION = 0.5
-"""Number of standard errors that are added to the estimated spread of the variances. Otherwise a few variances suggest
-too easily that all are equal."""
-_LEAST_SHARE = 1e-6  # smallest variance as a fraction of the pooled one, because the variance of identical repeats is 0
+"""Number of standard errors that are added to the estimated spread of the configurations' variances. Without this, a
+family of few configurations would too easily be taken to have equal variances."""
+_LEAST_SHARE = 1e-6  # smallest variance, as a fraction of the pooled one; identical repeats have a variance of 0
 
 
 class Noise(NamedTuple):
-    """Variance of the logarithms of `n` repeats' times, or of `n` differences of two such logarithms within an
-    allocation."""
+    """Sample variance of `n` values. A value is the logarithm of a repeat's time, or the difference between the
+    logarithms of two configurations in one allocation."""
 
     variance: float
     n: int
@@ -57,18 +61,20 @@ class Gap(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Common distribution from which the variances of a family are drawn. Its degrees of freedom are infinite if all
-    variances are equal."""
+    """Common distribution of the variances of a family's configurations (a scaled inverse chi-square distribution). Its
+    degrees of freedom are infinite if all variances are equal."""
 
     variance: float
     degrees_of_freedom: float
 
 
 class Family:
-    """Configurations that are compared with each other, in any pairs, also pairs selected after seeing the data.
+    """Configurations that are compared with each other, in any pairs, also in pairs that are selected after seeing the
+    data.
 
-    All intervals of a family hold together at `level`. `logs` are the logarithms of the times of each configuration,
-    one per allocation. With `blocked`, value i of all configurations is from the same allocation.
+    The intervals of all pairs hold simultaneously with probability `level`. `logs` holds for each configuration the
+    logarithms of its times, one per allocation. With `blocked`, value i of all configurations is from the same
+    allocation.
     """
 
     def __init__(self, logs: Sequence[Array], level: float = LEVEL, *, blocked: bool = False) -> None:
@@ -95,10 +101,11 @@ class Family:
     @functools.cached_property
     def selection_bias(self) -> float:
         """Estimated amount by which the fastest configuration's mean is too low because it was selected as the lowest.
-        It is a logarithm.
+        It is a difference of logarithms, as are the means.
 
-        It is simulated from the means plus pooled noise. Before that, each mean is shrunk towards the others by the
-        part of their spread that noise explains (the James-Stein estimator).
+        The amount is simulated: pooled noise is added to the means, and the lowest sum is selected. Before that, the
+        means are shrunk towards their common mean, by the part of their spread that noise explains (the James-Stein
+        estimator).
         """
         errors = np.sqrt(self._pooled / self._counts)
         scatter = float(self.means.var(ddof=1)) if self.means.size > 1 else 0.0
@@ -110,8 +117,8 @@ class Family:
         return max(-float(np.take_along_axis(noise, lead, axis=1).mean()), 0.0)
 
     def gap(self, one: int, other: int) -> Gap:
-        """Return the log ratio of the times of two configurations, with a margin of error that holds for all pairs
-        together."""
+        """Return the log ratio of the times of two configurations, with a margin of error that holds for all pairs of
+        the family simultaneously. `one` and `other` are indices of configurations."""
         shares = 1 / self._counts[[one, other]]
         # Tukey-Kramer: the standard error of a difference is √2 times the one in the studentized range
         pooled = self._range * np.sqrt(self._pooled * shares.sum() / 2)
@@ -132,8 +139,9 @@ class Family:
 def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Sequence[float]) -> list[float]:
     """Return the p-values of pairs that were chosen before the measurement, corrected for the number of pairs.
 
-    `gaps` are the logarithms of the ratios. `noises` holds the noise of both sides or, for a pair compared within
-    allocations, the noise of its differences. `own` holds the p-value of each pair alone.
+    `gaps` holds the logarithm of each pair's ratio. `noises` holds for each pair the noise of both sides or, for a pair
+    compared within allocations, the noise of its differences. `own` holds the p-value of each pair from its own
+    repeats, without correction.
     """
     pooled, moderate = np.ones(len(gaps)), np.ones(len(gaps))
     for kind in (
@@ -177,8 +185,8 @@ def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
 
 
 def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of a log ratio by Student's t. `shares` are the variances of the means of both
-    sides."""
+    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variance of each side's mean, or,
+    for a comparison within allocations, that of the mean difference."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)
@@ -186,8 +194,8 @@ def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: flo
 
 
 def satterthwaite(shares: Sequence[float], degrees_of_freedom: Sequence[float]) -> float:
-    """Return the degrees of freedom of a sum of estimated variances, as in Welch's test (Satterthwaite, Biometrics
-    Bulletin 2, 1946)."""
+    """Return the effective degrees of freedom of the sum of the estimated variances `shares`, as in Welch's test
+    (Satterthwaite, Biometrics Bulletin 2, 1946)."""
     spare = sum(share**2 / degrees for share, degrees in zip(shares, degrees_of_freedom, strict=True))
     return sum(shares) ** 2 / spare if spare else np.inf
 
@@ -206,8 +214,8 @@ def holm(p_values: Sequence[float] | Array) -> list[float]:
 
 
 def estimate_prior(noises: Sequence[Noise]) -> Prior:
-    """Return the common distribution of the variances, estimated from the variances' logarithms (Smyth, 2004, section
-    6.2)."""
+    """Return the common distribution of the configurations' variances, estimated from the logarithms of these variances
+    (Smyth, 2004, section 6.2)."""
     pooled, halves = _pool(noises), np.array([one.degrees_of_freedom for one in noises]) / 2
     if len(noises) < 2 or pooled == 0:
         return Prior(pooled, np.inf)
@@ -230,8 +238,8 @@ def _compute_noise(logs: Array) -> Noise:
 
 
 def _compute_block_noises(logs: Array) -> list[Noise]:
-    """Return the variance of each configuration around the mean of each allocation. `logs` has shape (configurations,
-    allocations)."""
+    """Return the noise of each configuration after the mean of each allocation is subtracted. `logs` has shape
+    (configurations, allocations)."""
     count = len(logs)
     spread = (logs - logs.mean(axis=0)).var(axis=1, ddof=1) * count / max(count - 1, 1)
     return [Noise(float(one), logs.shape[1]) for one in spread]
@@ -262,11 +270,11 @@ def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) -> float:
-    """Return the critical value for the log ratio of a configuration to the fastest one. Its unit is the standard error
-    from moderate variances, which are shrunk towards the common variance.
+    """Return the critical value for the log ratio of a configuration to the fastest one, as a multiple of its standard
+    error. The standard error comes from moderate variances, which are shrunk towards the common variance.
 
-    If all configurations are truly equal, the largest log ratio stays below this value with probability `level`. It is
-    simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
+    If all configurations are truly equal, the largest log ratio stays below the critical value with probability
+    `level`. The value is simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
     """
     rng, repeats = np.random.default_rng(0), np.array(counts)
     largest = [_draw_gaps(rng, repeats, degrees_of_freedom, rows).max(axis=1) for rows in _list_batches(repeats.size)]
@@ -274,15 +282,19 @@ def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) 
 
 
 def _list_batches(count: int) -> list[int]:
-    """Return the sizes of the batches in which families of `count` configurations are simulated. They bound the memory
-    used."""
+    """Return the number of families in each batch of a simulation. A family has `count` configurations. Simulating in
+    batches bounds the memory used."""
     draws, most = min(max(_VALUES // count, _LEAST_DRAWS), _MOST_DRAWS), max(_VALUES // count, 1)
     return [min(most, draws - done) for done in range(0, draws, most)]
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return simulated log ratios of configurations to the fastest one, shape (families, configurations). Their unit is
-    the standard error from moderate variances, which are shrunk towards the common variance."""
+    """Return simulated log ratios of configurations to the fastest one of their family, each divided by its standard
+    error. Shape (families, configurations).
+
+    The configurations of a family are truly equal. `rows` is the number of families, and `repeats` holds the number of
+    repeats of each configuration. `degrees_of_freedom` are those of the common distribution of the variances.
+    """
     shape = (rows, repeats.size)
     finite = np.isfinite(degrees_of_freedom)
     true = degrees_of_freedom / rng.chisquare(degrees_of_freedom, shape) if finite else np.ones(shape)
@@ -298,9 +310,9 @@ def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return the x at which the trigamma function equals `value`; infinite if `value` is zero.
+    """Return the x at which the trigamma function equals `value`; infinite if `value` is almost zero.
 
-    The method is Newton's on the reciprocal of the function (Smyth, 2004, appendix).
+    The equation is solved by Newton's method for the reciprocal of the function (Smyth, 2004, appendix).
     """
     if value < 1e-6:
         return np.inf

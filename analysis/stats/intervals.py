@@ -1,7 +1,7 @@
-"""Intervals of a median, a mean or a rate, from the steps of runs or from independent repeats.
+"""Confidence intervals of a median, a mean or a rate, from the steps of runs or from independent repeats.
 
-The intervals of many runs are computed together, because all windows of one length then share numpy's overhead per
-call.
+The intervals of many runs are computed together, because all windows of one length (in steps) then share numpy's
+overhead per call.
 """
 
 import statistics
@@ -53,11 +53,12 @@ class StepIntervals(NamedTuple):
 
 
 FEW = 20
-"""Effective number of independent steps below which the nominal 95 % interval of a median covers less than 95 %.
+"""Effective number of independent steps below which the nominal 95 % interval of a median may cover the true median in
+clearly less than 95 % of cases.
 
-Measured coverage over the processes of `tests/benchmarks/coverage.py` is 77 % at 6 to 10 steps, 89 % at 10 to 15, and
-93 to 94 % from 15 on. For the strongest autocorrelation it is 89 % at 15 to 20. Coverage of the mean depends more on
-how rare slow steps are.
+`tests/benchmarks/coverage.py` measures the coverage on simulated step times. It is 77 % at 6 to 10 effective steps, 89
+% at 10 to 15, and 93 to 94 % from 15 on. For the strongest autocorrelation it is 89 % at 15 to 20. The coverage of a
+mean's interval depends more on how rare slow steps are.
 """
 
 WIDE = 0.02
@@ -70,13 +71,15 @@ STALL_SHARE = 0.01
 """Fraction of a window's steps that may form a stall. These are the longest steps, at least one of them."""
 
 CHANGE = 0.02
-"""Relative difference between the mean step times of the first and last third of a window that is still negligible."""
+"""Largest negligible difference between the mean step times of the first and the last third of a window, as a fraction
+of the mean step time."""
 
 _latest: dict[Steps, StepIntervals] = {}
 
 
 def describe_window(step_s: Steps) -> StepIntervals:
-    """Return the intervals of a run's steps. They are cached for the windows of the last call of `prepare_windows`."""
+    """Return the intervals of a run's steps. They are read from a cache if the last call of `prepare_windows` included
+    this window."""
     if step_s not in _latest:
         prepare_windows([step_s])
     return _latest[step_s]
@@ -111,8 +114,8 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
 
 
 def _find_changed(steps: Array) -> NDArray[np.bool_]:
-    """Return for each window True if its step time changed between the first and the last third. `steps` has shape
-    (runs, steps)."""
+    """Return for each window True if its step time changed between the first and the last third, which means that the
+    warm-up was too short. `steps` has shape (runs, steps)."""
     third = steps.shape[1] // 3
     parts = steps[:, :third], steps[:, -third:]
     (first, last), (one, other) = (part.mean(axis=1) for part in parts), map(mean_bounds, parts)
@@ -131,8 +134,8 @@ def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -
     """Return the interval of a rate over the window, such as tokens per second, from the interval of its mean step
     time.
 
-    A rate is a fixed amount per step divided by the mean step time. None if the interval of the mean is unknown or
-    reaches zero.
+    A rate is a fixed amount per step divided by the mean step time. `rate` is its value over the window. The result is
+    None if the interval of the mean is unknown or reaches zero.
     """
     if mean is None or mean.low <= 0:
         return None
@@ -143,8 +146,8 @@ def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -
 def repeats_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the rank-based interval of the median of independent repeats (Hoefler & Belli, SC'15, section 3.1.3).
 
-    Too few repeats have no interval at `level`; their range is returned, which covers the median with probability 1 -
-    2^(1 - n). None for fewer than two repeats.
+    If there are too few repeats for an interval at `level`, their range is returned. The range of n repeats covers the
+    median with probability 1 - 2^(1 - n). None for fewer than two repeats.
     """
     n = len(values)
     if n < 2:
