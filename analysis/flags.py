@@ -20,14 +20,16 @@ _MEMORY_DRIFT = 0.01  # relative to the bytes of all reachable tensors
 
 
 class Flag(NamedTuple):
-    """The rule for raising a flag or note. `meaning` completes the sentence "this run …"."""
+    """The rule of a flag or note. `raised` returns True if the rule applies to a record. `meaning` completes the
+    sentence "this run …"."""
 
     meaning: str
     raised: Callable[[RunRecord], bool]
 
 
 def list_flags(record: RunRecord) -> tuple[str, ...]:
-    """Return the names of the flags that a record raises on its own, in the order of FLAGS."""
+    """Return the names of the flags that follow from a record alone, in the order of FLAGS. The flag `unverified`
+    depends on other records and is not included."""
     return tuple(name for name, flag in FLAGS.items() if flag.raised(record))
 
 
@@ -165,8 +167,8 @@ NO_MEASUREMENT = ("drill", "foreign_hosts")
 DISTURBED = ("busy", "paused")
 """Flags of runs whose times are excluded because of an external cause. Their memory and losses remain valid.
 
-A run is never excluded because of its own steps, such as `unsteady` ones. Otherwise a configuration that throttles in
-some allocations would look as fast as it is in the remaining ones.
+A run is never excluded because of its own step times, for example because it is `unsteady`. Otherwise a configuration
+that throttles in some allocations would look as fast as in the allocations without throttling.
 """
 UNTRUSTED = (*DISTURBED, *NO_MEASUREMENT)
 """Flags of runs whose times do not measure their configuration."""

@@ -1,13 +1,14 @@
 """Verification: whether an engine trains the same model as the reference engine, ddp, with the same seed.
 
 The first gradient norms are compared, then the losses. The losses alone are not enough: clipping and AdamW divide the
-gradient by its own size, so a wrong scale of the gradient does not change them. An example is a sum over ranks in
-place of their mean. Norms are compared in the first updates, where the weights of both runs are equal or nearly
-equal.
+gradient by its own size, so a gradient with a wrong scale gives the same losses. An example of such an error is to sum
+gradients over ranks in place of averaging them. Norms are compared in the first updates, where the weights of both runs
+are equal or nearly equal.
 
 The reference engine is torch's own code, and its runs are neither verified nor flagged. Any other run is compared
-with a ddp run of the same environment class. Their specs may differ only in fields that do not affect the losses,
-such as engine, layout and measurement protocol. All repeats use the same seed, so any repeat can be compared.
+with a ddp run of the same environment class (device and software versions). Their specs may differ only in fields that
+do not affect the losses, such as engine, layout and measurement protocol. All repeats use the same seed, so any repeat
+can be compared.
 
 The data for comparing one record is its `VerificationCase`. The cases of a set of records are compared as arrays.
 """
@@ -46,26 +47,27 @@ TOLERANCE = {
 TOLERANCE_8BIT = 1e-3
 """Largest allowed relative difference of a loss in fp32 with 8-bit AdamW.
 
-Engines that partition the optimizer's state quantise other blocks of 256 moments than DDP, and small tensors too. The
-difference grows with the learning rate: 2e-4 was observed at 1e-2, and 5e-6 at 1e-4. Stage 0 updates whole tensors,
-and differs by less than 2e-7.
+8-bit AdamW quantises Adam's moments in blocks of 256. Engines that partition the optimizer's state form other blocks
+than DDP, and also quantise small tensors. The difference of the loss grows with the learning rate: 2e-4 was observed at
+a learning rate of 1e-2, and 5e-6 at 1e-4. Stage 0 updates whole tensors, and its losses differ by less than 2e-7.
 """
 
 NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-3, "fp16": 5e-3}
 """Largest allowed relative difference of the gradient norm in the first SUMMED_STEPS updates, by precision. It applies
 if both runs summed squares in fp64.
 
-Recorded runs differ by at most 9e-7 in fp32 and 1.6e-3 in bf16, for all stages of DeepSpeed 0.19.8 and FSDP2. This
-bound detects an error that counts the gradients of a norm layer's scale twice. Such an error keeps all losses within
-their tolerance.
+The norms of recorded runs differ by at most 9e-7 in fp32 and 1.6e-3 in bf16, for all stages of DeepSpeed 0.19.8 and
+FSDP2. The tolerance is small enough to detect an error that counts the gradients of a norm layer's scale twice. Such an
+error keeps all losses within their tolerance.
 """
 
 UNSUMMED_NORM_TOLERANCE = 0.1
 """Largest allowed relative difference of the first gradient norm. It applies if either run did not sum squares in fp64;
 later norms are then not compared.
 
-On a CPU torch 2.13 sums the squares of a large tensor naively in fp32. The norm of 2^27 elements (mT5's head) is then
-1.4 % too small, and that of 2^29 elements 9.6 %. So this bound detects only wrong factors.
+On a CPU, torch 2.13 sums the squares of a large tensor one after the other in fp32. The norm of 2^27 elements (mT5's
+head) is then 1.4 % too small, and the norm of 2^29 elements 9.6 %. So this tolerance detects only gradients with a
+wrong factor.
 """
 
 
@@ -73,7 +75,7 @@ class VerificationCase(NamedTuple):
     """The data of one record that verification needs."""
 
     reference: bool  # True for a run of the reference engine
-    question: str | None = None  # hash of all that determines the losses; None if the losses are not comparable
+    question: str | None = None  # hash of everything that determines the losses; None if they are not comparable
     norms: tuple[float, ...] = (math.nan,) * SUMMED_STEPS  # gradient norms of the first updates; NaN if unknown
     summed: bool = False  # True if the squares in the norms were summed in fp64
     losses: tuple[float, ...] = ()  # of the first steps, NaN if not finite; empty without a question
@@ -116,11 +118,11 @@ class Judgement(NamedTuple):
 
 
 def judge(cases: VerificationCases) -> Judgement:
-    """Compare the first gradient norms and losses of every ok run with those of the first reference run of its
-    question.
+    """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. This is
+    the first run of the reference engine with the same `question`.
 
-    A run is unverified if there is no reference run, if it skipped other updates, or if the first norm of either run is
-    unknown. Losses alone do not verify a run.
+    A run is unverified if it has no reference run, if the two runs skipped different updates, or if the first norm of
+    either run is unknown. Losses alone do not verify a run.
     """
     first = np.full(cases.question.max(initial=-1) + 2, -1)  # the last entry, index -1, is for cases without a question
     references = np.flatnonzero(cases.reference & (cases.question >= 0))[::-1]
@@ -222,8 +224,8 @@ def _drop_nonfinite(value: float) -> float | None:
 def _get_comparable_steps(record: RunRecord) -> Steps | None:
     """Return the steps of a run if its losses are deterministic; otherwise None.
 
-    The fault of a drill changes the losses, a rehearsal has no losses, and with dropout every engine draws other random
-    numbers.
+    In three cases the losses cannot be compared. A drill injects a fault, which changes the losses. A rehearsal, which
+    runs one rank alone, has no losses. With dropout, every engine draws other random numbers.
     """
     observed = record.observations
     if record.outcome.kind != "ok" or record.evidence != "measured" or record.environment is None or observed is None:
@@ -234,7 +236,8 @@ def _get_comparable_steps(record: RunRecord) -> Steps | None:
 
 
 def _hash_question(record: RunRecord) -> str:
-    """Return a hash of all that determines the losses, without engine, layout, measurement protocol and kernels."""
+    """Return a hash of everything that should determine the losses. Engine, layout, measurement protocol and kernels
+    are not part of it."""
     assert record.environment is not None and record.observations is not None  # checked by _get_comparable_steps
     spec, data = _select_deciding_losses(record.spec), json.dumps(record.observations.data, sort_keys=True)
     parts = (json.dumps(record.environment.environment_id), spec, data)  # `data` identifies the corpus

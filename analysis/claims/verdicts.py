@@ -1,7 +1,7 @@
-"""Verdict on each published claim: the rule for which comparisons test a claim, the verdict, and the reason for it.
+"""Verdict on each published claim: the rule that decides which comparisons test a claim, the verdict, and its reason.
 
-Findings that do not meet the rule, such as those of a tiny model on a CPU, are analogues. They are never called a
-reproduction.
+A finding holds all comparisons for a claim on one machine with one model. Findings that do not meet the rule, such as
+those of a tiny model on a CPU, are called analogues. They are never called a reproduction.
 """
 
 import json
@@ -58,8 +58,8 @@ _BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
 
 
 class Entry(NamedTuple):
-    """The verdict on one claim on one machine, with the reason. `machine` is empty if no comparison for the claim was
-    measured."""
+    """The verdict on one published claim (`claim` is its id) on one machine, with the reason `why`. `measured`
+    describes the comparisons for the claim. `machine` is empty if there are none."""
 
     claim: str
     text: str
@@ -95,8 +95,8 @@ def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Seque
 
 
 def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
-    """Return the verdict on a claim on one machine, and the reason. Findings that do not meet the rule for testing the
-    claim do not affect the verdict; the reason lists them."""
+    """Return the verdict on a claim on one machine, and the reason. `found` are the findings for the claim there.
+    Findings that do not meet the rule for testing the claim do not affect the verdict; the reason lists them."""
     short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
@@ -140,7 +140,7 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 
 
 def list_obstacles(finding: ClaimFinding) -> list[str]:
-    """Return the reasons why a finding does not test its claim; empty if it does."""
+    """Return the reasons why a finding does not test its claim; empty if it tests the claim."""
     if not finding.comparisons:
         return ["nothing that differs only in this was measured"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
@@ -167,7 +167,7 @@ def _format_parameters(parameters: int | None) -> str:
 
 
 def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
-    """Yield the reasons why the model or the device of a finding is not like that of the publication."""
+    """Yield the reasons why the model or the device of a finding does not meet the conditions of the publication."""
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
     counts = {row["parameters"] for row in numbers}  # models of one name may have different shapes
     if finding.claim.source == STUDY:
@@ -187,7 +187,7 @@ def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
 
 
 def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> str:
-    """Return the reason why a comparison does not test its claim; empty if it does."""
+    """Return the reason why a comparison does not test its claim; empty if it tests the claim."""
     before, after = comparison.before, comparison.after
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
         return "the work per step grew with the nodes, so that no more steps per second could be expected"
@@ -208,7 +208,8 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
 
 
 def _explain_times_apart(before: Starts, after: Starts) -> str:
-    """Return the reason why a difference could come from measuring the two configurations at different times.
+    """Return a text if a difference could come from measuring the two configurations at different times: one side ran
+    before the other, or a start time is unknown.
 
     Empty if the configurations shared an allocation, or if their time ranges overlap.
     """
@@ -232,7 +233,8 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
 
 
 def describe_coverage(claim: str, results: Results) -> str:
-    """Describe which values of the setting in a claim were measured; empty for an unknown claim."""
+    """Describe which values were measured of the setting that a claim mentions, such as the learning rate. `claim` is
+    the id of the claim; the text is empty for an unknown claim."""
     measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
     if claim == "C4":
         sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}

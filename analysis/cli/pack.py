@@ -85,17 +85,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 _Rename = Callable[[str, Any], str]
-"""Function that returns the pseudonym for a kind of name and a value. Equal values get equal pseudonyms within an
-archive."""
+"""Function that returns a pseudonym such as `host1-3fa9c2`, given the kind of name (`host`) and the name itself. Equal
+names get equal pseudonyms within an archive."""
 _Rule = Callable[[Any, _Rename], Any]
-"""Function that returns the copy of a field's value, or the part of it that may be published. The value is never None.
-"""
+"""Function that takes a field's value, which is never None, and returns the value or part of it that may be published.
+It returns `_OUT` if no part may be published."""
 
 
 def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
     """Return the contents of the archive's files by path.
 
-    A record of a plug-in that is invalid without that plug-in's names is omitted, with a warning.
+    Names of a plug-in are not copied. If a record is invalid without them, it is omitted, with a warning.
     """
     found = list(records)
     # The suffix makes pseudonyms of two archives differ. It is a hash of values that the archive publishes anyway, so
@@ -124,8 +124,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
 
 
 def _copy(value: Any, rename: _Rename) -> Any:
-    """Return a copy with numbers, booleans, and strings that zeroscale defines. Any other string is omitted, and a list
-    that contains one is omitted as a whole."""
+    """Return a copy of a value that keeps its numbers, booleans, and strings that zeroscale defines. Any other string
+    is omitted. A list that contains such a string is omitted as a whole."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}
@@ -142,7 +142,7 @@ def _copy_versions(value: Any, rename: _Rename) -> Any:
 
 
 def _copy_form(pattern: str) -> _Rule:
-    """Return a rule that copies a string only if it matches `pattern`, which leaves no room for a name."""
+    """Return a rule that copies a string only if it matches `pattern`. Patterns are so narrow that no name matches."""
     return lambda value, rename: value if re.fullmatch(pattern, value) else _OUT
 
 
@@ -197,8 +197,8 @@ KEPT: Mapping[str, _Rule] = {
     "observations.drill": _mark,
     "observations.data": lambda data, rename: {"content": rename("content", data)},
 }
-"""Every copied field of a record, with its rule. A rule applies to all fields below its field. A later rule overrides
-an earlier one.
+"""Every copied field of a record, with its rule. A rule applies to its field and to all fields nested in it. If two
+rules apply to a field, the later one wins.
 
 In addition, `config_id` is recomputed, and the scheduler's job gets a pseudonym.
 """
@@ -231,9 +231,10 @@ def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
 
 
 def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
-    """Return the id and hosts of the scheduler's job around a run, as pseudonyms. None without a job.
+    """Return the id and hosts of the scheduler job in which a run was executed, as pseudonyms. None without a job.
 
-    The hosts are listed only if the run used a host outside its job's allocation.
+    The hosts are listed only if the run also used a host outside the job's allocation, so that the flag
+    `foreign_hosts` can still be derived.
     """
     from analysis.columns import list_columns
     from analysis.observed import find_job

@@ -27,7 +27,7 @@ TEXT_BYTES = 300_000
 """Most bytes of records and logs on the page, before compression. This limit keeps the page below a megabyte."""
 
 _LONG = 20
-"""A table with more rows scrolls in its own box."""
+"""Number of rows above which a table scrolls in a box of its own."""
 _LABELS = {
     "study": "Study", "model": "Model", "engine": "Engine", "nodes": "Nodes", "devices_per_node": "Devices per node",
     "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
@@ -36,12 +36,12 @@ _LABELS = {
 TAIL_LINES = 60
 """Last lines of a log that the page shows."""
 _TAIL_BYTES = 32 * 1024
-_SERIES = 40  # numbers of a series up to which all are written
+_SERIES = 40  # most values of a list in a record that are written; a longer list is cut
 _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
 class Evidence(NamedTuple):
-    """Folder, record and end of the log of one run."""
+    """Evidence of how one run ended: its folder, its record and the last lines of its log."""
 
     folder: Path
     record: RunRecord | None  # None: its file is gone
@@ -49,7 +49,7 @@ class Evidence(NamedTuple):
 
 
 class Facet(NamedTuple):
-    """A filter of the page: a column of the run table, its label, and all its values with their texts."""
+    """A filter of the page: a column of the run table, its label, and its distinct values with their texts."""
 
     column: str
     label: str
@@ -111,10 +111,10 @@ def build_row_key(row: Row) -> tuple[Any, ...]:
 
 
 def select_runs(rows: Sequence[Row]) -> list[int]:
-    """Return the row indices of the runs that the page shows.
+    """Return the row indices of the runs that the page shows, at most MOST_ROWS.
 
-    If there are too many runs, the first runs of each configuration are taken, and the same number of each as far as
-    possible.
+    If there are more runs, the first runs of each configuration are selected, the same number from each configuration
+    as far as possible.
     """
     return select_evenly([(place, build_row_key(row)) for place, row in enumerate(rows)], MOST_ROWS)
 
@@ -147,8 +147,8 @@ def build_page_table(
 ) -> PageTable:
     """Return a table as the page shows it.
 
-    `rows` are the rows of the run table or summary from which `content` was made. `all_rows` is the number of rows
-    without a limit. If `opens` is set, a click on a row opens its details.
+    `rows` are the rows of the run table or summary from which `content` was made. `all_rows` is the number of rows that
+    the table would have without the page's limit. If `opens` is set, a click on a row opens its details.
     """
     # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
@@ -173,7 +173,8 @@ def build_page_table(
 def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequence[Evidence]) -> dict[str, list[Any]]:
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
-    `left` holds records and logs of `runs`. If they are too long for one page, those of failed runs are included first.
+    `left` holds the records and logs of `runs`. If they are too long for one page, records and logs of failed runs are
+    included first.
     """
     # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0

@@ -7,14 +7,14 @@
     best.best(results)                   per question: the fastest, its ties, the Pareto front of throughput and memory
     build_curve_table(…), build_crossover_table(…), best.as_table(…) of these modules return DataFrames
 
-A question is a group of configurations that do the same work on equal hardware. All results derive from the mean
-seconds per sample T(n) on n nodes, over all timed steps, slow steps included. So strong and weak scaling have the same
-formula of efficiency, compared with the smallest node count n0: E(n) = T(n0) n0 / (T(n) n). Only measured runs are
-used. Failed configurations remain in the tables as rows without values.
+A question is a group of configurations that do the same work on equal hardware. All results are computed from T(n), the
+mean seconds per sample on n nodes, over all timed steps, slow steps included. So strong and weak scaling have the same
+formula of efficiency, relative to the smallest node count n0: E(n) = T(n0) n0 / (T(n) n). Only measured runs are used.
+Failed configurations remain in the tables as rows without values.
 
-In tables, `*_low` and `*_high` are the ends of the interval of a value. `ratio_kind`, `ratio_level` and `ratio_n`
-describe the intervals of all ratios of a row. Columns of the summary keep their names, and `interval_*` describes their
-intervals.
+In tables, the columns `*_low` and `*_high` are the ends of the interval of a value. The columns `ratio_kind`,
+`ratio_level` and `ratio_n` describe the intervals of all ratios of a row. Columns of the summary keep their names, and
+the columns `interval_*` describe their intervals.
 """
 
 import functools
@@ -70,7 +70,7 @@ class Pace:
     """Seconds per sample of every timed step of a configuration, in order, by allocation.
 
     Each value is the step time divided by the global batch. If all compared configurations do the same work per step,
-    the values may instead be the step times themselves.
+    the values may also be the step times themselves. Keys of `runs` are allocations.
     """
 
     runs: Mapping[str, Sequence[float]]
@@ -108,7 +108,8 @@ def paces(results: Results) -> Paces:
 def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
     """Compare the seconds per sample of two configurations. The ratio is `one` divided by `other`.
 
-    If both ran in enough common allocations, they are compared within these, so that good nodes favour neither of them.
+    If both configurations ran in enough common allocations, they are compared within these allocations, so that good
+    nodes favour neither of them.
     """
 
     def select(pace: Pace, names: Iterable[str]) -> Runs:
@@ -122,14 +123,16 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> IntervalEstimate:
-    """Return the ratio of a comparison and its interval, both multiplied by an exact `factor`."""
+    """Return the ratio of a comparison and its interval, both multiplied by `factor`, which has no error of its
+    own."""
     ends = comparison.interval
     interval = ends and ends._replace(low=ends.low * factor, high=ends.high * factor)
     return IntervalEstimate(comparison.ratio * factor, interval)
 
 
 def add_interval_names(*names: str) -> tuple[str, ...]:
-    """Return the column names, each followed by the names of the lower and upper end of its interval."""
+    """Return the column names `names`, each followed by the column names of the ends of its interval, `*_low` and
+    `*_high`."""
     return tuple(f"{name}{end}" for name in names for end in ("", "_low", "_high"))
 
 
@@ -147,7 +150,8 @@ _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")
 
 
 def build_frame(rows: Sequence[Row], names: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the rows with the columns `names`. Missing cells are empty, and other cells are ignored."""
+    """Return a table of the rows with the columns `names`. A cell that a row lacks is empty; a row's cells of other
+    columns are ignored."""
     cells = {name: [row.get(name) for row in rows] for name in names}
     return build_typed_frame(cells, {name: _find_column_kind(name) for name in names})
 

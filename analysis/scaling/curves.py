@@ -1,8 +1,9 @@
 """Scaling curves: speed-up, efficiency and serial fraction over node counts, at equal and at the best micro-batch.
 
-A curve joins rows of the summary that differ only in nodes and batch. The global batch (strong scaling) or the
-accumulation (weak scaling) is the same for all of them. Machines and environment classes never mix. An environment
-class contains the number of devices per node but not of nodes, so a curve over nodes of one kind has one class.
+A curve joins rows of the summary that differ only in nodes and batch. All rows have the same global batch (strong
+scaling) or the same accumulation (weak scaling). A curve never mixes machines or environment classes (hashes of device
+and software versions). The class depends on the number of devices per node but not on the number of nodes, so runs on
+different numbers of equal nodes have the same class.
 
 The table of curves has a row per node count, with the columns of the summary and these:
 
@@ -50,8 +51,8 @@ from bench.core.formatting import format_count
 from bench.core.spec import Batch, RunSpec, canonical
 
 Law = Literal["strong", "weak"]
-"""Quantity that is equal at all node counts. Strong: the global batch. Weak: the micro-steps per step of each device,
-which is equal work per device at equal micro-batch."""
+"""Quantity that is equal at all node counts. Strong: the global batch. Weak: the micro-steps of each device per
+optimizer step. At equal micro-batch this means equal work per device."""
 BatchChoice = Literal["equal micro-batch", "best micro-batch"]
 """Micro-batch of a curve: the same at all node counts, or the fastest at each node count."""
 
@@ -71,7 +72,8 @@ COLUMNS = (
 class Track(NamedTuple):
     """Rows of the summary that one scaling curve joins, by node count, the smallest first.
 
-    At equal micro-batch there is one row per node count. At the best micro-batch there is one for each micro-batch.
+    A track at equal micro-batch has one row per node count. A track at the best micro-batch has a row for each measured
+    micro-batch at each node count.
     """
 
     law: Law
@@ -115,8 +117,8 @@ class Track(NamedTuple):
 def list_tracks(results: Results) -> tuple[Track, ...]:
     """Return every track of at least two node counts, in the order of the summary.
 
-    A track of the best micro-batch needs a node count with two micro-batches, and a micro-batch at two node counts.
-    Otherwise the global batch leaves only one micro-batch for each node count.
+    A track of the best micro-batch exists only if some node count has two micro-batches, and some micro-batch was
+    measured at two node counts. Without these, there is no choice of micro-batch.
     """
     found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
     return tuple(track for of_law in found for track in of_law)
@@ -138,7 +140,8 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Return True if two tracks differ only in the engine (`analysis.questions.differ_in_engine`)."""
+    """Return True if two tracks differ only in the engine, and the options that both engines have are equal
+    (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
@@ -172,8 +175,8 @@ def _drop_nodes_and_batch(spec: RunSpec) -> RunSpec:
 class CurvePoint(NamedTuple):
     """One node count of a curve, compared with the curve's smallest measured node count (the base).
 
-    Estimates are None if there is no measurement, and the row then states the outcome. At the base itself, speed-up and
-    efficiency are 1 by definition and have no interval.
+    If there is no measurement at this node count, the estimates are None and the row states the outcome. At the base
+    itself, speed-up and efficiency are 1 by definition and have no interval.
     """
 
     row: Row
@@ -198,8 +201,7 @@ class ScalingCurve(NamedTuple):
 
     @property
     def base(self) -> CurvePoint | None:
-        """The point of the smallest measured node count; None if all failed. Its row has `step_s` with its own
-        interval."""
+        """The point of the smallest node count with a measurement; None if all points failed."""
         return next((point for point in self.points if point.speedup), None)
 
 
@@ -213,8 +215,8 @@ def build_curves(results: Results) -> tuple[ScalingCurve, ...]:
 def karp_flatt(speedup: IntervalEstimate, nodes: float) -> IntervalEstimate:
     """Return the serial fraction (1/S - 1/p) / (1 - 1/p) that explains a speed-up S on p times the nodes.
 
-    Source: Karp & Flatt, Communications of the ACM 33, 1990. The fraction is negative if S > p. It decreases with S, so
-    its interval follows exactly from that of S.
+    `speedup` is S, and `nodes` is p. Source: Karp & Flatt, Communications of the ACM 33, 1990. The fraction is negative
+    if S > p. It decreases as S grows, so the ends of its interval follow exactly from those of S.
     """
 
     def fraction(times: float) -> float:

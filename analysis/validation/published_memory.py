@@ -1,10 +1,10 @@
-"""Published memory compared with predictions: ZeRO's table of model states, and reports of runs that did or did not fit
-a device.
+"""Published memory compared with predictions. Published are the table of model states in the ZeRO paper, and users'
+reports on whether a run fitted a device.
 
-The same numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed 0.19.8:
-estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and estimate_zero3_model_states_mem_needs in
-stage3.py. A test compares them with the real functions. The estimators assume model states of 16-bit training at any
-precision. They do not exist for stages 0 and 1.
+The published numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed
+0.19.8: estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and
+estimate_zero3_model_states_mem_needs in stage3.py. A test compares the formulas with these functions. The estimators
+assume the model states of 16-bit training, whatever the precision. There are none for stages 0 and 1.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from bench.predict.memory import predict_host_memory, predict_memory
 HALF = 2
 """Bytes of a weight in 16 bits."""
 DIVIDED = 18
-"""Bytes per parameter that both estimators divide among GPUs: gradient 2 in 16 bits and 4 in 32 bits, master weight 4,
-moments 8. The estimator of stage 2 adds the weights to these 18 bytes. According to DeepSpeed, the 18 bytes
-include the weights at stage 3."""
+"""Bytes per parameter that both estimators divide among GPUs: 2 for the gradient in 16 bits, 4 for the gradient in 32
+bits, 4 for the master weight, and 8 for Adam's moments. The estimator of stage 2 adds the weights to these 18 bytes. At
+stage 3, the 18 bytes already include the weights, according to DeepSpeed."""
 LAYER = 4
-"""Bytes per parameter of the largest layer at stage 3: its gathered weight and gradient in 16 bits."""
+"""Bytes per parameter of the largest layer at stage 3: 2 for its gathered weight and 2 for its gradient, in 16 bits."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """FLOPs of forward and backward per parameter and token, by the rule of thumb of arXiv 2001.08361, section 2.1."""
 
@@ -70,13 +70,13 @@ def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
 
 
 def count_largest_layer(shape: dict[str, Any]) -> int:
-    """Return the number of parameters of a T5's largest module, which has a single matrix."""
+    """Return the number of parameters of a T5's largest module that holds a single matrix, such as the embedding."""
     widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
     return int(shape["d_model"]) * widest
 
 
 def estimate_flops(parameters: int, tokens: float) -> float:
-    """Return 6·N·tokens, the estimated FLOPs of forward and backward over `tokens` tokens."""
+    """Return the estimated FLOPs of forward and backward over `tokens` tokens: 6 · parameters · tokens."""
     return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens
 
 
@@ -87,7 +87,7 @@ GB = 10**9
 
 
 def compare_zero_table() -> PredictionComparison:
-    """Return the comparison with every number that ZeRO's table prints."""
+    """Return the comparison of predictions with every number in the table of the ZeRO paper."""
     points = []
     for row in read_published("zero_memory_table").rows:
         elements, ranks = round(float(row["parameters_b"]) * GB), int(row["data_parallel"])
@@ -129,8 +129,9 @@ FITS = {True: "fits", False: "does not fit", None: "may fit"}
 SHAPES = {"t5-3b": "t5_3b", "flan-t5-xl 3B": "t5_v1_1_xl", "flan-t5-xxl 11B": "t5_v1_1_xxl"}
 """Model name in a report, and the name of its shape in `results/published/t5_shapes.csv`."""
 UP_TO_128 = tuple((tokens, tokens) for tokens in (16, 32, 48, 64, 72, 80, 88, 96, 112, 128))
-"""Possible encoder and decoder lengths of a batch of sentences in tokens. A batch is padded to its longest sentence.
-The reporter's full command line cuts sentences at 128 tokens (huggingface/transformers issue 8771)."""
+"""Possible (encoder, decoder) lengths in tokens of a batch of sentences. A batch is padded to its longest sentence, so
+its length is unknown. The command line in the report cuts sentences at 128 tokens (huggingface/transformers issue
+8771)."""
 FLAN = ((500, 129),)
 HOST = (
     "predicted not to fit without checkpointing; with it one sample fits the device. The report does not say which it "
@@ -141,8 +142,8 @@ HOST = (
 
 
 class FitReport(NamedTuple):
-    """A published report as a configuration. If the report does not state `lengths` or `checkpointing`, the field lists
-    all possible values."""
+    """A published report on whether a run fitted its device, as a configuration. If the report does not state the
+    lengths or whether activations were checkpointed, the field lists all possible values."""
 
     memory_bytes: int
     precision: str
@@ -156,8 +157,8 @@ class FitReport(NamedTuple):
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Return options of ZeRO stage 3 for a model of this `width` (d_model). They are the values that transformers sets
-    for "auto"."""
+    """Return the options of ZeRO stage 3 that transformers sets in place of "auto", for a model of this `width`
+    (d_model). `offload` adds further options."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
@@ -194,7 +195,7 @@ def compare_fits() -> PredictionComparison:
 
 
 def list_specs(model: str, report: FitReport) -> Iterator[RunSpec]:
-    """Yield a spec for every combination of lengths and checkpointing that a report may have had."""
+    """Yield a spec for every combination of lengths and checkpointing that is possible for a report."""
     backend = "deepspeed" if "stage" in report.options else "ddp"
     name = SHAPES[model]
     for (encoder, decoder), checkpointing in itertools.product(report.lengths, report.checkpointing):
