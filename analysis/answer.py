@@ -116,8 +116,8 @@ class _Names:
 
 
 def _format_times(rival: Rival) -> str:
-    """Format the ratio of a rival's time ± half the width of its interval. Both are rounded to the first digit of the
-    latter."""
+    """Format the ratio of a rival's time ± half the width of its interval. Both numbers are rounded to the first
+    significant digit of this half width."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
     margin = (known.high - known.low) / 2 if known else 0.0
     if not margin:

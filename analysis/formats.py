@@ -284,8 +284,8 @@ def load_template(package: str, name: str) -> "Template":
     """Return the jinja2 template `name` of the package `package` or, if it has none, of the report.
 
     The template escapes HTML in its values, and undefined names raise an error. Its filter `coded` shows text between
-    backticks as code, and prevents line breaks within options such as --repeats. Its
-    filter `css` returns a text as a string of CSS.
+    backticks as code, and prevents line breaks within options such as --repeats. Its filter `css` returns a text as a
+    string of CSS.
     """
     # imported here because only pages need jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined

@@ -1,11 +1,11 @@
 """Importance of each field of a search for the search's objective, by a functional analysis of variance.
 
 The logarithm of the objective is modelled by a Gaussian process that is fitted to the trials. Its covariance is the sum
-of a constant part, a part for each field, and a part for the combination of all fields. The distance of two numbers of
-a field is the number of candidate values between them; values that are not numbers are equal or different.
+of a constant part, a part for each field, and a part for the combination of all fields. Two numbers of a field are the
+more distant, the more candidate values lie between them. Values that are not numbers are only equal or different.
 
-The candidate scales and noises are weighted by marginal likelihood and prior (Rasmussen & Williams, Gaussian Processes
-for Machine Learning, 2006, sections 2.2 and 5.4.1).
+The process is computed for several candidate scales and noises. Each candidate is weighted by its marginal likelihood
+and prior (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
 """
 
 import importlib
@@ -74,8 +74,8 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
     """Return the importance of each field, the greatest first; empty if too few trials have a value of the objective.
 
     The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions that are drawn
-    from the posterior. For each field, the variance of a function's means by the values of that field is divided by the
-    function's total variance.
+    from the posterior. For each field, a function is averaged over all other fields. The variance of these means is
+    divided by the total variance of the function.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -103,8 +103,8 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
 
 
 def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return for each function the fraction of its variance that lies between the means of the levels; 0 if it is
-    constant.
+    """Return for each function the fraction of its variance that the levels of a field explain; 0 for a constant
+    function. This is the variance of the means over the points of each level, divided by the total variance.
 
     `drawn` has shape (functions, points). `levels` has shape (points,) and holds the level of each point.
     """
@@ -130,7 +130,7 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
 
 class _Setting(NamedTuple):
     """A candidate scale and noise of the Gaussian process, both standard deviations of the log objective. `weight` is
-    the fraction of functions that are drawn with them."""
+    the fraction of all drawn functions that use this candidate."""
 
     scale: float
     noise: float
@@ -148,8 +148,8 @@ class _Process:
     def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
         """Draw about `count` functions from the posterior, shape (functions, points).
 
-        `tried` holds for each tried point its index, its cost (log objective) and its additional noise. The noise is 0
-        for a run without background load.
+        `tried` holds for each tried point its index, its cost (log objective) and its additional noise, which is 0 for
+        a run without background load.
         """
         at, costs, noises = (np.array(column) for column in zip(*tried, strict=True))
         everything, drawn = self._points, []
@@ -167,8 +167,8 @@ class _Process:
         return np.concatenate(drawn)
 
     def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
-        """Return candidate scales and noises weighted by their marginal likelihood. For many trials, return only the
-        most likely."""
+        """Return the candidate scales and noises with their weights. If there are more than _MOST_FITTED trials, return
+        only the most likely candidate."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
         # costs and constant part in the eigenbasis of the covariance

@@ -36,8 +36,8 @@ class MeasuredStudy:
     """
 
     def __init__(self, results: "Results", *, short: bool = True, chosen_from: "Results | None" = None) -> None:
-        """With `short`, `summary` and `best` have only their main columns. `chosen_from` are the runs from which
-        trusted runs were chosen; None if no choice was made."""
+        """With `short`, `summary` and `best` have only their main columns. If `results` are only the trusted runs of a
+        larger set, `chosen_from` is this set; otherwise it is None."""
         self.results = results
         self._short = short
         self._chosen_from = chosen_from
@@ -46,8 +46,8 @@ class MeasuredStudy:
         return f"<MeasuredStudy: {self.results.describe()}>"
 
     def answer(self) -> str:
-        """Return the results in one to five sentences, one per line. Without measured or trusted runs, it is a
-        sentence that says so."""
+        """Return the results in one to five sentences, one per line. If there are no measured or no trusted runs,
+        return a sentence that states this."""
         from analysis.answer import describe_answer, describe_untrusted
 
         if self._chosen_from and self.results.table.empty and not self._chosen_from.table.empty:
@@ -76,13 +76,14 @@ class MeasuredStudy:
 
     @functools.cached_property
     def summary(self) -> "DataFrame":
-        """Summary with one row per configuration, machine, environment class and kind of evidence. It holds medians
-        over repeats, with intervals."""
+        """The summary: medians over repeats, with intervals. It has one row for each configuration on each machine, by
+        environment class (device and software versions) and kind of evidence."""
         return _annotate(self.results.summary, _SUMMARY if self._short else ())
 
     @functools.cached_property
     def best(self) -> "DataFrame":
-        """The configurations of each question, the fastest first, with the verdict on each."""
+        """The configurations of each question, the fastest first, with the verdict on each. A question is a group of
+        configurations that do the same work on equal hardware."""
         from analysis.scaling import best
 
         return _annotate(best.as_table(best.best(self.results)), _BEST if self._short else ())

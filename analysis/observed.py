@@ -1,7 +1,7 @@
 """Values of a record that several metrics and flags need, such as its timed window, its slowest rank and its rate of
 FLOPs.
 
-Each function returns None if the record does not contain what the value is computed from.
+Each function returns None if the record lacks the data from which the value is computed.
 """
 
 import functools
@@ -34,8 +34,8 @@ class TimedWindow(NamedTuple):
 
 
 def remember_latest(work: Callable[[Given], Found]) -> Callable[[Given], Found]:
-    """Return a function that caches the result of `work` for the latest argument. Most columns of a record need the
-    same values.
+    """Return a function that caches the result of `work` for the latest argument. The cache helps because most columns
+    of a record need the same values, and the columns of one record are computed one after another.
 
     Arguments are compared by identity, because comparing their contents would take longer than `work`.
     """
@@ -86,7 +86,8 @@ def find_job(environment: Environment | None) -> ScheduledJob | None:
 
 @remember_latest
 def compute_steps_per_s(record: RunRecord) -> float | None:
-    """Return the number of steps of the window divided by its duration in seconds. It is not a mean of rates."""
+    """Return the steps per second over the window: their number divided by the window's duration. This is not the mean
+    of the rates of single steps."""
     timed = get_window(record)
     return len(timed.step_s) / timed.seconds if timed else None
 
@@ -125,8 +126,8 @@ def get_tokens(record: RunRecord) -> Tokens | None:
 
 
 def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | None]) -> float | None:
-    """Return tokens per second over all ranks and the whole window. `counted` selects the kind of tokens from those of
-    a step."""
+    """Return tokens per second over all ranks and the whole window. `counted` takes the tokens of a step and returns
+    the number of tokens to count, such as the encoder tokens."""
     rate, per_step = compute_steps_per_s(record), get_tokens(record)
     selected = None if per_step is None else counted(per_step)
     return None if rate is None or selected is None else rate * selected
@@ -135,8 +136,8 @@ def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | No
 def compute_energy_j(record: RunRecord) -> float | None:
     """Return the energy of all devices over the window, in joules; None unless every device reported it.
 
-    The reported energy includes the pauses between blocks of steps. If the duration of its measurement is known, the
-    energy is scaled to the window.
+    The reported energy includes the pauses between blocks of timed steps. If the duration of the energy measurement is
+    known, the energy is scaled to the duration of the window.
     """
     observed, timed = record.observations, get_window(record)
     if observed is None or timed is None:
@@ -180,8 +181,8 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
 
 
 def find_slowest_rank(record: RunRecord) -> int | None:
-    """Return the slowest rank if it is a straggler, i.e. much slower than the rest (by the rule in
-    `bench.core.quantities`); None if no rank is."""
+    """Return the slowest rank if it is a straggler, which is a rank that is much slower than the others (by the rule in
+    `bench.core.quantities`); None if no rank is a straggler."""
     return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
 
 
@@ -191,8 +192,8 @@ def _find_slowest(own: tuple[float, ...], stages: int) -> int | None:
 
 
 def find_slowest_link(record: RunRecord) -> int | None:
-    """Return the node with the slowest link if that link is much slower than the rest (by the rule in
-    `bench.core.quantities`); None if no link is."""
+    """Return the index of the node with the slowest link, if that link is much slower than the others (by the rule in
+    `bench.core.quantities`); None if no link is much slower."""
     link = record.observations.link if record.observations else None
     rates = link.nodes_bytes_per_s if link else ()
     return min(find_slow_links(rates), key=lambda node: rates[node] or 0.0, default=None)

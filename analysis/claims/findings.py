@@ -28,8 +28,11 @@ _NUMBERS = (
 
 
 def find_findings(results: Results) -> list[ClaimFinding]:
-    """Return the findings for every claim, machine and model. If none of the comparisons for a publication on a machine
-    with a model involves several nodes, all these findings are omitted."""
+    """Return the findings for every claim, machine and model.
+
+    The findings for the claims of a publication on one machine with one model are omitted if none of their comparisons
+    involves several nodes.
+    """
 
     @functools.cache  # reading a record is slow
     def find_start(place: int) -> Start:
@@ -64,8 +67,8 @@ def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
 
 
 def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list[ClaimFinding]:
-    """Mark the comparisons for claims about a slow network if the same two configurations were also compared on a
-    faster network."""
+    """Return the findings with `is_slow_network` set for some comparisons for claims about a slow network: those whose
+    two configurations were also compared on a faster network."""
 
     def name_pair(one: ClaimComparison) -> tuple[str, str]:
         return one.before["config_id"], one.after["config_id"]
@@ -105,7 +108,7 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
 def _compare_sides(
     claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
 ) -> tuple[ClaimComparison, ...]:
-    """Return all comparisons for a claim. The confidence intervals of their effects are corrected for the number of
+    """Return all comparisons for a claim. Their effects (such as "faster") are corrected for the number of
     comparisons."""
     found = list(_list_comparisons(claim, sides, results, find_start))
     effects = iter(name_effects(claim, [one.tested for one in found if one.tested]))
@@ -133,7 +136,8 @@ def _compare(
     """Return the comparison of two configurations. If times are compared and only one configuration ran out of memory,
     that configuration is replaced by its fastest variant with another micro-batch.
 
-    The other configuration keeps its micro-batch. So the comparison rewards it for needing less memory.
+    The configuration that fits keeps its micro-batch. So the comparison rewards this configuration for needing less
+    memory.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
@@ -196,8 +200,8 @@ def has_run_out(row: Row) -> bool:
 
 
 def _find_fastest_fit(side: ClaimSide, sides: Sequence[ClaimSide]) -> ClaimSide:
-    """Return the fastest configuration with a measured time that does the same work as `side`, at any micro-batch;
-    `side` itself if there is none."""
+    """Return the fastest configuration with a measured time that does the same work as `side`, at any micro-batch. If
+    there is no such configuration, return `side`."""
 
     def dump_work(spec: RunSpec) -> tuple[str, int]:
         return canonical(spec.model_copy(update={"batch": Batch(micro=1)})), spec.global_batch

@@ -63,13 +63,13 @@ def _dump(spec: RunSpec, **changes: Any) -> str:
 
 
 def _dump_without_layout(spec: RunSpec) -> str:
-    """Return a spec as text without engine and parallel layout. The global batch is kept, but not its division into
-    micro-batches over ranks."""
+    """Return a spec as text without engine, parallel layout and gradient accumulation. The global batch is kept. So
+    specs with equal texts do the same work per step with the same micro-batch."""
     return f"{spec.global_batch} {_dump(spec, engine=EngineSpec(name='any', backend='any'), parallel=Parallel())}"
 
 
 def _dump_without_stages(spec: RunSpec) -> str:
-    """Return a spec as text without its number of nodes and of pipeline stages."""
+    """Return a spec as text without its number of nodes and its number of pipeline stages."""
     return _dump(spec, nodes=1, parallel=spec.parallel.model_copy(update={"pipeline": 1}))
 
 
@@ -81,14 +81,14 @@ def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _compare_stages(*pairs: tuple[str, str]) -> Callable[[RunSpec, RunSpec], bool]:
-    """Return a function of two specs. It returns True if their engines are one of these pairs and their shared engine
-    options are equal."""
+    """Return a function that takes two specs and returns True if their engines are one of these pairs and the engine
+    options that both have are equal."""
     return lambda one, other: (one.engine.name, other.engine.name) in pairs and may_be_compared(one, other)
 
 
 def _is_layered(one: RunSpec, other: RunSpec) -> bool:
-    """Return True if both specs accumulate gradients and `one` shards the weights, while `other` accumulates layer by
-    layer."""
+    """Return True if both specs accumulate gradients, `one` shards the weights, and `other` uses layered gradient
+    accumulation (engine `lga`)."""
     return one.engine.name in _SHARDED and other.engine.name == "lga" and min(one.accumulation, other.accumulation) > 1
 
 
@@ -98,8 +98,8 @@ def _is_modular(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
-    """Return True if `other` has a higher tensor-parallel degree than `one`, and a degree above the number of devices
-    per node."""
+    """Return True if the tensor-parallel degree of `other` is higher than that of `one` and higher than the number of
+    devices per node."""
     ours, theirs = one.parallel, other.parallel
     alike = ours.pipeline == theirs.pipeline == 1 and other.engine.name == "pipeline"
     from_copies = one.engine.name in ("ddp", "pipeline")
@@ -123,8 +123,8 @@ _NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
-    """Judge the claim "not consistently faster". It is supported if one comparison is slower by 3 % or more, and
-    contradicted if all comparisons are faster.
+    """Judge the claim "not consistently faster" from the number of comparisons with each effect. The claim is supported
+    if at least one comparison is slower by 3 % or more, and contradicted if all comparisons are faster.
 
     A configuration that ran out of memory does not count as slower.
     """
@@ -135,10 +135,10 @@ def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
 
 def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]], Verdict]:
     """Return the function that judges the claim "always `effect`". The claim is supported if all comparisons have
-    that effect. It is contradicted if one comparison has the opposite effect `against` of 3 % or more.
+    this effect. It is contradicted if any comparison has the opposite effect `against`, of 3 % or more.
 
-    The verdict is open if a comparison shows no difference, or an opposite difference below 3 %. A configuration that
-    ran out of memory counts as slower.
+    In all other cases, such as a comparison without a detected difference, the verdict is "cannot be told". A
+    configuration that ran out of memory counts as slower.
     """
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:

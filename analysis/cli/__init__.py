@@ -23,8 +23,8 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
 def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None = None) -> "Results":
     """Return every record at or below `paths`. Files that are not records are named on standard error.
 
-    On a terminal, progress is shown: on the progress line `show` of the verb if it has one. Raise UserError if no
-    record is found.
+    On a terminal, progress is shown. If the verb already has a progress line, `show` updates that line. Raise UserError
+    if no record is found.
     """
     from analysis import results
 

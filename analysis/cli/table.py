@@ -36,8 +36,8 @@ _OMITTED_FIRST = (
     "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
     "tokens_trained", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
 )  # fmt: skip
-"""Columns that a narrow table omits, in this order. Columns with the same value in all rows are omitted before columns
-whose values differ."""
+"""Columns that may be omitted to make a table narrower, in the order in which they are omitted. Columns with the same
+value in all rows are omitted before columns whose values differ."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +126,8 @@ def _write_text(
     least: "Mapping[str, int]",
     omitted_first: "Sequence[str]",
 ) -> None:
-    """Write a table without the columns that `width` characters have no room for. Their names follow on standard
-    error. See `_choose_omitted` for the other parameters."""
+    """Write a table. Columns for which `width` characters have no room are omitted, and their names are printed on
+    standard error. `right` is True for each column of numbers; see `_choose_omitted` for the other parameters."""
     from analysis.formats import render_text_table
 
     omitted = [] if width is None else _choose_omitted(names, rows, width, least, omitted_first)
@@ -159,8 +159,11 @@ def _choose_omitted(
     least: "Mapping[str, int]",
     omitted_first: "Sequence[str]",
 ) -> list[str]:
-    """Return the columns to omit, in the order of `omitted_first`, so that the others fit `width` characters. `least`
-    has the least widths of columns whose texts may be wrapped."""
+    """Return the columns to omit so that the others fit `width` characters.
+
+    `omitted_first` lists the columns that may be omitted, in this order. `least` holds the smallest width of each
+    column whose texts may be wrapped.
+    """
     needed = _list_least_widths(_list_widths(names, rows), least)
     # A column with the same value in all rows does not help to distinguish rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
@@ -180,8 +183,11 @@ def _wrap_texts(
     width: int,
     least: "Mapping[str, int]",
 ) -> list[list[str]]:
-    """Return the cells, with texts wrapped so that the columns fit `width` characters. A column becomes narrower than
-    its least width only if there is no other way, and never narrower than its heading."""
+    """Return the cells, with texts wrapped so that the columns fit `width` characters.
+
+    A column becomes narrower than its width in `least` only if the table would not fit otherwise. It never becomes
+    narrower than its heading.
+    """
     natural = _list_widths(names, rows)
     widths, texts = dict(natural), [name for name, number in zip(names, right, strict=True) if not number]
     for floors in (_list_least_widths(natural, least), {name: len(name) for name in names}):

@@ -22,14 +22,15 @@ _SAME_THING = {"machine": ("machine", "device")}
 
 
 class VariedField(NamedTuple):
-    """A field that may differ between A and B, with all fields below it. `values` are the values to select in A and in
-    B, if given."""
+    """A field that may differ between A and B, together with all fields nested in it. `values`, if given, are the value
+    to select in A and the value to select in B."""
 
     name: str
     values: tuple[str, str] | None = None
 
     def covers(self, field: str) -> bool:
-        """Return True if `field` is this field or lies below it."""
+        """Return True if `field` is this field or is nested in it, as `versions.torch` is in `versions`. The field
+        `machine` also covers `device`."""
         return any(_is_at_or_below(field, name) for name in _SAME_THING.get(self.name, (self.name,)))
 
 
@@ -77,8 +78,8 @@ def find_value(name: str, one: Fields) -> str | None:
 
 
 def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple[str, str], ...]:
-    """Return the fields that must be equal for two configurations to be paired: those of the spec, without the fields
-    of `across` and the measurement protocol."""
+    """Return the fields that must be equal for two configurations to be paired. These are the fields of the spec,
+    except those of the measurement protocol and those that `across` covers."""
     across = tuple(across)
     return tuple(sorted(
         (field, value) for field, value in one.items()

@@ -63,7 +63,8 @@ _FOLDED = (
 
 
 def to_markdown(compared: SetComparison) -> str:
-    """Return Markdown for GitHub. Unchanged pairs, and pairs that could not be compared, are folded away."""
+    """Return Markdown for GitHub. Unchanged pairs, and pairs that could not be compared, are in collapsed sections
+    (`<details>`)."""
     shown = [(name, line) for name, line in compared.lines if not _is_folded(line)]
     parts = [f"**{escape_markdown(format_headline(compared))}**", escape_markdown(describe_sides(compared))]
     parts += [_render_pairs_table(shown)] if shown else []
@@ -90,8 +91,8 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]") 
 
 
 def to_junit(compared: SetComparison) -> str:
-    """Return JUnit XML with a test case per pair. Pairs that break the gate are failures; pairs that could not be
-    compared, or for which the gate is open, are skipped."""
+    """Return JUnit XML with a test case per pair. Pairs that break the gate are failures. Pairs that could not be
+    compared, or for which the gate is open (undecided), are skipped test cases."""
     suite = TestSuite("zeroscale compare")
     suite.add_property("sides", _strip_invalid_xml(describe_sides(compared)))
     suite.add_property("verdict", compared.verdict or "no gate")

@@ -1,4 +1,4 @@
-"""Pairing of the configurations of A with those of B, and names of the pairs."""
+"""Pairing of the configurations of result set A with the configurations of result set B, and names of the pairs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -61,12 +61,12 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Return the pairs of configurations that are equal except for the fields of `across`. They are in the order of A,
-    then of B.
+    """Return the pairs of configurations that are equal except for the fields of `across`. Pairs are in the order of A;
+    configurations of B without a counterpart follow.
 
-    Configurations that also differ in protocol, machine or versions are paired with the most similar one, so that the
-    differences can be reported. Raise UserError if a field of `across` does not exist, or if several configurations of
-    a side could be meant.
+    Configurations may also differ in measurement protocol, machine or versions. Each is then paired with the most
+    similar configuration, so that the differences can be reported. Raise UserError if a field of `across` does not
+    exist, or if several configurations of a side could be meant.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
     a: _Groups = {}
@@ -80,8 +80,8 @@ def pair_configurations(
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Describe how the first configuration of A differs from the most similar one of B; empty if A or B has no
-    configuration."""
+    """Describe how the first configuration of A differs from the most similar configuration of B; empty if A or B has
+    no configuration."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 
@@ -89,7 +89,8 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of one group of configurations, the most similar pair first; equal configurations form a pair."""
+    """Yield the pairs of one group of configurations, the most similar pair first. Configurations that remain without
+    a counterpart come last."""
     possible = []
     for a in ours:
         for b in theirs:
@@ -167,8 +168,7 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields of the pair's configuration of A, or of B if there is none of A. The pair's name is made from
-    them."""
+    """Return the fields from which a pair is named: those of its configuration of A, or of B if it has none of A."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

@@ -43,8 +43,8 @@ def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
     """Return groups of rows with equal micro-batch and equal work, on any number of nodes.
 
-    Either the work of a step is equal (strong scaling) or the work of a device (weak scaling), whichever gives fewer
-    groups.
+    Equal work means either an equal global batch per step (strong scaling) or equal work per device (weak scaling). The
+    kind of scaling that gives fewer groups is used, because a study scales in one of these ways.
     """
     groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
     for question, rows in _regroup(any_nodes, "micro"):
@@ -62,7 +62,8 @@ def build_question(row: Row) -> Question:
 
 
 def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
-    """Return question and configuration of some runs, as texts. `places` are row indices of the run table."""
+    """Return for each of some runs a pair of texts: the name of its question and the name of its configuration.
+    `places` are row indices of the run table."""
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
@@ -79,7 +80,8 @@ def list_rare_flags(row: Row) -> list[str]:
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
-    """Return a sentence on how many of `number` things are not drawn, and which; empty if all are drawn."""
+    """Return a sentence on how many of `number` things, such as curves, are not drawn; empty if there are at most
+    `most`. `what` names the things, and `why` their property, such as "fewest numbers"."""
     return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
 
 
@@ -94,8 +96,8 @@ def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> lis
 
 
 def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
-    """Return a group whose title contains the value of `part` if it is equal in all rows. The names of curves then omit
-    it."""
+    """Return a group of rows. If the column `part` has the same value in all rows, the value is added to the panel's
+    title, and the names of curves omit it. `named` are further parts of the title."""
     (first, *others) = {row[part] for row in rows}
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
@@ -117,8 +119,8 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
 
 
 def name_series(rows: Sequence[Row]) -> list[str]:
-    """Return for each row the name of its curve. Config keys in it are reduced to their last part. The name contains
-    the accumulation only if two rows would have the same name without it."""
+    """Return for each row the name of its curve. In this name, config keys are shortened to their last component. The
+    name contains the accumulation only if two rows would have the same name without it."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}

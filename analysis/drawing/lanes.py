@@ -42,8 +42,8 @@ class Lane(NamedTuple):
 
 
 def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return one lane for each group of ranks that hold the same layers (`ranks_per_place` ranks each), from simulated
-    passes.
+    """Return the lanes of simulated passes. There is one lane for each group of `ranks_per_place` ranks that hold the
+    same layers.
 
     If a rank waits for an input that has already been sent, the wait is drawn as a transfer.
     """
@@ -59,8 +59,8 @@ def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list
 
 
 def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
-    """Return one lane for each group of ranks that hold the same layers, from measured passes. Transfers were not
-    measured, so none are drawn."""
+    """Return the lanes of measured passes. There is one lane for each group of `ranks_per_place` ranks that hold the
+    same layers, with the passes of the first rank. Transfers were not measured, so none are drawn."""
     return [
         Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
         for place, here in enumerate(passes)
@@ -68,7 +68,8 @@ def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: 
 
 
 def scale_to(lanes: Sequence[Lane], busy_s: float) -> list[Lane]:
-    """Return the lanes with all times multiplied by one factor, so that all passes together take `busy_s` seconds."""
+    """Return the lanes with all times multiplied by the same factor, so that the total duration of all passes is
+    `busy_s` seconds."""
     factor = busy_s / compute_busy(lanes)
     return [
         lane._replace(spans=tuple(LaneSpan(kind, factor * begin, factor * end) for kind, begin, end in lane.spans))

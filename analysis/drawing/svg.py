@@ -45,8 +45,8 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as one or two SVG elements of a page: for a wide screen, and for a phone if the panel fits
-    there."""
+    """Return a panel as SVG elements of a page: one for wide screens if it looks different there, and one for phones if
+    the panel fits there. With `halved`, the panel takes half of the page's width on wide screens."""
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []

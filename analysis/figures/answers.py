@@ -35,7 +35,7 @@ MOST_PANELS, MOST_MARKS = 6, 6
 """Most questions in the figure, and most engines per question. More would not be readable at a glance."""
 
 _LEAST, _LEFT = 0.05, -0.25  # smallest right end of the axis, and its furthest left end
-_FAR = 6  # a value beyond this multiple of the upper quartile of the smaller values would squeeze them
+_FAR = 6  # a value above this multiple of the smaller values' upper quartile is not shown to scale
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
 _WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
 _LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5  # at font sizes of 7 and 6.5
@@ -45,9 +45,10 @@ _LEAST_SIZE = 5.5  # font size of a long label
 class AnswerMark(NamedTuple):
     """A configuration in a panel.
 
-    `extra` is its time per sample over that of the fastest, minus 1; None if its runs were made on a busy machine.
-    `ends` is the interval of `extra`. It is None if this or the fastest configuration has fewer than three runs; the
-    difference is then only indicative. `words` state the same as text.
+    `extra` is its time per sample divided by that of the fastest configuration, minus 1. It is None if all runs of the
+    configuration were made on a busy machine. `ends` is the interval of `extra`. It is None if this or the fastest
+    configuration has fewer than three runs; the difference is then only indicative. `words` state `extra` and its
+    interval as text.
     """
 
     label: str
@@ -108,7 +109,8 @@ def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
 def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
     """Return the ends of the x axis.
 
-    The axis contains all configurations and intervals, except those so far out that they would squeeze the others.
+    The axis contains all configurations and intervals, except values that are so large that the other values could not
+    be distinguished.
     """
     extras = sorted(one.extra for one in marks if one.extra)
     while len(extras) > 1 and extras[-1] > _FAR * np.quantile(extras[:-1], 0.75):

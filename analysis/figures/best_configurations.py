@@ -60,7 +60,8 @@ def picture(results: Results) -> Picture:
 
 
 def _list_lines(results: Results) -> list[Line]:
-    """Return the rows of the figure. Efficiencies refer to the smallest node count of a row."""
+    """Return the rows of the figure. Efficiencies are relative to the smallest node count of a row that has a
+    number."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
     for found in best(results):
         shared = {**found.question, "nodes": None}
@@ -77,7 +78,8 @@ def _list_lines(results: Results) -> list[Line]:
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
-    """Return the efficiency of `one`: seconds per sample and device of the base, divided by those of `one`."""
+    """Return the efficiency of `one`: device-seconds per sample of `base`, divided by those of `one`. `base` is the
+    best configuration on the smallest node count. None if either has no time."""
     if base is None or base.fastest is None or one.fastest is None:
         return None
     if one is base:

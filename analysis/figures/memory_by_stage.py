@@ -1,4 +1,5 @@
-"""Figure of memory by engine: measured, and predicted by formulas, including ZeRO's own."""
+"""Figure of memory by engine: measured, and predicted by formulas, including the formula for model states in the ZeRO
+paper."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +63,8 @@ class ConfigurationBytes(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return memory on the rank with most memory, with one panel per question, in the largest fitting binary unit."""
+    """Return a figure of memory on the rank that uses most, with one panel per question. All panels have the largest
+    binary unit that does not exceed the largest value."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
     sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
@@ -90,8 +92,8 @@ def picture(results: Results) -> Picture:
 
 
 def _select_one_micro(group: QuestionGroup) -> QuestionGroup:
-    """Return the rows of the micro-batch at which most configurations have a number. Of several such micro-batches, the
-    largest is taken."""
+    """Return the rows of the micro-batch at which the largest number of configurations has measured memory. If there
+    are several such micro-batches, return the rows of the largest."""
     # Micro-batches without any number are counted too, with 0, so that a question without numbers also gets a panel.
     numbers = Counter({row["micro"]: 0 for row in group.rows})
     numbers.update(row["micro"] for row in group.rows if row["peak_allocated_bytes"] is not None)

@@ -70,7 +70,7 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
 
 
 def build_pair(record: RunRecord) -> LanePair | None:
-    """Return measured and simulated lanes of a run; None if its record has no timed passes."""
+    """Return measured and simulated lanes (timelines of ranks) of a run; None if its record has no timed passes."""
     observed, spec = record.observations, record.spec
     if observed is None or not observed.passes or not all(observed.passes):
         return None

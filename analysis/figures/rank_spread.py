@@ -30,8 +30,8 @@ _RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
 
 
 class RankSpread(NamedTuple):
-    """Seconds outside of collectives, and peak bytes, of each rank of one run. A list is empty if the value of any rank
-    is unknown."""
+    """Seconds per step outside of collectives (`own_s`), and peak bytes, of each rank of one run. A list is empty if
+    the value of any rank is unknown."""
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]
@@ -39,8 +39,8 @@ class RankSpread(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel of times and a panel of memory. For each configuration, the run whose ranks differ most is
-    shown."""
+    """Return a panel of times and a panel of memory. Each configuration is represented by the run whose ranks differ
+    most."""
     most, number = _select_most_spread(results.table)
     shown = []
     for record in map(results.record, most):
@@ -59,10 +59,10 @@ def picture(results: Results) -> Picture:
 
 
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
-    """Return the row indices of the runs to draw, and the number of configurations of which they were selected.
+    """Return the row indices of the runs to draw, and the number of configurations from which they were selected.
 
-    Of each configuration, the run whose ranks differ most is taken. The largest difference comes first, and at most
-    _MOST runs are returned.
+    For each configuration, the run whose ranks differ most is selected. The run with the largest difference comes
+    first, and at most _MOST runs are returned.
     """
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known

@@ -24,7 +24,7 @@ _NOTE = (
     "for 95 % of the posterior; interactions of fields explain the rest. Time against memory and cost: nearer to the "
     "lower left is better, under any constraints."
 )
-_MOST = 3  # searches of the figure
+_MOST = 3  # most searches that the figure shows
 _TRIAL, _SO_FAR, _FRONT = "a trial", "best so far", "not beaten in both"
 
 Pairs = Sequence[tuple[float, float]]
@@ -69,8 +69,8 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
 
 
 def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
-    """Return the best objective so far as a step function: its corner points, up to the last trial. `place` returns the
-    x coordinate of a trial."""
+    """Return the corner points of a step function: the best objective found so far, up to the last trial. `place`
+    returns the x coordinate of a trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
     # Two points per trial make a step function: the best value is constant until a better trial ends.
@@ -92,7 +92,8 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the position of each value on the x axis. Numbers are sorted by size, other values keep their order."""
+    """Return the position on the x axis of each distinct value, by the value as text. Numbers are sorted by size and
+    come first; other values keep their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}

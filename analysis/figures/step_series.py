@@ -54,10 +54,10 @@ def picture(results: Results) -> Picture:
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:
-    """Return the row indices of the runs to draw, at most _MOST and in ascending order, and a sentence on the number of
-    runs shown.
+    """Return the row indices of at most _MOST runs to draw, in ascending order, and a sentence on their number.
 
-    Unsteady runs and the fastest run of each question are preferred.
+    At most _UNSTEADY runs with the flag `unsteady` are selected first, then a run of the fastest configuration of each
+    question, then further unsteady runs.
     """
     # Runs with an injected fault (drills) and runs on hosts of another job are no measurements.
     timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))

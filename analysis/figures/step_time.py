@@ -1,4 +1,5 @@
-"""Figure of step time against node count, with one panel per equal work (per step or per device)."""
+"""Figure of step time against node count. Configurations with equal work per step, or with equal work per device, share
+a panel."""
 
 from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture

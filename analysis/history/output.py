@@ -35,8 +35,8 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return two texts that name pairs of places. The change most likely happened between the places of the first
-    pair. At the confidence level, it happened between those of the second pair.
+    """Return two texts, each naming a pair of places (commits, versions or days). The first pair encloses the most
+    likely position of the change. The second pair encloses the change at the confidence level.
 
     The second text is empty if both pairs are equal.
     """
@@ -47,7 +47,8 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
 
 
 def describe_doubts(history: History) -> Iterable[str]:
-    """Yield sentences on the rate of false changes, on configurations without a change, and on excluded runs."""
+    """Yield sentences on the probability of falsely reported changes, on configurations without a change, and on
+    excluded runs."""
     wrong = round(100 * (1 - LEVEL))
     yield (
         f"If no time changes, at most {wrong} of 100 such histories report any change of any configuration. This holds "
@@ -129,7 +130,8 @@ _WIDE = 10_000  # columns, so that each row stays on one line in a file or a pip
 
 
 def to_text(history: History) -> str:
-    """Return the changes as a text table as wide as the terminal, the latest first, and the rate of false changes."""
+    """Return a text: the changes as a table as wide as the terminal, the latest first, and below it the sentences of
+    `describe_doubts`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -179,8 +181,8 @@ def render_page(history: History) -> str:
 
 
 def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
-    """Return the shapes of one configuration's chart: times over places, in a box of fixed size that the page
-    stretches."""
+    """Return the coordinates and texts of one configuration's chart, which shows times over places. Coordinates refer
+    to a box of fixed size, which the page scales."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
     decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)

@@ -27,8 +27,8 @@ class Metric(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Return True if the metric is an integer, by the return annotation of `value`. A lambda has none, so it counts
-        as float."""
+        """Return True if the return annotation of `value` states that the metric is an integer. A lambda has no
+        annotation, so its metric counts as a float."""
         return _is_whole(self.value)
 
 
@@ -40,8 +40,8 @@ def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
 def build_interval_ends(
     name: str, label: str, unit: str, better: Better, find: Callable[[RunRecord], Interval | None]
 ) -> tuple[Metric, Metric]:
-    """Return the metrics `<name>_low` and `<name>_high`: the ends of a quantity's interval, from the steps of the run
-    alone."""
+    """Return the metrics `<name>_low` and `<name>_high`, the ends of a quantity's interval. `find` returns this
+    interval, which is computed from the steps of the run alone."""
 
     def build(end: str, word: str) -> Metric:
         text = f"{word} end of {label}'s 95 % interval within the run"

@@ -1,6 +1,7 @@
 """Cost and energy per million tokens, padding included, and the time that one attempt holds its devices.
 
-Users state prices in a currency of their choice; no price is assumed. `analysis.costs` adds the attempts of a point.
+Users state prices in a currency of their choice; no price is assumed. `analysis.costs` adds up the attempts (tries at a
+run) of each configuration.
 """
 
 import math
@@ -24,7 +25,7 @@ def add_prices(table: "DataFrame", price_per_device_hour: float) -> "DataFrame":
     """Return a run table or summary whose column `cost_per_million_tokens` is computed with the given price per device
     and hour instead of the recorded price.
 
-    The cost is missing if the throughput is. Raise UserError for a price that is not a positive finite number.
+    Rows without a throughput have no cost. Raise UserError for a price that is not a positive finite number.
     """
     check_price(price_per_device_hour)
     # world_size is Int64, whose quotient would be a nullable pandas type instead of float64
@@ -48,8 +49,8 @@ def _check_positive(option: str, value: float | None, remedy: str) -> None:
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
-    """Return the cost of 10^6 tokens, padding included. The price per device and hour is recorded with the
-    machine, in the user's currency."""
+    """Return the cost of 10^6 tokens, padding included, in the user's currency. It is computed from the price per
+    device and hour that the record states for its machine."""
     price, rate = record.circumstance.machine.price_per_device_hour, compute_tokens_per_s(record)
     if price is None or rate is None:
         return None
@@ -81,8 +82,8 @@ def compute_startup_s(record: RunRecord) -> float | None:
 def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
     """Return the seconds of a training until the end of its first evaluation with at most this loss.
 
-    The start, earlier evaluations and earlier checkpoints are included, and the steps of earlier attempts if the
-    training resumed from a checkpoint. None if no evaluation reached the loss.
+    The start-up, earlier evaluations and earlier checkpoints are included. If the training resumed from a checkpoint,
+    the steps of earlier attempts are included as well. None if no evaluation reached the loss.
     """
     observed = record.observations
     if observed is None or not observed.evaluations:
@@ -101,8 +102,11 @@ def is_resumed(record: RunRecord) -> bool:
 
 
 def _compute_earlier_s(record: RunRecord) -> float:
-    """Return the seconds of the steps of earlier attempts, which the evaluations of a resumed training include in their
-    times. Return 0 for a training that was not resumed."""
+    """Return the duration of the steps of earlier attempts at a resumed training, in seconds; 0 for a training that was
+    not resumed.
+
+    The times of a resumed training's evaluations count these steps, but the record's own steps do not include them.
+    """
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:
         return 0.0

@@ -17,8 +17,8 @@ from bench.core.record import RunRecord, Tokens
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
-    """Return the mean time per sample over the window, in seconds. Configurations are ranked by it, so slow steps
-    count."""
+    """Return the mean time per sample over the window, in seconds. Configurations are ranked by this mean and not by a
+    median, so that slow steps count."""
     rate = compute_steps_per_s(record)
     return None if rate is None else 1 / rate / record.spec.global_batch
 

@@ -19,7 +19,7 @@ from bench.core.store import Unreadable, read_record
 
 
 class Reading(NamedTuple):
-    """Complete records in memory, with the files at the same paths that could not be read."""
+    """Complete records in memory, and the files below the same paths that could not be read."""
 
     records: dict[Path, RunRecord]  # by file, sorted by study, model, ranks and so on
     skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason

@@ -1,8 +1,8 @@
 """Cache of the rows of a results folder or archive: one Parquet file in the user's cache folder.
 
-The cache is rebuilt if it is missing, corrupt, or written by another version of zeroscale or of its formulas. Records
-that changed are read again. Nothing is written into the results folder. Small folders have no cache, because reading
-them is as fast.
+The cache is rebuilt if it is missing or corrupt, or if the source code that computes rows has changed since it was
+written. Records that changed are read again. Nothing is written into the results folder. Small folders have no cache,
+because reading their records is as fast.
 """
 
 import contextlib
@@ -74,7 +74,8 @@ class _CachedRows(NamedTuple):
 
 
 def read_folder(root: Path, follow: Follow) -> FolderRows:
-    """Return the contents of a results folder, from its cache if up to date. `follow` is the progress callback."""
+    """Return the contents of a results folder, from its cache if the cache is up to date. `follow` is the progress
+    callback."""
     kept = _load(root)
     if kept and is_unchanged(root, kept.tree, kept.files()):
         again = extract(root, [RecordFile(path) for path in kept.skipped])  # the failure may have been temporary
@@ -103,7 +104,8 @@ def _build_table(
 
 
 def _load(root: Path) -> _CachedRows | None:
-    """Return the cached rows of a folder; None if there is no cache, or if another version of the code wrote it."""
+    """Return the cached rows of a folder; None if there is no readable cache, or if another version of the code wrote
+    it."""
     path = _build_cache_path(root)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)

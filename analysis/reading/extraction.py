@@ -26,7 +26,7 @@ from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
 _BATCH = 500  # maximum number of records in memory as Python objects
-_SHARE = 500  # records that take longer to read than a process takes to start; minimum per process
+_SHARE = 500  # minimum number of records per process; reading fewer is faster than starting a process
 _FILES, _SKIPPED = b"files", b"skipped"
 _UNFIT = (ValueError, OverflowError)  # raised by Arrow for values that a column cannot hold
 

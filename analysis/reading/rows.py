@@ -1,8 +1,8 @@
-"""Conversion of each record to a row of an Arrow table: its cells of the run table, its traces (lists per step or
-rank), and its data for verification.
+"""Conversion of each record to a row of an Arrow table. A row holds the cells of the run table, traces (lists of values
+by step or rank), and the data for verification.
 
 The analysis needs nothing else from a record. So each record is read once, in one of several processes, and its row is
-cached (`analysis.reading.consolidated`). A cached row has the same values as a new one.
+cached (`analysis.reading.consolidated`). A row from the cache has the same values as a row computed from the record.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +47,8 @@ _PLACE = (
 
 
 class RecordFile(NamedTuple):
-    """Path of a `record.json`, with its size in bytes and the time of its last change (ctime, in ns). These reveal
-    later changes of the file."""
+    """Path of a `record.json`, with its size in bytes and the time of its last change (ctime, in ns). Size and time
+    reveal later changes of the file."""
 
     path: str
     size: int = 0
@@ -56,7 +56,8 @@ class RecordFile(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """Rows of a set of records. Traces take most of the memory and are seldom needed, so they are loaded on demand."""
+    """Rows of a set of records. Traces are loaded on demand, because they take most of the memory and are seldom
+    needed."""
 
     core: pa.Table  # columns of the file, the run table and verification
     traces: Callable[[], pa.Table]
@@ -88,8 +89,8 @@ def join_rows(parts: Sequence[RecordRows]) -> RecordRows:
 
 
 def sort_places(core: pa.Table) -> "pa.Array":
-    """Return row indices sorted by study, model, ranks and so on. Paths are hashes, so sorting by path would not help
-    readers."""
+    """Return the row indices in the order of the run table: by study, model, ranks and so on. Paths contain hashes, so
+    an order by path would not help readers."""
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
@@ -156,8 +157,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells of the run table that change if the run is judged invalid. Its times and rates are then
-    missing, and no cell gains a value."""
+    """Return the cells of the run table that change if the run is judged invalid. Cells with times and rates lose their
+    value, and no empty cell gets a value."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
@@ -166,9 +167,10 @@ def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
 
 
 def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
-    """Return a spec and its JSON text, with the spec object of the previous record if both texts are equal.
+    """Return a spec and its JSON text. If the previous record has an equal spec, return the object of that record.
 
-    Repeats follow each other, and `analysis.observed.remember_latest` recognises equal specs by object identity.
+    Records of repeats follow each other, so most specs equal the previous one. The cache
+    `analysis.observed.remember_latest` recognises equal specs only if they are the same object.
     """
     if not _latest_spec or _latest_spec[0][0] is not spec:
         text = spec.model_dump_json()

@@ -3,8 +3,8 @@
 Changes are detected by ctime, the file system's time of the last change, which programs cannot set. Equal ctimes mean
 equal contents. The ctime of a folder changes whenever a name in it does.
 
-A file or folder that changed during the listing, or shortly before, may change again within the same tick of the clock.
-So it always counts as changed.
+A file or folder that changed during the listing, or shortly before, may change again within the resolution of the
+clock, without a new ctime. So it always counts as changed.
 """
 
 import os
@@ -19,8 +19,8 @@ from bench.core import files
 from bench.core.store import CIRCUMSTANCE, RECORD
 
 SETTLED_NS = 2_000_000_000
-"""Minimum age, in ns, of a ctime that reliably reveals later changes. Some file systems have a resolution of two
-seconds."""
+"""Minimum age, in ns, of a ctime that reliably reveals later changes. The reason is that some file systems store times
+with a resolution of two seconds."""
 UNSETTLED = 0
 """Value that replaces a recent ctime. It equals the ctime of no file, so the file always counts as changed."""
 

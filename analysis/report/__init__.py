@@ -52,7 +52,7 @@ def write_report(
 def render_files(found: ReportFindings, follow: Follow = lambda what, share: None) -> dict[str, bytes]:
     """Return the bytes of every file of the report by its path. The page is last."""
     follow("tables", None)
-    # The study trained T5 models only, so runs of other families cannot test its claims.
+    # The published study trained T5 models only, so runs of other families cannot test its claims.
     models = {spec.model.name for spec in found.results.specs.values() if spec.model.family == _CLAIMED_FAMILY}
     judged = [one for one in find_findings(found.results) if one.claim.source == STUDY and one.model in models]
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})

@@ -1,4 +1,5 @@
-"""The report's section on claims of the study: the verdict on each claim, and its caveats."""
+"""The report's section on claims of the published ZeRO study: the verdict on each claim, and caveats. Comparisons of
+other models or machines are analogues of the study and do not reproduce it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args

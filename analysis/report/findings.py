@@ -1,5 +1,5 @@
-"""All results that a report shows about a set of runs. They are computed once, for the page and for the files next to
-it."""
+"""All results that a report shows about a set of runs. They are computed once, and used for the page and for the tables
+in files next to the page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class ProvenanceFact(NamedTuple):
     name: str
     values: tuple[str, ...]  # by class, in the order of `Provenance.classes`
     differs: bool
-    decides: bool  # whether it is part of the environment class
+    decides: bool  # True if the fact is part of the environment class, so that runs that differ in it are not pooled
 
 
 class Provenance(NamedTuple):
@@ -48,7 +48,7 @@ class Provenance(NamedTuple):
     classes: tuple[str, ...]  # environment_id
     facts: tuple[ProvenanceFact, ...]
     machines: tuple[Machine, ...]
-    unlike: tuple[ProvenanceFact, ...]  # differences between the machines, in their order
+    unlike: tuple[ProvenanceFact, ...]  # fields in which the machines differ, with values in the order of `machines`
     unknown: int  # runs that ended before their environment was recorded
 
     @property
@@ -69,10 +69,11 @@ class ReportFindings(NamedTuple):
     crossovers: Sequence[Crossover]
     drifts: Sequence[ControlPointDrift]
     origin: Provenance
-    questions: tuple[str, ...]  # of the studies, in their own words
+    questions: tuple[str, ...]  # questions of the studies, as their files state them
 
     def list_configurations(self, most: int) -> list[Row]:
-        """Return the first `most` rows of the summary. Rows that would have the same name also get their protocol."""
+        """Return the first `most` rows of the summary, with a column `protocol`. It distinguishes rows that would have
+        the same name by the settings of their measurement protocol."""
         rows = list_rows(self.summary[:most])
         return tell_apart(
             rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
@@ -100,7 +101,8 @@ def compute_findings(results: Results, price: float | None = None) -> ReportFind
 
 
 def _read_circumstances(results: Results) -> Iterable[Circumstance]:
-    """Yield the circumstance of the first run of every study, machine and environment class."""
+    """Yield the circumstance (how and where a run was started) of the first run of every study, machine and environment
+    class."""
     # Every record is a file to read. One record per group suffices, since all its runs have the same circumstance.
     firsts = ~results.table.duplicated(["study", "machine", "environment_id"])
     for place in firsts.to_numpy().nonzero()[0]:

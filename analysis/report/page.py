@@ -167,9 +167,9 @@ class SharedStyles:
 
 
 class Tips:
-    """Tooltips of the points in the figures of a page. Each text is stored once.
+    """Tooltips of the points in the figures of a page. Each distinct text is stored once.
 
-    A point may also refer to a configuration, whose details open on a click.
+    A point may also refer to one of `configurations`; a click on the point opens the details of this configuration.
     """
 
     def __init__(self, configurations: Sequence[Row] = ()) -> None:
@@ -177,7 +177,8 @@ class Tips:
         self._known = {build_row_key(row): place for place, row in enumerate(configurations)}
 
     def __call__(self, tip: Row | str) -> str:
-        """Return the HTML attributes that give a point its tooltip and the configuration that it opens."""
+        """Return the HTML attributes of a point: the index of its tooltip and, if known, the index of the configuration
+        that a click opens."""
         text, place = (tip, None) if isinstance(tip, str) else (format_hover(tip), self._known.get(build_row_key(tip)))
         opens = "" if place is None else f' data-c="{place}"'
         return f'data-t="{self.texts.setdefault(text, len(self.texts))}"{opens}'
@@ -226,16 +227,16 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
 
 
 def title_page(studies: Sequence[str], questions: Sequence[str]) -> str:
-    """Return the title: the studies, and their question if they have one question. If there are many studies, the last
-    words count the omitted ones."""
+    """Return the title: the names of the studies, and their question if all have the same question. A list of more than
+    MOST_STUDIES names is cut and ends in "and N more"."""
     omitted = len(studies) - MOST_STUDIES
     names = ", ".join(studies[:MOST_STUDIES]) + f" and {omitted} more" * (omitted > 0)
     return f"{names}: {questions[0]}" if len(questions) == 1 else names
 
 
 def _ran_once(found: ReportFindings) -> bool:
-    """Return True if every configuration has one run. The table of runs would then repeat the table of
-    configurations."""
+    """Return True if every configuration has a single run. A table of runs is then not needed, because it would repeat
+    the table of configurations."""
     return len(found.rows) == len(found.summary)
 
 

@@ -21,8 +21,8 @@ _PARTS = {
 
 
 class RunSetup(NamedTuple):
-    """Settings of the runs with their values, divided into varied and constant ones, and the number of runs by
-    outcome."""
+    """Settings of the runs as (label, values) pairs, divided into settings that vary and settings that are constant.
+    `ran` is a text with the number of runs by outcome."""
 
     varied: tuple[tuple[str, str], ...]
     constant: tuple[tuple[str, str], ...]

@@ -1,8 +1,9 @@
 """Crossovers: node counts between which one engine becomes faster than another. Only measured node counts are compared.
 
 The table has a row per node count of each pair of curves, called `one` and `other`. Columns `one_*` and `other_*`
-describe the two configurations. `ratio` is the seconds per sample of `one` divided by those of `other`, and `verdict`
-says whether `one` is faster. `found` is the outcome of the search as a word, and `told` is the outcome as a sentence.
+describe the two configurations at this node count. The column `ratio` is the seconds per sample of `one` divided by
+those of `other`, and `verdict` states whether `one` is faster. The column `found` is the outcome of the search for a
+crossover as a word, and `told` is the outcome as a sentence.
 """
 
 import itertools
@@ -70,7 +71,8 @@ class Crossover(NamedTuple):
 
     @property
     def between(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of node counts: the engine that is detectably faster at the first is detectably slower at the other."""
+        """Pairs of node counts between which there is a crossover. The engine that is detectably faster at the first
+        node count of a pair is detectably slower at the second."""
         decided = [at for at in self.node_comparisons if at.verdict in _DECIDED]
         pairs = itertools.pairwise(decided)
         return tuple((one.nodes, other.nodes) for one, other in pairs if one.verdict != other.verdict)
@@ -79,8 +81,8 @@ class Crossover(NamedTuple):
     def found(self) -> CrossoverOutcome:
         """Outcome of the search for a crossover. It is "between" if there is a crossover.
 
-        For "none seen", one engine must be detectably faster at the smallest and at the largest compared node count,
-        and the other engine at none. In all other cases the outcome is "cannot be told".
+        The outcome is "none seen" if one engine is detectably faster at the smallest and at the largest compared node
+        count, and the other engine is detectably faster at none. In all other cases it is "cannot be told".
         """
         if self.between:
             return "between"
@@ -142,11 +144,11 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
 
 
 def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: Paces) -> list[Verdict]:
-    """Return the verdict for each node count. The verdicts are corrected for the number of node counts, so that they
-    hold together.
+    """Return the verdict for each node count. The verdicts are corrected for the number of node counts, so that the
+    probability of any wrong verdict is limited.
 
-    If the micro-batch was selected from the same data, verdicts are based on intervals that allow for the selection.
-    The correction is then Bonferroni's.
+    On curves of the best micro-batch, the micro-batch was selected from the same data. Verdicts are then based on
+    intervals that allow for the selection, with Bonferroni's correction.
     """
     if one.batch == "equal micro-batch":
         return verdicts([at.comparison for at in compared if at.comparison])

@@ -1,9 +1,9 @@
 """Predictions compared with recorded and published numbers. Each comparison has one table, and a description in
 `comparisons.yaml`.
 
-No point is omitted. A point that misses its bound is an `exception`. A point is `not testable` if the recorded facts do
-not decide whether its prediction is right. Both have a reason. An error is prediction over truth minus 1, with its
-sign. Its unit is percent unless a comparison has another unit.
+No point is omitted. A point whose error exceeds the bound is an `exception`. A point is `not testable` if the recorded
+facts do not determine whether its prediction is right. In both cases the point has a reason. An error is the prediction
+divided by the truth, minus 1, with its sign. Its unit is percent unless a comparison has another unit.
 """
 
 import functools
@@ -31,7 +31,7 @@ class PredictionPoint(NamedTuple):
     reason: str = ""  # reason of an exception, or of a point that is not testable
     truth_low: float | None = None  # measured interval, if there is one
     truth_high: float | None = None
-    rival: Value = None  # prediction of the usual formula, such as DeepSpeed's estimator; None if it has none
+    rival: Value = None  # prediction by the usual formula, such as DeepSpeed's estimator; None if there is none
     rival_error: float | None = None
 
 
@@ -49,7 +49,7 @@ class PredictionComparison(NamedTuple):
     mean: float | None = None  # bound of the mean of absolute errors
     bound: str = ""  # bound as text, if it cannot be given as a number
     rival: str = ""  # name of the usual formula
-    excused: bool = False  # True if an exception with a reason does not miss the bound
+    excused: bool = False  # True if exceptions are allowed, provided that each has a reason
     why: str = ""  # reason for a missed bound
 
 
@@ -99,8 +99,8 @@ def build_point(
 
 
 def build_interval_point(what: str, predicted: float, truth: float, *, inside: bool) -> PredictionPoint:
-    """Return a point whose verdict is `ok` if `inside` is True, which means that the truth lies in the predicted
-    interval."""
+    """Return a point whose verdict is `ok` if `inside` is True, and otherwise `exception`. `inside` states whether the
+    truth lies in the predicted interval."""
     error = compute_error_percent(predicted, truth)
     return PredictionPoint(what, predicted, truth, error, "ok" if inside else "exception", "" if inside else OUTSIDE)
 

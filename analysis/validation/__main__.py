@@ -147,8 +147,9 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
-    """Return the errors of the usual formula for this quantity, such as 6·N·tokens; a dash if no point has a value of
-    it."""
+    """Return as text the mean error of the usual formula for the compared quantity, such as 6·N·tokens for FLOPs. If
+    the values are words, return in how many points the formula is right. A dash if no point has a value of the
+    formula."""
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"
     known = [point for point in comparison.points if point.rival is not None and point.truth is not None]

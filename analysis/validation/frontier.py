@@ -32,8 +32,8 @@ EXCLUDED = (
 )
 _MIB = 2**20
 _BYTES_PER_PARAMETER = 10
-"""Bytes per parameter between two steps of engine `pipeline` with two model copies: weights 2, gradients 2, and a half
-of the 12 bytes of master weights and moments."""
+"""Bytes per parameter between two steps of the engine `pipeline` with two copies of the model: 2 for weights, 2 for
+gradients, and 6 for optimizer states (12 bytes of master weights and moments, divided between the two copies)."""
 
 
 def compare_scaling() -> list[PredictionComparison]:
@@ -75,8 +75,9 @@ def _build_efficiency_point(row: dict[str, str], layout: dict[str, str], machine
 
 
 def compare_log(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the comparisons with the published log: predicted memory, rehearsed memory, predictions of the rehearsals,
-    and the step time."""
+    """Return four comparisons. The published log is compared with predicted memory, with the memory of rehearsals
+    (which run one rank alone), and with the predicted step time. The memory of the rehearsals is also compared with
+    predictions."""
     machine = build_machine(ACCELERATOR)
     (row,) = read_published("frontier_log").rows
     run, rehearsed = build_frontier_run(row, machine), recorded.table("rehearsed_frontier")

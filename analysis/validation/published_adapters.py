@@ -23,8 +23,8 @@ Row = dict[str, str]
 
 
 def compare() -> list[PredictionComparison]:
-    """Return comparisons of predicted memory and step times of adapters with published values. Sources that were held
-    out when the constants were chosen have comparisons of their own."""
+    """Return comparisons of predicted memory and step times of adapters with published values. Memory of held-out
+    sources has a comparison of its own."""
     rows = read_published("adapters").rows
     found = []
     for name, aside in (("adapters_memory_aside", "true"), ("adapters_memory", "false")):
@@ -63,8 +63,8 @@ def _build_memory_point(row: Row) -> PredictionPoint:
 
 
 def _find_quantity(quantity: str, found: MemoryPrediction) -> float:
-    """Return the predicted bytes in the sense of a source: of tensors, of torch's allocator, or of the device. Ranges
-    count with their middle."""
+    """Return the predicted bytes of the quantity that a source reports: bytes of tensors ("allocated"), of torch's
+    allocator ("reserved"), or of the device. If the prediction is a range, use its middle."""
     reserved = found.peak + sum(found.reserve) / 2
     return {"allocated": found.peak, "reserved": reserved, "device": reserved + sum(found.base) / 2}[quantity]
 

@@ -1,8 +1,8 @@
-"""Runs of other software from published tables, each with spec, machine and class of software. A class of software says
-how much its kernels are optimized (`bench.predict.workload.Software`).
+"""Runs of other software from published tables, each with spec, machine and class of software. A class of software
+groups programs whose kernels are optimized to the same degree (`bench.predict.workload.Software`).
 
-They are predicted like any run (bench.predict.step_time). The engine is `pipeline`, which divides model states as the
-other software does; its schedule is simulated.
+The step times of these runs are predicted like those of any run (`bench.predict.step_time`). Their spec has the engine
+`pipeline`, which divides model states as the other software does. The engine's schedule is simulated.
 """
 
 import math
@@ -18,7 +18,7 @@ from bench.predict.step_time.compute import CEILING_OF_PEAK
 from bench.predict.workload import FUSED, USUAL, Software
 
 MISSED = 0.1
-"""Share of steps that are expected to lie outside of the predicted interval."""
+"""Share of published step times that are expected to lie outside of their predicted intervals."""
 SIZES = ("d_model", "d_kv", "d_ff", "encoder_layers", "decoder_layers", "heads", "vocab")
 
 
@@ -45,33 +45,34 @@ def _find_row(name: str) -> dict[str, str]:
 
 
 VOCABULARY, FRONTIER_VOCABULARY = 50257, 50688
-"""Vocabulary sizes of GPT: on A100 as the source states it, and on Frontier padded from 50,257 to a multiple of 512 in
-all layouts."""
+"""Vocabulary sizes of GPT. VOCABULARY is that of the runs on A100, as the source states it. FRONTIER_VOCABULARY is that
+of the runs on Frontier, padded from 50,257 to a multiple of 512 in all layouts."""
 DEVICES = 8
 """Devices per node in the runs of T5-3B and in those on Frontier."""
 T5_SAMPLES, T5_MICRO, T5_TENSOR = 2160, 27, 2
 """Published layout of T5-3B: samples per step, samples per micro-batch, and tensor-parallel devices."""
 MT5_SAMPLES, MT5_MICRO, MT5_VOCABULARY = 1920, 24, 250112
-"""Published samples per step and per micro-batch of mT5-3B, and its vocabulary size. The padding of the vocabulary is
-assumed."""
+"""Samples per step and per micro-batch of mT5-3B, as published, and its vocabulary size. The source does not give the
+padding of the vocabulary, so it is assumed."""
 VTRAIN = FUSED._replace(
     name="vtrain", started_unfused=True, last_again=False, start_s=30e-6, pace=1.0, interval=(0.82, 1.22)
 )
 """Class of software of the simulator vTrain (VIA-Research/vTrain, predictor.py).
 
-It recomputes nothing on the last pipeline stage, where backward follows forward immediately. Its kernels are those of
-Megatron, and a Python module starts each of them. The host's time per operation and the interval were chosen on its
-traces.
+vTrain recomputes no activations on the last pipeline stage, where backward follows forward immediately. Its kernels are
+those of Megatron, and a Python module starts each of them. The constants `start_s` (host time to start an operation)
+and `interval` were chosen to fit its traces.
 """
 MULTIPROCESSORS = {"A100-SXM-80": 108, "MI250X-GCD": 110}
 """Number of multiprocessors: of A100 from NVIDIA's white paper, and of one MI250X die (compute units) from AMD's data
 sheet."""
 BETWEEN_NODES = {"A100-SXM-80": 8 * 25e9, "MI250X-GCD": 4 * 25e9}
-"""Bytes/s of all network links of a node, in one direction. A node of A100 is assumed to have 8 cards of 200 Gbit/s,
-as is usual, since the page of T5-3B has no number. A node of Frontier has 4 cards."""
+"""Bytes/s of all network links of a node together, in one direction. A node with A100 is assumed to have 8 network
+cards of 200 Gbit/s, as is usual, since the published page on T5-3B gives no number. A node of Frontier has 4 such
+cards."""
 FP16_SUSTAINED = {"MI250X-GCD": 92.0}
-"""Sustained TFLOP/s in fp16 for devices where it differs from bf16. As in bf16, it is 0.60 of the best product, which
-is taken as 0.8 of the peak."""
+"""Sustained TFLOP/s in fp16, for devices where it differs from that in bf16. As in bf16, the sustained rate is 0.60 of
+the rate of the best matrix product, which is taken as 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
@@ -115,7 +116,8 @@ class PublishedStep(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Interval score over the published step time (doi 10.1198/016214506000001437). A lower score is better."""
+        """Interval score divided by the published step time (doi 10.1198/016214506000001437): the width of the
+        predicted interval plus a penalty if the step time lies outside. A lower score is better."""
         beyond = max(0.0, self.low_s - self.run.step_s, self.run.step_s - self.high_s)
         return (self.high_s - self.low_s + 2 / MISSED * beyond) / self.run.step_s
 
@@ -209,8 +211,8 @@ def read_machine_row(accelerator: str) -> dict[str, str]:
 
 
 def build_burst_machine(accelerator: str) -> Machine:
-    """Return the machine of `build_machine` with the rate of the best product in place of the sustained rate. It is for
-    traces of single kernels."""
+    """Return the machine of `build_machine`, but with the FLOP rate of the best matrix product in place of the
+    sustained rate. Use it for published traces of single kernels."""
     return build_machine(accelerator).model_copy(update={"sustained_tflops": {}})
 
 

@@ -39,8 +39,9 @@ class SourceErrors(NamedTuple):
 
 
 def compare() -> list[PredictionComparison]:
-    """Return three comparisons: of the held-out sources, of cross-validation, and of the sources on which constants
-    were chosen. Cross-validation predicts each source of a class from the other sources of the class."""
+    """Return three comparisons: with the held-out sources, by cross-validation, and with the sources on which constants
+    were chosen. Cross-validation predicts each source with a constant chosen on the other sources of its class of
+    software."""
     runs, aside = read_runs(), draw_sources_aside()
     blind, chosen = ([run.predict_step() for run in runs if (run.source in aside) is away] for away in (True, False))
     left_out = predict_left_out([run for run in runs if run.software.name != USUAL.name])
@@ -52,7 +53,7 @@ def compare() -> list[PredictionComparison]:
 
 
 def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
-    """Yield source, class of software, way of prediction, and errors for each source.
+    """Yield source, class of software, way of prediction, and errors, for each source and each way.
 
     A source is predicted in three ways. The first uses its class of software. The second uses the same class, but with
     a pace (a factor on predicted times) chosen on the other sources only. The third uses the class `usual`, the default
@@ -72,7 +73,7 @@ def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
 
 def draw_sources_aside() -> frozenset[str]:
     """Return the names of the held-out sources, drawn at random with a fixed seed. Their published step times are only
-    compared with predictions; no constant is chosen by them."""
+    compared with predictions. No constant was chosen on them."""
     return frozenset(random.Random(SEED).sample(DRAWN_FROM, SET_ASIDE))
 
 
@@ -131,8 +132,8 @@ def summarise_sources(found: Sequence[PublishedStep]) -> dict[str, SourceErrors]
 def build_question(overrides: str) -> tuple[RunSpec, Machine]:
     """Return the spec and the machine that `zeroscale predict` would compose from these overrides, without Hydra.
 
-    Overrides name group files and single keys in them. A test compares the result with Hydra's. Hydra would take a
-    minute for all rows.
+    Overrides select files of config groups (`model=…`) and set single keys (`batch.micro=…`). A test compares the
+    result with that of Hydra, which would take a minute for all rows.
     """
     given = _split(overrides)
     groups = {name: dict(_read_group(name, given.pop(name))) for name in ("model", "engine", "machine")}

@@ -2,15 +2,18 @@
 
 A seeded random draw holds out a third of the traces of GPT: no constant was chosen on them.
 
-T5-3B's efficiency is predicted from its first row alone, the row of one node. A step on n nodes takes A(n) · c + F(n):
-A(n) micro-steps of c seconds, and the update after the last of them. Two devices share every layer, so 4 n replicas
-share the 2,160 samples and A(n) = 20 / n. Each device holds half of the parameters.
+The scaling efficiency of T5-3B is predicted from the first row of its published table alone, which is the row of one
+node. A step on n nodes takes A(n) · c + F(n) seconds. A(n) is the number of micro-steps, c is the time of a micro-step,
+and F(n) is the time of the update after the last micro-step. Two devices share every layer, so a node of 8 devices has
+4 replicas of the model. The 4 n replicas divide the 2,160 samples of a step into micro-batches of 27, so A(n) = 20 / n.
+Each device holds half of the parameters.
 
 F(n) is the time to reduce gradients, gather weights, and read and write the optimizer's states. The published
-configuration is NeMo-Framework-Launcher, launcher_scripts/conf/training/t5/3b.yaml; its batch differs. It has
-distributed_fused_adam with overlap_grad_sync off, so no communication overlaps, and bucket_cap_mb 200. Buckets are
-assumed to follow one another: apex did so at first, and later versions launch all of them as one group. The value of c
-comes from the row of one node, so it includes the transfers of tensor parallelism inside a node.
+configuration is NeMo-Framework-Launcher, launcher_scripts/conf/training/t5/3b.yaml; only its batch differs. It sets
+distributed_fused_adam with overlap_grad_sync off, so no communication overlaps with computation, and bucket_cap_mb 200.
+Buckets are assumed to be reduced one after another, as in the first versions of apex; later versions launch all of them
+as one group. The value of c comes from the row of one node, so it includes the transfers of tensor parallelism inside a
+node.
 """
 
 import random
@@ -41,7 +44,7 @@ from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
 from bench.predict.workload import get_network
 
 SEED, SET_ASIDE = 20260, 3
-"""Seed of the random draw of held-out traces. One in SET_ASIDE traces is held out."""
+"""SEED is the seed of the random draw of held-out traces. One of every SET_ASIDE traces is held out."""
 HOST_S = (10e-6, 35e-6)
 """Plausible range of the host's seconds to start one operation of a Python module (bench.predict.workload.USUAL)."""
 INSIDE = (
@@ -52,8 +55,8 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return four comparisons. They cover the held-out traces of GPT, the same traces without the source's own host
-    time, the other traces, and the steps of T5-3B."""
+    """Return four comparisons: of the held-out traces of GPT, of the same traces predicted with the middle of HOST_S as
+    host time, of the other traces, and of the steps of T5-3B. HOST_S does not come from the source of the traces."""
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
@@ -98,13 +101,14 @@ HALF = 2
 BUCKET = 200 * MIB
 """Bytes of gradients that one collective reduces, from bucket_cap_mb.
 
-Gradients are in fp32, the type of the optimizer's states, since no grad_sync_dtype is given (apex,
-contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model's type, since megatron_amp_O2 is on
-(NeMo, setup_optimization of megatron_base_model.py).
+Gradients are reduced in fp32, the type of the optimizer's states, since the configuration gives no grad_sync_dtype
+(apex, contrib/optimizers/distributed_fused_adam.py). Weights are gathered in the model's type, since megatron_amp_O2 is
+on (NeMo, setup_optimization of megatron_base_model.py).
 """
 BETWEEN_NODES = 8 * 25e9 / T5_TENSOR
-"""Bytes/s of a node's network links for one of its two data-parallel groups, which share the links equally. The node
-is assumed to have 8 cards of 200 Gbit/s, as is usual, since the page has no number."""
+"""Bytes/s of a node's network links that one of its two data-parallel groups can use. The groups share the links
+equally. The node is assumed to have 8 network cards of 200 Gbit/s, as is usual, since the published page gives no
+number."""
 
 
 class PublishedScalingRow(NamedTuple):
@@ -164,7 +168,7 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
 
 
 def build_replica_machine() -> Machine:
-    """Return a node of A100 whose network links are those of one of its two data-parallel groups."""
+    """Return a machine with A100 whose network bandwidth is the share of one of the node's two data-parallel groups."""
     row = read_machine_row("A100-SXM-80")
     return Machine(
         name="a100_80", memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),

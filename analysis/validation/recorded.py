@@ -1,4 +1,5 @@
-"""Memory of recorded runs and of rehearsals on a CPU, compared with predictions. A rehearsal runs one rank alone."""
+"""Memory of recorded runs and of rehearsals on a CPU, compared with predictions. A rehearsal runs one rank alone, with
+simulated collectives."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator
@@ -82,13 +83,13 @@ class RecordedRuns(NamedTuple):
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
     def memory(self, study: str) -> list[MemoryRun]:
-        """Return the memory of every run of a study, sorted by model size, engine, ranks and batch."""
+        """Return the recorded memory of every run of a study, sorted by model size, engine, ranks and batch."""
         return sorted(
             map(MemoryRun.of_record, map(read_record, find_records([self.runs / study]))), key=_build_sort_key
         )
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
-        """Yield the memory of every run in the table of recorded numbers with this name."""
+        """Yield the recorded memory of every run in the table with this name in the folder `inputs`."""
         yield from map(MemoryRun.of, self.table(name))
 
     def of_several_ranks(self) -> Iterator[MemoryRun]:
@@ -143,8 +144,8 @@ THREADS = "gloo's threads free a reduced bucket at a different time on every ran
 BOUNDED = "the formula is an upper bound: all activations of a checkpointed block with the most gathered weights"
 REAL_REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
 PAIR_REASONS = {"peak": REAL_REASONS, "init_peak": {3: GATHERED}, "resident": {}}
-"""Reasons of exceptions by ZeRO stage. For pairs of a rehearsal and a real run, the reasons are given for each
-quantity."""
+"""Reasons for exceptions (points whose error exceeds the bound), by ZeRO stage. PAIR_REASONS holds the reasons for
+comparisons of a rehearsal with a real run, by quantity."""
 PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
     "init_peak": lambda predicted: predicted.init_peak,
     "resident": lambda predicted: predicted.resident,
@@ -154,8 +155,8 @@ PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
 
 
 def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return three comparisons with real runs: peaks of steps, peaks while the engine is built, and predictions of step
-    peaks that were made before the runs."""
+    """Return three comparisons with real runs. The first is of peak memory in steps, the second of peak memory while
+    the engine is built. The third compares peaks in steps with predictions that were made before the runs."""
     grid = recorded.memory("peaks")
     runs = [*grid, *recorded.memory("smoke"), *recorded.tabled("peaks")]
     blind = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
@@ -196,8 +197,8 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare(
     name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
 ) -> PredictionComparison:
-    """Return the comparison of one recorded quantity of runs with its prediction. DeepSpeed's estimators do not cover
-    the peak while an engine is built."""
+    """Return the comparison of one recorded quantity (`part`) of runs with its prediction, and with DeepSpeed's
+    estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
     each, points = read_descriptions()[name]["each"], []
     for run in runs:
         truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
@@ -215,7 +216,7 @@ def _compare(
 def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
-    """Return the comparison of runs that are given with their predicted and true bytes."""
+    """Return the comparison for `pairs`, which are triples of a run, its predicted bytes and its true bytes."""
     each = read_descriptions()[name]["each"]
     return build_comparison(
         name,

@@ -1,4 +1,5 @@
-"""Step times of recorded runs compared with predictions: on the testbed at several link rates, and on GPUs."""
+"""Step times of recorded runs compared with predictions. The runs were made on the testbed (a Slurm cluster simulated
+on one machine) at several link bandwidths, and on GPUs."""
 
 import itertools
 import statistics
@@ -31,10 +32,10 @@ from bench.predict.step_time.compute import read_rates
 from bench.predict.step_time.network import change_link_speed
 
 RATES: dict[str, float] = {"100mbit": 12.5e6, "400mbit": 50e6, "1gbit": 125e6}
-"""Link rates of the recorded testbed runs, in bytes/s."""
+"""Bandwidths of the link between nodes in the recorded testbed runs, in bytes/s, by name."""
 SLOW, FAST = "100mbit", "1gbit"
-"""Link rates at which collectives were calibrated. They were chosen before any step time was measured, and no step time
-was used."""
+"""Link bandwidths at which collectives were calibrated. They were chosen before any step time was measured. The
+calibration used no step times."""
 STUDY = "step_time"
 
 Place = tuple[str, int]
@@ -42,11 +43,12 @@ Place = tuple[str, int]
 
 
 class PredictedStep(NamedTuple):
-    """Measured and predicted step time of a configuration at one link rate, in seconds.
+    """Measured and predicted step time of a configuration at one link bandwidth (`rate`), in seconds.
 
-    The measured value is the median over allocations with its interval. There are three predictions: from rehearsals,
-    with an interval; from calibrated rates alone; and from 6·N·tokens, the usual estimate of FLOPs, at the rate of the
-    best matrix product.
+    The measured value `step_s` is the median over allocations; `low` and `high` are its interval. There are three
+    predictions. `predicted_s` uses the compute time of rehearsals, which run one rank alone, and has an interval.
+    `by_rates_s` uses calibrated rates alone. `rule_of_thumb_s` divides 6·N·tokens, the usual estimate of FLOPs, by the
+    FLOP rate of the best matrix product.
     """
 
     rate: str
@@ -104,7 +106,7 @@ def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
 
 
 def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
-    """Return the computing seconds of a step for each engine and number of nodes. Each value is the median over
+    """Return the compute seconds of a step for each engine and number of nodes. Each value is the median over
     rehearsals. A rehearsal runs one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY
@@ -117,12 +119,13 @@ def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
 
 
 BEYOND = 25.0
-"""Largest allowed distance of a prediction from the measured interval, in percent."""
+"""Largest allowed distance of a prediction from the measured interval, in percent of the interval's nearer end."""
 
 
 def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return four comparisons. The first three compare step times: at the link rate that was not calibrated, at the
-    calibrated rates, and at all rates without rehearsals. The fourth compares which of two ZeRO stages is faster."""
+    """Return four comparisons. The first three compare step times: at the link bandwidth that was not calibrated, at
+    the calibrated bandwidths, and at all bandwidths with predictions that use no rehearsals. The fourth compares which
+    of two engines is predicted to be faster, and which was."""
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
@@ -144,8 +147,9 @@ def compute_distance_percent(predicted: float, low: float, high: float) -> float
 
 
 def list_order_points(found: Sequence[PredictedStep]) -> Iterator[PredictionPoint]:
-    """Yield a point for each pair of engines at the same link rate and number of nodes: the faster engine, predicted
-    and measured. If the measured intervals overlap, the point is not testable."""
+    """Yield a point for each pair of engines at the same link bandwidth and number of nodes: the engine that is
+    predicted to be faster, and the engine that was measured as faster. If the measured intervals overlap, the point is
+    not testable."""
     for _, members in itertools.groupby(sorted(found, key=_build_sort_key), key=_build_sort_key):
         for one, other in itertools.combinations(members, 2):
             yield _build_pair_point(one, other)
