@@ -1,3 +1,4 @@
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ from records import failed, machine, run, save, spec, steps
 
 from analysis import report, results
 from bench.core.errors import UserError
+from tests.report_data import read_data
 
 EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
@@ -97,8 +99,9 @@ def test_links_of_the_page_lead_to_existing_files_and_sections(page: Page, out: 
     assert {link for link in linked if not link.startswith("#")} == files - {"report.html"}
 
 
-def test_text_from_records_is_escaped_on_the_page(page: Page) -> None:
+def test_text_from_records_is_escaped_on_the_page(page: Page, out: Path) -> None:
     data, ours = page.scripts
+    assert EVIL in json.dumps(read_data(out / "report.html")["runs"]).replace('\\"', '"'), "the script shows it as text"
     assert "<" not in data, "no text can end the script that it stands in"
     assert "alert(" not in ours
     assert len(page.all("script")) == 2

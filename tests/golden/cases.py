@@ -4,9 +4,7 @@ this output as text, without differences between machines.
 The cases only call the command, so they do not depend on its implementation.
 """
 
-import base64
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from bench import cli
 from bench.core.store import find_records
+from tests.report_data import read_data
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path("results/measured/two_cores.zip")
@@ -236,10 +235,7 @@ def _report(name: str) -> str:
     """Return the printed output of `zeroscale report`, the data embedded in its page, and its tables."""
     with tempfile.TemporaryDirectory() as folder:
         printed = answer("report", str(RECORDED / name), "--out", folder)
-        page = (Path(folder) / "report.html").read_text()
-        data = re.search(r'<script type="text/plain" id="data">(.*?)</script>', page)
-        assert data
-        known = json.loads(gzip.decompress(base64.b64decode(data[1])))
+        known = read_data(Path(folder) / "report.html")
         del known["folds"]  # HTML of the other parts of the page, not data
         tables = [path.read_text() for path in sorted(Path(folder).glob("*.csv"))]
         values = json.dumps(known, indent=1, sort_keys=True)
