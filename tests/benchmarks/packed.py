@@ -1,4 +1,4 @@
-"""Time saved by running all points in one job, compared with one job and a cold start per point.
+"""Time saved by running all points in one Slurm job (packed), compared with one job and a cold start per point.
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
@@ -83,7 +83,8 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure every combination of engine and seed with one job mode. Return the seconds that the points took."""
+    """Measure every combination of engine and seed with one job mode: `packed`, or one job per point. Return the
+    seconds that these points took."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()

@@ -71,7 +71,7 @@ def parse_seeds(text: str) -> list[int]:
 
 @contextmanager
 def make_cluster() -> Iterator[tuple[Testbed, Path]]:
-    """Yield a testbed and a small disk.
+    """Yield a testbed (a small Slurm cluster on this machine) and a small disk for the results.
 
     The disk is mounted before the nodes start, because later mounts are not visible on the nodes.
     """
