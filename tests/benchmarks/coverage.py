@@ -9,8 +9,8 @@ of each method, in per cent of the series for which the method gives an interval
 project's method (`taken`, from `bench.core.statistics`). They are the per cent of series with an interval, the coverage
 for series with an effective sample size of at least 20, and the coverage for at least 200.
 
-In the last simulated process, a slow drift has the same variance as the noise of single steps. The drift takes longer
-than a series. So no series is long enough to determine the median of this process.
+The process `slow drift` is white noise plus a slow drift with the same variance. The drift is so slow that no series is
+long enough to determine the median of this process.
 """
 
 import argparse
