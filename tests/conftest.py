@@ -31,10 +31,11 @@ LONG = ("test_golden.py", "test_docs.py", "test_t5.py", "test_consolidated.py", 
 
 
 class ByFile(LoadScopeScheduling):
-    """Assigns tests to pytest-xdist workers.
+    """Assigns tests to pytest-xdist workers: all tests of a file run on the same worker, since they share slow
+    fixtures.
 
-    All tests of a file run on the same worker, since they share slow fixtures. Slurm tests mostly wait and share two
-    testbeds. One worker runs the Slurm tests with injected failures, another worker all other Slurm tests.
+    Slurm tests mostly wait and share two testbeds. One worker runs the Slurm tests with injected failures, another
+    worker all other Slurm tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -66,7 +67,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all modules imported so far from garbage collection, because they stay in memory until the end."""
+    """Exclude all objects that exist after collection from garbage collection, because imported modules stay in memory
+    until the end."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 50)  # the same thresholds as in bench.cli

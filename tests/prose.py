@@ -27,7 +27,7 @@ _MESSAGE_CALLS = ("print", "UserError", "echo", "add_argument", "Field", "warnin
 
 
 def find_in_text(text: str, *, is_docstring: bool) -> Iterator[str]:
-    """Yield a description of each finding in one docstring or message."""
+    """Yield a description of each finding (a violation of a rule) in one docstring or message."""
     if is_docstring and (first := FIRST_WORDS.match(text.strip())):
         yield f"begins with {first[0]!r}: begin with a verb or a noun"
     for found in STAND_INS.finditer(text):
@@ -38,8 +38,8 @@ def find_in_text(text: str, *, is_docstring: bool) -> Iterator[str]:
 
 
 def find_in_source(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and description of each finding, in docstrings and in strings passed to calls that
-    display them."""
+    """Yield the line number and description of each finding in Python source. Docstrings and the strings passed to
+    printing calls are checked."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -56,7 +56,8 @@ def _get_name(function: ast.expr) -> str:
 
 
 def _get_text(argument: ast.expr) -> str:
-    """Return a string literal's text; a value formatted into it counts as one word. Empty for other expressions."""
+    """Return the text of a string literal. In an f-string, a formatted value counts as one word. Empty for other
+    expressions."""
     if isinstance(argument, ast.Constant):
         return argument.value if isinstance(argument.value, str) else ""
     if isinstance(argument, ast.JoinedStr):

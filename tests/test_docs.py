@@ -79,8 +79,8 @@ def _anchors(text: str) -> set[str]:
 
 
 class Command(NamedTuple):
-    """A command on a page. `output` is the text shown below the command. None if the page shows the command without
-    `$`."""
+    """A `zeroscale` command on a page. `output` is the text that the page shows below the command. It is None for a
+    command without the prompt `$`, which has no output on the page."""
 
     words: tuple[str, ...]
     output: str | None
@@ -103,8 +103,8 @@ def _commands(text: str) -> Iterator[Command]:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    """Return the words of a shell line after `zeroscale`; variables before it are ignored. Empty if the line calls
-    another program."""
+    """Return the arguments of a shell line after `zeroscale`, up to a pipe or redirection. Environment variables before
+    it are ignored. Empty if the line calls another program."""
     found = re.match(r"(?:\$ )?(?:\w+=(?:\"[^\"]*\"|\S*) )*(?:\S*/)?zeroscale (.*)", line)
     words = shlex.split(found[1], comments=True) if found else []
     return tuple(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
@@ -129,7 +129,7 @@ NEEDS = {
     "report": "ten seconds",
     "export": "the extra `mlflow`",
 }
-"""Verbs whose example commands are parsed but not run here, each with what a run of it would need. Separate tests run
+"""Verbs whose example commands are only parsed here and not run, with what running them would need. Separate tests run
 these verbs."""
 
 
@@ -141,7 +141,7 @@ _MT5 = {
 
 @pytest.fixture(scope="module")
 def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages mention."""
+    """A folder with the files that the pages mention, in which their commands can run."""
     folder = tmp_path_factory.mktemp("house")
     recorded = ROOT / "results" / "measured"
     shutil.copytree(recorded, folder / "results" / "measured")
@@ -192,7 +192,7 @@ def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sa
 
 
 def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words of a command with --dry-run added, if its verb has that option. Empty for all other commands."""
+    """Return the words of a command with --dry-run added. Empty if its verb has no such option."""
     if "--dry-run" not in parser.format_help():
         return []
     here = ["machine=cpu", "devices_per_node=2"]  # the test must not depend on this machine's devices
@@ -201,8 +201,8 @@ def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[s
 
 
 def _pattern(output: str) -> str:
-    """Return a regular expression that matches `output`. In `output`, a line of `…` alone matches any lines, and `…`
-    within a line matches any text."""
+    """Return a regular expression that matches the output shown on a page. A line that is only `…` matches any number
+    of lines, and `…` within a line matches any text."""
     lines = [
         "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + " *\n" for line in output.splitlines()
     ]
@@ -210,7 +210,7 @@ def _pattern(output: str) -> str:
 
 
 def _printed(folder: Path, words: tuple[str, ...]) -> tuple[str, int]:
-    """Run a command in a folder. Return its output, including errors, and its exit code."""
+    """Run a `zeroscale` command in a folder. Return its output, including error messages, and its exit code."""
     out = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = cli.main(words)

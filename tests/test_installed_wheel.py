@@ -1,4 +1,5 @@
-"""An installed wheel works without the checkout: configuration, templates and sources are included as package data."""
+"""An installed wheel works without the Git checkout: configuration, templates and sources are included as package
+data."""
 
 import os
 import subprocess

@@ -1,8 +1,9 @@
 """Fast start of processes in tests: they are forked from a server that has already done their imports.
 
-A rank spends nearly all of its processor time on imports of torch and DeepSpeed. The `Popen` in this module therefore
-forks a module of `bench`, or a script of the tests, from a server with these imports done. The fork server of a packed
-job works in the same way. Supervisors and ranks that such a process starts are forked, too.
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. For a command that runs a module of
+`bench` or a script of the tests, the `Popen` in this module therefore forks from a server with these imports done. The
+fork server of a packed job (all points in one Slurm job) works in the same way. Supervisors and ranks that such a
+process starts are forked, too.
 
 Any other command is started as usual by `subprocess.Popen`. This also holds for a command whose environment changes
 what is imported (`PYTHONPATH`, `LD_PRELOAD`).
@@ -31,8 +32,8 @@ from typing import Any, NoReturn
 TESTS = Path(__file__).resolve().parent
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ENDS_WITH_PARENT = {"bench.runtime": signal.SIGTERM, "bench.runtime.worker": signal.SIGKILL}
-"""Modules that are started with a `preexec_fn`. This function makes a process receive a signal when its parent dies;
-the value is that signal."""
+"""Modules whose process must end with its parent, and the signal that the process receives when its parent dies.
+Normally a `preexec_fn` requests this signal; in a forked process, the fork server requests it."""
 _STARTING = ("bench.cli", "bench.runtime", "bench.sweep.allocation")
 """Modules that start other processes. Each gets its own fork server, so that the forked processes become its
 children."""
@@ -57,7 +58,8 @@ class Server:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Request a process that runs `request` from the fork server. Return the process id."""
+        """Make the fork server run `request` in a new process, and return its process id. `request` names a module or
+        script with its arguments and environment. The new process gets copies of the open file descriptors."""
         with self._lock, os.fdopen(os.memfd_create("request"), "wb") as file:
             file.write(json.dumps(request).encode())
             file.flush()
@@ -123,12 +125,14 @@ def orphaning() -> Iterator[None]:
 
 
 def serve(path: str) -> None:
-    """Allow a fork server for commands with this PYTHONPATH. Starting a server takes six seconds."""
+    """Allow a fork server for commands with this PYTHONPATH. Without this call, such commands are started as usual,
+    because starting a server takes six seconds."""
     _paths.add(path)
 
 
 def _find_module(args: Any, environment: dict[str, str]) -> dict[str, Any] | None:
-    """Return the module or script that a command runs, with its arguments. None if the command cannot be forked."""
+    """Return the module or script that a command runs, with its arguments. Return None if the command cannot be forked,
+    so that it must be started as usual."""
     if isinstance(args, str | bytes | os.PathLike):
         return None
     python, *words = (os.fspath(word) for word in args)
@@ -262,8 +266,8 @@ def _fork_server() -> Server:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Run the requested module or script. Return its exit code, or the negative signal number if a signal should end
-    it."""
+    """Run the requested module or script. Return its exit code. If it should end by a signal, return the negative
+    signal number."""
     module, script = request.get("module"), request.get("script")
     sys.argv = [script or str(module), *request["arguments"]]
     if not request.get("safe"):

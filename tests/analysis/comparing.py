@@ -18,16 +18,17 @@ NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of t
 def against(
     folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any
 ) -> SetComparison:
-    """Write the records of A and B to two folders, and return the comparison of the folders."""
+    """Write the records of A and B to two folders, and return the comparison of the folders. `across` names fields in
+    which compared runs may differ."""
     place = folder / str(len(list(folder.iterdir())))
     sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
     return compare(*sides, ComparisonSetup(("a", "b"), parse_across(across), **more))
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
-    """Return one run for each factor in `scale`. Its median step time is `step_s` times the factor.
+    """Return one run for each factor in `scale`. Its steps take `step_s` times the factor.
 
-    Each run belongs to the Slurm job with the same position in `jobs`, if jobs are given.
+    If `jobs` is given, it has the Slurm job id of each run.
     """
     around = [{"environment": {"slurm": {"SLURM_JOB_ID": str(job)}}} for job in jobs] or [{} for _ in scale]
     windows = [steps((step_s * by,) * 30) for by in scale]
@@ -38,6 +39,6 @@ def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (
 
 
 def only(compared: SetComparison) -> PairResult:
-    """Return the only compared pair of configurations."""
+    """Return the result of the only compared pair of configurations."""
     [(_, line)] = compared.lines
     return line

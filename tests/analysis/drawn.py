@@ -13,23 +13,23 @@ POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have o
 
 
 def draw(module: Any, found: Results) -> Figure:
-    """Return the printed figure of a module in `analysis.figures`."""
+    """Return the printed figure of a module in `analysis.figures`, drawn from the results `found`."""
     return compose(module.picture(found))
 
 
 def shows(module: Any, found: Results) -> bool:
-    """Return True if the figure has at least one panel."""
+    """Return True if the module's figure has at least one panel for the results `found`."""
     return bool(module.picture(found).panels)
 
 
 def points(axes: Axes) -> list[tuple[float, float]]:
-    """Return x and y of all points that show a number."""
+    """Return x and y of all points that show a number, sorted. Markers for failures and arrows are not included."""
     marked = [line for line in axes.lines if line.get_zorder() == POINT_ORDER]
     return sorted(point for line in marked for point in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
 def joins(axes: Axes) -> list[Line2D]:
-    """Return the lines that join points."""
+    """Return the lines that join the points of a curve."""
     return [line for line in axes.lines if line.get_marker() == "None" and line.get_color() != INK]
 
 
@@ -45,12 +45,13 @@ def places(axes: Axes) -> list[str]:
 
 
 def strip(axes: Axes) -> list[Line2D]:
-    """Return the markers of the lines of text below y = 0, from top to bottom."""
+    """Return the markers of failed configurations in the strip below y = 0, from top to bottom. Each marker begins a
+    line of text."""
     return [line for line in axes.lines if line.get_marker() != "None" and line.get_ydata()[0] < 0]
 
 
 def reasons(axes: Axes) -> set[tuple[str, str]]:
-    """Return the texts below y = 0, each with the label of its tick."""
+    """Return the texts in the strip below y = 0, such as `OOM`, each with the tick label above it."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
     single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series

@@ -1,4 +1,4 @@
-"""Reader of a run table in CSV. It shows that the CSV contains every value exactly."""
+"""Reader of a run table in CSV. Tests use it to show that the CSV contains every value exactly."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Small synthetic records. Results computed from their numbers can be checked by hand."""
+"""Small synthetic records of runs, with round numbers. The results that tests expect from them can be computed by
+hand."""
 
 import json
 import random
@@ -39,7 +40,8 @@ _BACKENDS = {"ddp": "ddp"}
 
 
 def spec(engine: str | dict[str, Any] = "zero1", micro: int = 2, ranks: int = 2, **more: Any) -> RunSpec:
-    """Return the spec of a tiny model with 8 encoder and 2 decoder tokens per sample."""
+    """Return the spec of a tiny model with 8 encoder and 2 decoder tokens per sample. `ranks` is the number of devices
+    per node, and `more` sets further fields of the spec."""
     model = {"name": "tiny", "shape": SHAPE, "parameters": 400, **more.pop("model", {})}
     plain = {
         "model": model,
@@ -57,8 +59,8 @@ def spec(engine: str | dict[str, Any] = "zero1", micro: int = 2, ranks: int = 2,
 
 
 def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -> Steps:
-    """Return steps: `cut` slow warm-up steps, then the step times `window`. The window lasts as long as the sum of its
-    steps."""
+    """Return recorded steps: `cut` slow warm-up steps, then the timed steps with the durations `window`. `more` sets
+    further fields, such as `loss`."""
     series = (9.9,) * cut + tuple(window)
     plain: dict[str, Any] = {
         "cut": cut,
@@ -74,21 +76,21 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
 
 
 def scattered(low: float, middle: float, high: float) -> tuple[float, ...]:
-    """Return thirty shuffled step times with three different values. The interval of their median is `low` to
-    `high`."""
+    """Return a window of thirty shuffled step times, ten with each of the three values. The 95 % interval of their
+    median is `low` to `high`."""
     window = [low, middle, high] * 10
     random.Random(0).shuffle(window)
     return tuple(window)
 
 
 def memory(ranks: int, peak: int = 10 * MIB, **more: Any) -> tuple[RankMemory, ...]:
-    """Return the memory of all ranks, where rank r uses r MiB more than rank 0."""
+    """Return the memory of all ranks. The peak of rank 0 is `peak` bytes, and rank r has r MiB more."""
     alike = {"init_peak_bytes": peak // 2, "peak_rss_bytes": 7 * peak, **more}
     return tuple(RankMemory(rank=r, peak_allocated_bytes=peak + r * MIB, **alike) for r in range(ranks))
 
 
 def observed(of: RunSpec, **more: Any) -> Observations:
-    """Return the observations of an ok run."""
+    """Return the observations of an ok run of the spec `of`. `more` replaces single fields of them."""
     plain: dict[str, Any] = {
         "parameters": 402,
         "engine_config": {},
@@ -105,13 +107,15 @@ def observed(of: RunSpec, **more: Any) -> Observations:
 
 
 def environment(of: RunSpec, torch: str = "2.13.0", **more: Any) -> Environment:
-    """Return a CPU environment. Its environment class depends on devices per node and on the version of torch."""
+    """Return a CPU environment for runs of the spec `of`. Its environment class, which decides what may be compared,
+    depends on devices per node and on the version of torch."""
     known = EnvironmentClass(device="CPU", devices_per_node=of.devices_per_node, versions={"torch": torch})
     return Environment(environment_id=f"env{of.devices_per_node}-{torch}", classification=known, **more)
 
 
 def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any) -> RunRecord:
-    """Return an ok run. With `torch=None`, its environment is unknown."""
+    """Return the record of an ok run of the spec `of`. With `torch=None`, its environment is unknown. `more` sets
+    fields of its circumstance, environment and observations."""
     of = of or spec()
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "launcher": {}}
     around["started_at"] = "2026-11-24T09:00:00+00:00"
@@ -129,31 +133,31 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
 
 
 def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **more: Any) -> RunRecord:
-    """Return a failed run, which has no observations."""
+    """Return the record of a failed run with this outcome kind. It has no observations."""
     evidence = more.pop("outcome_evidence", {"ranks": [{"rank": 0}]})
     outcome = Outcome(kind=kind, reason=reason, evidence=evidence)
     return run(of, **more).model_copy(update={"outcome": outcome, "observations": None})
 
 
 def machine(**peaks: float) -> Machine:
-    """Return a machine with known dense peak rates."""
+    """Return a machine with known dense peak rates in TFLOPS by precision, for example `bf16=100`."""
     return Machine.model_validate({"name": "known", "peak_tflops": peaks})
 
 
 def results(*records: RunRecord) -> Results:
-    """Return `Results` of records that are not written to disk."""
+    """Return `Results` of records, as if they had been read from a folder."""
     return judge_records(
         Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ())
     )
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return the run table of records that are not written to disk."""
+    """Return the run table of records, as if they had been read from a folder."""
     return results(*records).table
 
 
 def save(folder: Path, *records: RunRecord) -> Path:
-    """Write records as a results folder."""
+    """Write records into `folder` with the layout of a results folder, and return the folder."""
     for record in records:
         around = record.circumstance
         place = folder / around.study / record.config_id / f"{around.repeat}.{around.attempt}"

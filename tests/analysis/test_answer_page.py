@@ -1,4 +1,5 @@
-"""Pages of `zeroscale predict` and `zeroscale advise`: stacked bars, cost against time, and the Pareto front."""
+"""HTML pages that `zeroscale predict` and `zeroscale advise` write: stacked bars, cost against time, and the Pareto
+front."""
 
 import functools
 import json
@@ -42,13 +43,14 @@ Advise = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def advise(tmp_path_factory: pytest.TempPathFactory) -> Advise:
-    """Function that returns advice computed without recorded runs. Equal questions are computed once."""
+    """Function that returns advice without recorded runs. Its arguments are the words of `zeroscale advise`, and
+    repeated calls return the first answer."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
 
 
 def parts(axes: Axes) -> list[tuple[float, float, str]]:
-    """Return begin, end and colour of each segment of the stacked bars."""
+    """Return begin, end and colour of each segment of the drawn stacked bars."""
     return [(one.get_x(), one.get_x() + one.get_width(), to_hex(one.get_facecolor())) for one in axes.patches]
 
 

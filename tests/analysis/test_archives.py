@@ -33,7 +33,8 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the output of several verbs for a results folder or archive, with its path removed."""
+    """Return the exit code and output of several verbs for a results folder or archive. Its path in the output is
+    replaced, so that outputs can be compared."""
     asked = [("table", str(path), "--format", "csv"), ("claims", str(path)), ("compare", str(path), str(path))]
     return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
 
@@ -114,7 +115,7 @@ def test_unchanged_archive_is_not_opened_again(tmp_path: Path, monkeypatch: pyte
 
 
 def flipped(content: bytes) -> bytes:
-    """Return an archive whose compressed data are corrupted. The central directory at its end stays intact."""
+    """Return an archive with 60 corrupted bytes of compressed data. The central directory at its end stays intact."""
     return content[:200] + bytes(byte ^ 0xFF for byte in content[200:260]) + content[260:]
 
 

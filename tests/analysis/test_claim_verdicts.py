@@ -1,4 +1,5 @@
-"""Verdicts on claims of the papers. They show which sets of runs test a claim, and that an analogue never does."""
+"""Verdicts on claims of the papers. They show which sets of runs test a claim, and that an analogue never does. An
+analogue is a set of runs that differs from the paper's in model, device or node counts."""
 
 import csv
 import io
@@ -24,15 +25,16 @@ DAY, NEXT_DAY = "2026-11-24T09:00:00+00:00", "2026-11-25T09:00:00+00:00"
 
 
 def window(seconds: float) -> Steps:
-    """Return steps of `seconds` each, enough of them that the window is not flagged `short`."""
+    """Return steps of `seconds` each. Their number is large enough that the run does not get the quality flag
+    `short`."""
     return steps((seconds,) * max(30, math.ceil(61 / seconds)))
 
 
 def at(
     engine: str | dict[str, Any], nodes: int, seconds: float, model: tuple[str, int] = XXL, **more: Any
 ) -> list[RunRecord]:
-    """Return independent repeats on GPUs. Their step times differ by 1 %, and the model has the given parameter
-    count."""
+    """Return independent repeats on GPUs. Their step times differ by 1 %. `model` is the name of the model and its
+    number of parameters."""
     name, count = model
     reserved = more.pop("reserved", ON_GPU)
     repeats, batch = more.pop("repeats", 3), {"micro": more.pop("micro", 2), "global": more.pop("samples", 16)}
@@ -60,7 +62,7 @@ def at(
 def stages(two: float, three: float, nodes: tuple[int, ...] = (1, 2, 4), **more: Any) -> list[RunRecord]:
     """Return runs of ZeRO-2 and ZeRO-3 on several node counts.
 
-    A step takes `two` or `three` seconds on one node, and on n nodes a 1/n share of that.
+    A step takes `two` or `three` seconds on one node, and 1/n of this time on n nodes.
     """
     sides = (("zero2", two), ("zero3", three))
     return [record for n in nodes for engine, s in sides for record in at(engine, n, s / n, **more)]
@@ -115,7 +117,8 @@ def test_set_that_violates_one_condition_is_an_analogue(violation: Any, why: str
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
 def test_first_claim_is_testable_with_the_study_named_paper(on_eight: float, verdict: str) -> None:
-    """On 1, 2 and 4 nodes, a step of 256 samples takes 1.5, 1.0 and 0.5 s. The time on 8 nodes decides the claim."""
+    """On 1, 2 and 4 nodes, a step of 256 samples takes 1.5, 1.0 and 0.5 s. The verdict depends on the time on 8 nodes
+    (`on_eight`)."""
     points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
     records = [
@@ -142,7 +145,7 @@ def test_two_repeats_per_side_are_an_analogue() -> None:
 
 
 def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
-    """Return copies of the runs whose engine has these options."""
+    """Return copies of the runs whose engine has these options instead of its own."""
     engine = records[0].spec.engine.model_copy(update={"options": options})
     of = records[0].spec.model_copy(update={"engine": engine})
     return [one.model_copy(update={"spec": of, "config_id": config_id(of)}) for one in records]
@@ -202,7 +205,9 @@ FAST, SLOW = ({"name": name, "inter_node_bytes_per_s": rate} for name, rate in (
 
 
 def layered(machine: dict[str, Any], sharded: float, layered_s: float) -> list[RunRecord]:
-    """Return runs of two kinds of accumulation on two nodes: with sharded states (fsdp), and layer by layer (lga)."""
+    """Return runs of two ways to accumulate gradients, on two nodes. With `fsdp` the states are sharded, and a step
+    takes `sharded` seconds. With `lga` gradients are accumulated layer by layer, and a step takes `layered_s`
+    seconds."""
     kinds = (("fsdp", "fsdp", sharded), ("lga", "pipeline", layered_s))
     return [
         record
@@ -255,7 +260,8 @@ def test_flagged_runs_and_failed_repeats_are_excluded_and_counted(on_two_nodes: 
 def test_verdicts_count_detected_differences_below_three_percent_but_not_equality(
     three: tuple[float, ...], second: str, third: str
 ) -> None:
-    """`three` is the time of ZeRO-3 divided by that of ZeRO-2 on 1, 2 and 4 nodes. Repeats differ by 0.01 %."""
+    """`three` is the step time of ZeRO-3 divided by that of ZeRO-2, on 1, 2 and 4 nodes. Repeats differ by only 0.01 %,
+    so that small differences are detected."""
     of = entries(
         *(one for n, by in zip((1, 2, 4), three, strict=True) for one in stages(1.0, by, nodes=(n,), apart=0.0001))
     )

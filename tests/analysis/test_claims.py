@@ -1,4 +1,4 @@
-"""Findings about the study's claims, for sets of runs whose answers are known."""
+"""Findings about the study's claims, for synthetic sets of runs whose correct findings are known."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ Runs = RunRecord | list[RunRecord]
 
 
 def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: int = 3, **more: Any) -> list[RunRecord]:
-    """Return repeats with one rank per node. Their step times are spread evenly around `seconds`, by `jitter` from one
-    repeat to the next."""
+    """Return repeats of a configuration with one rank per node. The step time of each repeat is `jitter` seconds longer
+    than that of the repeat before, and their mean is `seconds`."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
     of = spec(engine, ranks=1, nodes=nodes, **more)
     times = [seconds + jitter * (repeat - (repeats - 1) / 2) for repeat in range(repeats)]
@@ -29,7 +29,8 @@ def found(*records: Runs) -> list[ClaimFinding]:
 
 
 def count_effects(*records: Runs) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return the verdict on each claim and its counts of effects. The runs have one machine and one model."""
+    """Return the verdict on each claim, and how often each effect (such as `faster`) was found. All runs have one
+    machine and one model."""
     of_set = found(*records)
     assert [finding.claim.id for finding in of_set] == ["C1", "C2", "C3"]
     return {finding.claim.id: (finding.verdict, dict(finding.counts)) for finding in of_set}
@@ -206,7 +207,8 @@ def test_model_measured_on_one_node_has_no_findings() -> None:
 def layout(
     name: str, nodes: int, seconds: float, moved: int = 1, idle: float = 0.1, **parallel: int
 ) -> list[RunRecord]:
-    """Return three repeats at micro-batch 1 and global batch 8, with the given bytes moved and idle share."""
+    """Return three repeats at micro-batch 1 and global batch 8. `moved` is the payload of its all-gathers in bytes, and
+    `idle` is the idle share of the step time."""
     known = {"ddp": "ddp", "fsdp": "fsdp", "lga": "pipeline", "modular": "pipeline", "pipeline": "pipeline"}
     of = spec(
         {"name": name, "backend": known.get(name, "deepspeed")}, micro=1, ranks=1, nodes=nodes, parallel=parallel,
@@ -225,7 +227,8 @@ def layout(
 
 
 def verdicts(*records: Runs) -> dict[str, tuple[str, list[tuple[str, str, str]]]]:
-    """Return the verdict and the effects of every claim for which configurations could be compared."""
+    """Return the verdict of every claim for which configurations could be compared, with the effect of each compared
+    pair."""
     return {
         finding.claim.id: (finding.verdict, [(*one.differ, one.effect) for one in finding.comparisons])
         for finding in found(*records)
@@ -244,7 +247,8 @@ def test_layered_accumulation_is_compared_with_sharded_accumulation() -> None:
 
 
 def test_busy_run_counts_for_bytes_but_not_for_time() -> None:
-    """Background load changes step times, but not the bytes that a step sends."""
+    """Background load changes step times, but not the bytes that a step sends. So a busy run counts for a claim about
+    bytes, and not for a claim about time."""
     quiet, busy = layout("zero3", 2, 4.0, moved=80), layout("lga", 2, 1.0, moved=10)
     load = (NodeLoad(node=0, others_share=0.3),)
     first = busy[0].observations

@@ -134,7 +134,7 @@ def test_shared_allocations_are_compared_pairwise(tmp_path: Path) -> None:
 
 
 def test_allocations_without_both_sides_are_excluded(tmp_path: Path) -> None:
-    """A has a run in a fourth allocation without a run of B. Only the three shared allocations are compared."""
+    """A has runs in four allocations, and B in three of them. Only the three shared allocations are compared."""
     ours = timed(0.100, (1.0, 1.3, 0.8, 9.0), (1, 2, 3, 4))
     theirs = timed(0.105, (1.0, 1.302, 0.799), (1, 2, 3))
     line = only(against(tmp_path, ours, theirs))

@@ -21,9 +21,10 @@ named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdo
 
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
-    """Paths of result sets A and B with five configurations.
+    """Paths of the result sets A and B with five configurations.
 
-    In B, compared with A, they are slower, equal, out of memory, measured with another protocol, and missing.
+    In B, the configurations are slower than in A, equally fast, out of memory, measured with another protocol, and
+    missing.
     """
     windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]
@@ -123,7 +124,7 @@ def test_junit_output_fails_without_comparable_pairs(tmp_path: Path, capsys: pyt
 def test_unknown_comparison_is_inconclusive_in_every_format_and_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one run per side there is no verdict, even if the two runs are equal."""
+    """With one run per side there is no verdict, even though the two runs are equal."""
     sides = [str(save(tmp_path / side, run())) for side in "ab"]
     for form in ("text", "md", "json", "junit"):
         code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", form)

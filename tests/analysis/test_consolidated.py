@@ -1,4 +1,5 @@
-"""Reading a folder with its cache gives the same results as a fresh read, whatever changed in between."""
+"""Reading a results folder with its cache of earlier reads gives the same results as a fresh read, whatever changed in
+between."""
 
 import json
 import os
@@ -23,7 +24,8 @@ cache_path = consolidated._build_cache_path
 
 @pytest.fixture(autouse=True)
 def _cache_small_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Cache folders of any size, as if their last change were ten seconds old, in a cache of the test's own."""
+    """Use a cache for folders of any size, in a folder of the test's own. Files count as last changed ten seconds ago,
+    because very recent changes are not cached."""
     clock = time.time_ns
     monkeypatch.setattr(consolidated, "LEAST", 1)
     monkeypatch.setattr(walk, "time_ns", lambda: clock() + 10**10)
@@ -32,7 +34,7 @@ def _cache_small_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List of the record files read so far. It grows while the test runs."""
+    """List of the paths of all record files that were read so far. It grows while the test runs."""
     paths: list[str] = []
     read = consolidated.extract
 
@@ -48,7 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A results folder with six runs, a foreign record file, and an attempt without a record.
+    """A results folder with six runs, a record file that zeroscale did not write, and an attempt without a record.
 
     One of the runs has a wrong loss, and one failed before its environment was known.
     """
@@ -143,7 +145,7 @@ def repair_foreign(folder: Path) -> None:
 
 
 def nest(folder: Path) -> None:
-    """Create another results folder inside an attempt's folder."""
+    """Save another results folder inside the folder of an attempt."""
     attempt = first_record(folder).parent
     save(attempt / f"copy{len(list(attempt.iterdir()))}", run(spec(micro=32)))
 
@@ -187,8 +189,8 @@ def test_only_changed_records_are_read_again(runs: Path, opened: list[str]) -> N
 def test_recently_changed_records_are_read_again(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two changes within one tick of the file system's clock get the same modification time. Recently changed files
-    are therefore read again."""
+    """Two changes within one tick of the file system's clock have the same modification time. A recently changed file
+    may therefore have changed again, and it is read again."""
     monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
     results.read([runs])
     opened.clear()

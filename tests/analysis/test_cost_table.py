@@ -37,7 +37,7 @@ def timed(**more: Any) -> RunRecord:
 
 
 def crashed(seconds: float, **more: Any) -> RunRecord:
-    """Return a failed attempt that recorded its phases but no step."""
+    """Return a failed attempt that recorded the seconds of its phases (here only the start), but no step."""
     outcome = failed("error").outcome
     lost = run(machine=PRICED, phases_s={"start": seconds}, steps=None, tokens=None, **more)
     return lost.model_copy(update={"outcome": outcome})
@@ -86,7 +86,8 @@ def test_a_single_run_has_the_interval_of_its_steps_for_a_million_tokens() -> No
 
 
 def train(seed: int, losses: tuple[float, float, float], earlier_s: float = 0.0, **more: Any) -> RunRecord:
-    """Return a training of 30 steps of 1 s that is evaluated for 2 s after 0, 10 and 30 steps."""
+    """Return a training of 30 steps of 1 s with three evaluations of 2 s each, after 0, 10 and 30 steps. `losses` are
+    their results. `earlier_s` is training time before this run, as after a resume."""
     evaluations = [
         {"step": n, "loss": loss, "target_tokens": 9, "seconds": 2.0, "trained_s": n + earlier_s * (n > 0)}
         for n, loss in zip((0, 10, 30), losses, strict=True)

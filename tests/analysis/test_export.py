@@ -1,4 +1,4 @@
-"""Export of records to TensorBoard and MLflow. The files are read back with these tools."""
+"""Export of records to TensorBoard and MLflow. The exported files are read back with these programs."""
 
 import sys
 from pathlib import Path

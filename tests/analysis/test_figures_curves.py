@@ -16,9 +16,10 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def sweep() -> Figure:
-    """Return the throughput figure of three curves.
+    """Return the throughput figure of three curves over the micro-batch.
 
-    On 2 ranks, ddp runs out of memory at micro-batch 8, and zero1 lacks micro-batch 4. On 1 rank, there is only ddp.
+    On 2 ranks, ddp runs out of memory at micro-batch 8, and zero1 was not run at micro-batch 4. On 1 rank, only ddp was
+    run.
     """
     return draw(
         throughput,
@@ -130,10 +131,10 @@ def test_legend_names_every_engine_and_note_names_the_kind_of_interval() -> None
 
 
 def over_nodes() -> Figure:
-    """Return the figure of step times.
+    """Return the figure of step times over node counts.
 
-    zero1 ran on 1 and 4 nodes and out of memory on 2. zero2 ran on 1 and 2 nodes. zero1 also has a run at micro-batch 8
-    on one node.
+    zero1 ran on 1 and 4 nodes, and was out of memory on 2. zero2 ran on 1 and 2 nodes. zero1 also has a run at
+    micro-batch 8 on one node.
     """
     return draw(
         step_time,
@@ -189,7 +190,8 @@ def batch_of_8(engine: str, nodes: int, **more) -> RunSpec:
 
 
 def test_step_time_of_one_global_batch_is_one_curve() -> None:
-    """Strong scaling: on more nodes, a step has fewer micro-batches per device."""
+    """Strong scaling: the global batch is the same on all node counts, so a step has fewer micro-batches per device on
+    more nodes."""
     drawn = draw(step_time, results(*(run(batch_of_8("zero1", nodes)) for nodes in (1, 2))))
     assert titles(drawn) == ["tiny · micro 2 · global batch 8"]
     assert legend(drawn) == ["zero1"]
@@ -197,7 +199,8 @@ def test_step_time_of_one_global_batch_is_one_curve() -> None:
 
 
 def test_step_time_of_equal_work_per_device_is_one_curve() -> None:
-    """Weak scaling: on any number of nodes, a step has 2 micro-batches per device."""
+    """Weak scaling: a step has 2 micro-batches per device on all node counts, so the global batch grows with the
+    nodes."""
     of = [spec(nodes=nodes, batch={"micro": 2, "accumulation": 2}) for nodes in (1, 2)]
     drawn = draw(step_time, results(*map(run, of)))
     assert titles(drawn) == ["tiny · micro 2 · × 2 accumulated"]

@@ -1,4 +1,5 @@
-"""Idle share (bubble) of a pipeline, measured and predicted: values computed by hand, and the figure."""
+"""Idle share (bubble) of a pipeline, measured and predicted: comparison with values computed by hand, and the drawn
+figure."""
 
 from typing import Any
 
@@ -17,13 +18,14 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 WIDTH = 256
-"""Width of the model. A block has 12 · 256 · 256 weights and the head has 2 · 256, so stages with equally many blocks
-differ by 0.1 %."""
+"""Width of the model. A block has 12 · 256 · 256 weights, and the head has only 2 · 256. So stages with equally many
+blocks differ in work by only 0.1 %, whether they have the head or not."""
 ENGINES = {"1f1b": "pipeline", "gpipe": "pipeline", "interleaved": "interleaved", "breadth_first": "modular"}
 
 
 def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: int = 1, **more: Any) -> RunSpec:
-    """Return the spec of a pipeline with equal stages, for a small GPT, without data parallelism."""
+    """Return the spec of a small GPT on a pipeline with equal stages and without data parallelism. `stages` is the
+    number of stages per rank."""
     shape = {"width": WIDTH, "layers": 8, "heads": 4, "inner": 4 * WIDTH, "vocab": 2, "positions": 8}
     return spec(
         {"name": ENGINES[schedule], "backend": "pipeline", "options": {"schedule": schedule}},
@@ -38,12 +40,12 @@ def piped(micro_batches: int, schedule: str = "1f1b", ranks: int = 2, stages: in
 
 
 def ran(of: RunSpec, *idle_s: float) -> RunRecord:
-    """Return a run with steps of 0.1 s and the given idle seconds of each rank."""
+    """Return a run with steps of 0.1 s. `idle_s` has the idle seconds of each rank per step (by default 0.02)."""
     return run(of, idle_s=idle_s or (0.02,) * of.world_size)
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """Return the curves of the only panel. The keys are label and whether the curve is predicted."""
+    """Return the curves of the figure's only panel, by (label, whether the curve is predicted)."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 

@@ -35,8 +35,7 @@ ORDER = {"peak": 4, "predicted": 3, "resting": 2}
 
 
 def marks(axes: Axes, kind: str) -> dict[str, float]:
-    """Return the values of one kind (peak, predicted, resting) by the tick label below them. Kinds are drawn at
-    different depths."""
+    """Return the drawn values of one kind (peak, predicted or resting) by the tick label below them."""
     found = [line for line in axes.lines if line.get_zorder() == ORDER[kind] and line.get_linestyle() == "None"]
     pairs = [pair for line in found for pair in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     return {places(axes)[int(x)]: y for x, y in pairs}
@@ -47,8 +46,8 @@ def bars(axes: Axes) -> dict[str, float]:
 
 
 def stages() -> Figure:
-    """Return the figure for ddp and ZeRO stages 0 to 3 on 2 ranks. Stage 3 is out of memory. At micro-batch 4 there is
-    only ddp."""
+    """Return the figure for ddp and ZeRO stages 0 to 3 on 2 ranks at micro-batch 2, where stage 3 is out of memory. At
+    micro-batch 4 only ddp was run."""
     small = {"memory": memory(2, peak=5 * 1024)}
     return draw(
         memory_by_stage,

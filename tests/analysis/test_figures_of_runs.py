@@ -10,18 +10,18 @@ WINDOW = scattered(0.09, 0.1, 0.11)
 
 
 def ticks(axes: Axes, y: int, marker: str = "|") -> list[float]:
-    """Return x of the ranks on line `y`."""
+    """Return the x positions of the ranks that are drawn on line `y`, which shows one run."""
     lines = [line for line in axes.lines if line.get_marker() == marker]
     return sorted(x for line in lines for x, at in zip(line.get_xdata(), line.get_ydata(), strict=True) if at == y)
 
 
 def names(axes: Axes) -> list[str]:
-    """Return the names of the lines, each of which shows one run."""
+    """Return the names next to the lines of the figure, each of which shows one run."""
     return [text.get_text() for text in axes.texts if not isinstance(text, Annotation)]
 
 
 def numbers(axes: Axes) -> list[str]:
-    """Return the numbers next to slow ranks."""
+    """Return the numbers of the ranks that are marked as slow."""
     return [text.get_text() for text in axes.texts if isinstance(text, Annotation)]
 
 
@@ -47,8 +47,8 @@ def test_straggling_rank_is_marked_with_its_number() -> None:
 
 
 def test_ranks_of_a_pipeline_are_compared_with_the_median_of_their_stage() -> None:
-    """The second pipeline stage takes five times as long and needs more memory. Its ranks are not called slow because
-    of that."""
+    """The ranks of the second pipeline stage take about five times as long as those of the first, and need more memory.
+    This alone does not mark them as slow, because each rank is compared with the median of its own stage."""
     of = spec(ranks=4, parallel={"pipeline": 2})
     own, peaks = draw(rank_spread, results(run(of, outside_collectives_s=(0.1, 0.1, 0.4, 0.6)))).axes
     assert ticks(own, 0) == pytest.approx([0.8, 1, 1])

@@ -1,4 +1,5 @@
-"""Timelines of a pipeline from a record: lanes as measured, and lanes as simulated from the schedule."""
+"""Timelines of a pipeline (one lane per rank) from a record: lanes as measured, and lanes as simulated from the
+schedule."""
 
 import pytest
 from drawn import draw, shows
@@ -17,8 +18,8 @@ GPIPE = (
     (("forward", 1, 0, 0.02, 0.03), ("forward", 1, 1, 0.03, 0.04), ("backward", 1, 0, 0.04, 0.06),
      ("backward", 1, 1, 0.07, 0.09)),
 )  # fmt: skip
-"""Passes of two ranks with two micro-batches. Each rank computes for 0.06 s of 0.11 s. It spends the rest on transfers
-and waiting."""
+"""Recorded passes (kind, stage, micro-batch, begin and end in seconds) of two ranks with two micro-batches. Each rank
+computes for 0.06 s of 0.11 s, and spends the rest on transfers and waiting."""
 
 
 def timed(**more: int) -> RunRecord:

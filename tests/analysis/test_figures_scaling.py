@@ -10,7 +10,8 @@ from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Return runs with equal work per device. The step time on n nodes is the argument `on<n>`, such as on1 or on2."""
+    """Return runs with equal work per device, one per argument `on<n>`. For example, `on2=0.125` is a run on 2 nodes
+    with a step time of 0.125 s."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()
@@ -98,7 +99,7 @@ def cell(axes: Axes, column: int, line: int) -> list[str]:
 
 
 def line_names(axes: Axes) -> list[str]:
-    """Return the names next to the rows of cells."""
+    """Return the row names of the figure of best configurations."""
     return [text.get_text() for text in axes.texts if text.get_transform() != axes.transData]
 
 

@@ -109,8 +109,8 @@ def test_wide_intervals_are_notes_and_not_flags(note: str, step_s: Sequence[floa
 
 
 def test_window_that_ended_by_time_before_its_steps_is_short() -> None:
-    """The study requested more than 240 steps, but the window ended by time. In older records, a window could end by
-    time because its interval was too wide; such a window is not short."""
+    """The study requested more steps than the 240 that were measured before the time limit. In older records, a window
+    could also reach the time limit because its interval stayed too wide; such a window is not short."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
     assert list_flags(run(spec(measure={"width": 0.02}), steps=steps(STEADY, stopped="time"))) == ()
 

@@ -26,8 +26,8 @@ NASTY = 'rank 0: "a, b"\n<script>alert(1)</script> | `x` \\ *y* NA'
 
 
 def table() -> pd.DataFrame:
-    """Return a table with values that programs misread: a number-like id, a model called nan, text with all separators,
-    and long floats."""
+    """Return a run table with values that programs easily misread: an id like a number, a model called nan, a text with
+    all separators, and long floats."""
     odd = spec(model={"name": "nan"}, activation_checkpointing=True)
     return run_table(
         [
@@ -48,7 +48,8 @@ FOREIGN = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'quoted", "a\rb", "a
 
 
 def test_csv_cells_are_no_formulas_and_break_no_lines(tmp_path: Path) -> None:
-    """Some readers end a line at a lone CR. Spreadsheets evaluate text that begins with =, +, - or @."""
+    """Spreadsheets evaluate text that begins with =, +, - or @, and some readers end a line at a lone CR. The CSV must
+    avoid both, and still return the same texts when it is read."""
     frame = run_table([failed("oom", reason=reason) for reason in FOREIGN])
     text = formats.to_csv(frame)
     rows = list(csv.DictReader(io.StringIO(text, newline="")))

@@ -1,4 +1,4 @@
-"""History of configurations by commit, versions and day: detected changes, order of values, and output."""
+"""History of configurations by commit, by versions or by day: detected changes, the order of values, and the output."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 def measured(
     number: int, seconds: float, repeat: int = 0, engine: str = "zero2", commit: str = "", torch: str = "2.13.0"
 ) -> RunRecord:
-    """Return a run of the commit with this number. Each commit ran on a different day."""
+    """Return a run of the commit with this number. Each commit ran on a different day. `commit` replaces the commit's
+    hash."""
     environment = {"git": {"commit": commit or COMMITS[number], "dirty": False}}
     study = f"night{number}"
     of = run(
@@ -32,8 +33,8 @@ def measured(
 
 @pytest.fixture
 def slowed_runs(tmp_path: Path) -> Path:
-    """A results folder with twelve commits and three runs of each. From the seventh commit on, torch is newer and zero2
-    is 10 % slower. zero3 does not change."""
+    """A results folder with twelve commits and three runs of each engine per commit. From the seventh commit on, torch
+    is newer and zero2 is 10 % slower. zero3 does not change."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(12):
@@ -88,8 +89,8 @@ def test_uncommitted_changes_are_a_separate_position_after_their_commit() -> Non
 
 
 def test_rounds_of_two_comparisons_are_separate_runs(tmp_path: Path) -> None:
-    """Every call of `zeroscale ab` numbers its rounds from 0 and writes to its own folder, so equal repeat numbers may
-    be different runs."""
+    """Every call of `zeroscale ab` writes to its own folder and numbers its rounds from 0. Two runs with equal repeat
+    numbers in different folders are therefore different runs."""
     one, other = measured(0, 0.1), measured(0, 0.2)
     for folder, record in (("ab-1", one), ("ab-2", other)):
         save(tmp_path / folder, record)
@@ -138,7 +139,8 @@ def test_text_from_records_is_escaped_on_the_page(tmp_path: Path) -> None:
 def test_commits_are_ordered_by_the_surrounding_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer commit was measured before the older commit."""
+    """The newer commit was measured before the older commit. The order of commits comes from the Git checkout in which
+    the command runs."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     for name in ("old", "new"):

@@ -28,7 +28,8 @@ Plain = dict[str, Any]
 
 
 def written(value: Any) -> str:
-    """Return JSON text in which placeholders are replaced by NaN, infinity or a deeply nested list."""
+    """Return JSON text of a value. Placeholders in it are replaced by NaN, infinity or a deeply nested list, which a
+    JSON encoder would not write."""
     text = json.dumps(value, indent=1)
     for word, meant in (("@inf", "1e999"), ("@nan", "NaN"), ("@deep", "[" * 100_000)):
         text = text.replace(f'"{word}"', meant)
@@ -36,7 +37,7 @@ def written(value: Any) -> str:
 
 
 def changed(path: str, value: Any, of: RunRecord | None = None) -> str:
-    """Return the JSON of a record with one value replaced, at a path such as `observations.steps.cut`."""
+    """Return the JSON of a record with one value replaced. `path` names it, such as `observations.steps.cut`."""
     whole = plain(of or run())
     *way, last = path.split(".")
     inside = whole
@@ -93,7 +94,8 @@ def test_invalid_record_is_reported_and_excluded(tmp_path: Path, content: str) -
 
 
 def test_special_files_named_as_a_record_are_reported_and_excluded(tmp_path: Path) -> None:
-    """A link to itself, a pipe, a device, a folder, and a link to a record that is already read."""
+    """The special files are a link to itself, a pipe, a device, a folder, and a link to a record that is already
+    read."""
     good = next(save(tmp_path, *GOOD).rglob(store.RECORD))
     for name in ("loop", "pipe", "device", "folder", "twice"):
         (tmp_path / name).mkdir()
@@ -149,7 +151,8 @@ VALUES = (
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in nested JSON. Of lists, only the first and the last value are visited."""
+    """Yield the path of every value in nested JSON: the keys and indices that lead to the value. Of lists, only the
+    first and the last value are visited."""
     if way:
         yield way
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -160,7 +163,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutants(count: int, seed: int) -> Iterator[str]:
-    """Yield the JSON of records in which one random value is changed or deleted."""
+    """Yield the JSON of `count` records in which one random value is changed or deleted."""
     rng = random.Random(seed)
     measured = run(spec(nodes=2), environment={"hosts": ("a", "b"), "git": {"commit": "abc", "dirty": False}})
     old = json.loads(read_regular(next(store.find_records([RECORDED / "smoke"]))))

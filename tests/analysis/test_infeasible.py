@@ -1,4 +1,5 @@
-"""Points that a prediction called infeasible are listed under their question, but never as measured points."""
+"""Points that were not run because a prediction called them infeasible. They are listed next to the runs with which
+they would be compared, but never as measured points."""
 
 from drawn import draw
 from records import failed, results, run, spec

@@ -45,7 +45,8 @@ def test_interval_is_the_narrowest_with_binomial_coverage_of_95_percent(n: int) 
 
 
 def median_effective_size(values: Sequence[float]) -> float:
-    """Return the number of independent values that carry as much information about the median as `values`."""
+    """Return the effective sample size for the median: the number of independent values that carry as much information
+    about it as `values`."""
     return float(effective_size(signs(np.array(values))))
 
 
@@ -64,7 +65,8 @@ def test_drifting_series_has_no_interval() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int) -> None:
-    """Windows of thirty steps with different autocorrelations. Some of them have no interval of the median."""
+    """The windows have thirty steps and different autocorrelations. Some have too few effective steps for an interval
+    of the median."""
     coefficient, noise = (0.0, 0.5, 0.9)[seed % 3], (0.005, 0.05)[seed % 2]
     window = np.exp(noise * ar1(np.random.default_rng(seed), 30, coefficient, 1)[0])
     found, mean = series_interval(window), mean_bounds(window)
@@ -83,8 +85,9 @@ def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 @pytest.mark.parametrize("n", range(6, 16))
 def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficient: float) -> None:
-    """From 15 steps on, the interval depends only on which steps lie above or below the median. If steps are
-    autocorrelated, its coverage falls below 95 %, and the note `few` warns of this."""
+    """Below 9 steps there is no interval. Below 15 steps its width has a minimum. From 15 steps on, the width depends
+    only on which steps lie above or below the median. Its coverage then falls below 95 % if steps are autocorrelated;
+    the note `few` warns of this."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)
@@ -95,12 +98,13 @@ def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficien
 
 
 def test_window_of_six_recorded_steps_has_no_interval() -> None:
-    """Six steps of a real run. Their interval once had no width: 1.0823 to 1.0823."""
+    """These are six steps of a real run. An earlier version gave an interval without width for them, 1.0823 to
+    1.0823."""
     assert series_interval([1.0809, 1.1437, 1.2131, 0.9611, 1.0656, 1.0836]) is None
 
 
 def ar1(rng: np.random.Generator, n: int, coefficient: float, runs: int) -> np.ndarray:
-    """Return stationary AR(1) series with median 0, one per row."""
+    """Return `runs` stationary AR(1) series of `n` values with median 0, one per row."""
     noise = rng.normal(size=(runs, n))
     series = np.empty_like(noise)
     series[:, 0] = noise[:, 0] / math.sqrt(1 - coefficient**2)

@@ -1,4 +1,4 @@
-"""Timelines of a pipeline compared with hand calculation, and their drawing."""
+"""Timelines of a pipeline (one lane per rank) compared with hand calculation, and their drawing."""
 
 import re
 from pathlib import Path
@@ -32,8 +32,8 @@ PIPELINE = (
 
 
 def simulate(*, hop_s: float) -> list[Lane]:
-    """Return the simulated lanes of GPipe with two micro-batches. A forward pass takes 1 s, a backward pass 2 s, and a
-    transfer `hop_s`."""
+    """Simulate GPipe with two micro-batches, and return one lane per rank. A forward pass takes 1 s, a backward pass 2
+    s, and a transfer between stages `hop_s`."""
     words = [*PIPELINE.split(), "engine.schedule=gpipe", "batch.accumulation=2"]
     spec = compose.compose_request(compose.parse_single(words)).spec
     pipeline_facts, network = engines.facts(spec).pipeline, models.build_network(spec.model)
@@ -46,7 +46,7 @@ COLOURS = {key.label: to_hex(key.style["facecolor"]) for key in KEYS}
 
 
 def boxes(axes: Axes, kind: str, row: int) -> list[tuple[float, float]]:
-    """Return begin and end of the spans of one kind that are drawn in a row."""
+    """Return begin and end of the spans of one kind (such as forward) that are drawn in a row."""
     found = []
     for drawn in axes.patches:
         corners = drawn.get_path().vertices.reshape(-1, 5, 2)  # the path of a box is closed

@@ -34,7 +34,8 @@ def test_token_rates_of_encoder_decoder_and_padding_are_separate() -> None:
 
 
 def test_step_times_have_their_95th_and_99th_percentile_and_maximum() -> None:
-    """The window has 101 steps from 1.00 to 2.00 s, so each quantile equals the time of a step."""
+    """The window has 101 steps, from 1.00 to 2.00 s. So each percentile equals the time of one of the steps, without
+    interpolation."""
     window = [1 + n / 100 for n in range(101)]
     values = row(run(steps=steps(window[::-1])))
     assert (values.step_s, values.step_s_p95, values.step_s_p99, values.step_s_max) == pytest.approx(
@@ -76,8 +77,8 @@ def test_energy_per_token_sums_all_devices() -> None:
 
 
 def test_energy_outside_the_window_is_excluded() -> None:
-    """A device used 300 J in 1.25 times the window, which is 240 J in the window. The other device reported no
-    duration, so its 500 J count in full."""
+    """The energy of one device, 300 J, was counted for 1.25 times the window, so 240 J belong to the window. The other
+    device has no such duration, so its 500 J count in full."""
     window_s = sum(SECONDS.step_s[SECONDS.cut :])
     values = row(run(steps=SECONDS, energy_j=(300.0, 500.0), energy_s=(1.25 * window_s, None)))
     assert values.energy_j_per_million_tokens == pytest.approx((240 + 500) / (30 * 40) * 1e6)

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom on recorded runs, and agree with the analysis."""
+"""The example notebooks run from top to bottom on recorded runs, and agree with the analysis."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ NOTEBOOKS = sorted(Path(analysis.__file__).parent.glob("notebooks/*.ipynb"))
 
 
 def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
-    """Execute a notebook with other parameters, with `folder` as working directory, and return the outputs of its cells
-    in order."""
+    """Execute a notebook with these parameters instead of its own, with `folder` as working directory. Return the
+    outputs of its cells in order."""
     cells = run_notebook(name, folder, parameters).cells
     return [output for cell in cells for output in cell.get("outputs", ())]
 

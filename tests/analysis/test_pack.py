@@ -1,4 +1,5 @@
-"""The packed archive gives the same numbers as the original records, and contains no names."""
+"""The archive that `zeroscale pack` writes gives the same numbers as the original records, and contains no names of
+users, hosts or files."""
 
 import json
 import re
@@ -99,7 +100,7 @@ VALID = spec().model_dump(mode="json", by_alias=True)
 
 
 def fill(kind: Any, text: str) -> Any:
-    """Return a JSON value of a type. Every string field has the value `text`, and numbers are valid."""
+    """Return a valid JSON value for a type annotation `kind`. Every string field has the value `text`."""
     if kind is RunSpec:
         return fill_spec(text)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -125,7 +126,8 @@ def fill(kind: Any, text: str) -> Any:
 
 
 def fill_spec(text: str) -> dict[str, Any]:
-    """Return the JSON of a spec. Every field that accepts any string has the value `text`, or a name made from it."""
+    """Return the JSON of a spec in which every field that accepts any string has the value `text`. Fields that accept
+    only identifiers have a name made from it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     options = {"anything": text, text: [text], "stage": 1}
     return {
@@ -151,7 +153,8 @@ def list_texts(value: Any) -> Iterator[str]:
 
 
 def planted(text: str) -> RunRecord:
-    """Return a record. Every field that accepts any string has the value `text`, or a name made from it."""
+    """Return a record in which every field that accepts any string has the value `text`. Fields that accept only
+    identifiers have a name made from it."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     plain = fill(RunRecord, text)
     plain |= {"schema_version": 3}
@@ -180,14 +183,15 @@ def test_text_planted_in_every_field_is_absent_from_the_archive(text: str) -> No
 
 
 def _holds(found: str, text: str) -> bool:
-    """Return True if a text of the archive contains the planted text, or a word of it that could be a name."""
+    """Return True if the text `found` of the archive contains the planted text, or a word of the planted text that
+    could be a name."""
     parts = [part for part in re.split(r"[^A-Za-z0-9]+", text.lower()) if len(part) > 3 and not part.isdigit()]
     known = {"nvidia", "hf", "sk", "2026"}
     return text in found or any(part in found.lower() for part in parts if part not in known)
 
 
 def test_all_texts_of_a_packed_record_have_an_allowed_form() -> None:
-    """Every string in a packed record is defined by zeroscale, or is a version, a time, a hash or a pseudonym."""
+    """Every string in a packed record is one of zeroscale's own words, or a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
     forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
@@ -215,7 +219,8 @@ def test_packed_run_keeps_the_flag_foreign_hosts(tmp_path: Path) -> None:
 
 
 def test_invalid_record_is_excluded_from_the_archive_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """The objective span corruption has fixed kinds of tokens. A record with another kind of tokens is not valid."""
+    """The record is invalid, because it has a sequence length for a kind of tokens that its training objective does not
+    have."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "left out of the archive" in caplog.text and "jdoe" not in caplog.text

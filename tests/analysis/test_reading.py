@@ -28,9 +28,10 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 
 
 def foreign(folder: Path) -> Path:
-    """Return a folder with files named record.json that are not valid records.
+    """Write files named record.json that are not valid records into `folder`, and return `folder`.
 
-    They are truncated, foreign, of a future version, incomplete, binary, a list, and a folder.
+    Their contents are truncated, of another program, of a future version, incomplete, binary, and a list. One of them
+    is a folder.
     """
     newer = plain(run()) | {"schema_version": 99, "new": 1}
     incomplete = {key: value for key, value in plain(run()).items() if key != "outcome"}
@@ -125,7 +126,7 @@ def test_imports_load_no_heavy_libraries(statement: str, excluded: set[str]) -> 
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["table", "report"])
 def test_reading_works_without_the_libraries_needed_for_runs(verb: str, tmp_path: Path) -> None:
-    """Runs without torch, as after `pip install zeroscale` without extras."""
+    """The verb runs in a process in which torch cannot be imported, as after `pip install zeroscale` without extras."""
     out = ["--out", str(tmp_path)] if verb == "report" else []
     completed = subprocess.run(
         [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out],

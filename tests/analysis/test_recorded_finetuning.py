@@ -1,4 +1,5 @@
-"""The table of docs/guides/adapters.md, computed again from the recorded runs of `study=finetune_cpu`."""
+"""The table of docs/guides/adapters.md equals a table that is computed again from the recorded runs of
+`study=finetune_cpu`."""
 
 import json
 import math
@@ -32,7 +33,7 @@ def find_end(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_mean(values: Sequence[float], digits: int) -> str:
-    """Return the mean and the half width of its 95 % interval by Student's t."""
+    """Return the mean and its 95 % margin of error by Student's t as text, with this number of digits."""
     half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return f"{statistics.mean(values):.{digits}f} ± {half:.{digits}f}"
 

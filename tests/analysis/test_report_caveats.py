@@ -1,4 +1,4 @@
-"""Caveats on repeats that always ran on the same nodes."""
+"""The report's caveat on configurations whose repeats always ran on the same nodes."""
 
 from records import results, run, spec
 
@@ -8,7 +8,7 @@ from bench.core.record import RunRecord
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
-    """Return one run per element of `hosts`, on these hosts."""
+    """Return one run per element of `hosts`. Each run has its own allocation, which consists of these hosts."""
     return [run(spec(), repeat=number, environment={"hosts": names}) for number, names in enumerate(hosts)]
 
 

@@ -24,7 +24,7 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
 
 
 def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
-    """Return one run for each of `seconds`, each in its own allocation."""
+    """Return one run with this step time for each of `seconds`, each in its own allocation."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
@@ -34,7 +34,7 @@ def join_caveats(of: Results) -> str:
 
 
 def answer(*records: RunRecord) -> dict[str, str]:
-    """Return the cells of the table of answers by their headings. The table has one row."""
+    """Return the only row of the report's table of answers, as a dict from column headings to cell texts."""
     table = build_best_table(compute_findings(results(*records)).best, [])
     (row,) = table.rows
     return {heading.label: cell.full.replace("\xa0", " ") for heading, cell in zip(table.head, row, strict=True)}
@@ -64,8 +64,8 @@ def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
 
 
 def test_answer_lists_rivals_equal_within_three_percent() -> None:
-    """Repeats scatter by 0.6 %. An engine that is 0.3 % slower is then equal within 3 %, but for one that is 1.4 %
-    slower this cannot be shown."""
+    """Repeats scatter by 0.6 %. An engine that is 0.3 % slower than the fastest is then shown to be equal within 3 %.
+    For an engine that is 1.4 % slower, this cannot be shown."""
     records = [
         at(engine, s * by, repeat=repeat)
         for engine, s in (("ddp", 0.1), ("zero1", 0.1003), ("zero2", 0.1014))
@@ -165,7 +165,8 @@ def test_comparisons_between_allocations_are_not_called_indicative() -> None:
 
 
 def controls(first: float, last: float) -> Results:
-    """Return results of one allocation: ddp, zero1, and ddp again. The step times of ddp are `first` and `last`."""
+    """Return results of one allocation in which the control configuration ddp runs twice: before zero1 with the step
+    time `first`, and after zero1 with `last`."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))

@@ -1,4 +1,4 @@
-"""Tables in the files next to the page, and details of single runs on the page."""
+"""Tables in the files next to the report's page, and the details of single runs on the page."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_numbers_have_three_digits_and_intervals_the_digits_of_their_width() -> 
 
 
 def of_models(*models: str) -> Results:
-    """Return runs of two engines. The second engine is faster and needs less memory."""
+    """Return runs of the engines zero1 and ddp with each of these models. ddp is faster and needs less memory."""
     return results(
         *(
             run(spec(engine, model={"name": name}), steps=steps(scattered(0.9 * s, s, 1.1 * s)), memory=memory(2, peak))
@@ -228,8 +228,8 @@ def test_truncated_tables_state_the_number_of_omitted_rows(monkeypatch: pytest.M
 
 
 def test_crossovers_have_their_own_table() -> None:
-    """ZeRO-3 takes 1.2 times as long as ZeRO-2 on one node. Its times grow less with nodes, so it is faster from three
-    nodes on."""
+    """ZeRO-3 takes 1.2 times as long as ZeRO-2 on one node. With more nodes, its times grow less than those of ZeRO-2,
+    so ZeRO-3 is faster from three nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))

@@ -1,4 +1,4 @@
-"""Values that results hold in addition to the run table: steps and specs of the runs."""
+"""Values that `Results` holds in addition to the run table: recorded steps and specs of the runs."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,8 @@ def test_variant_contains_only_fields_without_a_column(change: dict[str, object]
 
 
 def name_rows(*specs: RunSpec) -> list[str]:
-    """Return the names of rows for these specs. Without their protocol, all rows would have the same name."""
+    """Return the names that a table gives to rows with these specs. The specs differ only in their measurement
+    protocol, so all names would be equal without protocol fields."""
     known = {str(place): one for place, one in enumerate(specs)}
     base = {"engine": "ddp", "accumulation": 1, "activation_checkpointing": False, "variant": "seed=0"}
     rows = [base | {"config_id": config_id} for config_id in known]

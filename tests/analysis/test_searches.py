@@ -1,4 +1,5 @@
-"""Searches in results folders: importance of fields as values, in print and on the page."""
+"""Searches in results folders: how important each searched field is for the objective, in printed output and on the
+report's page."""
 
 import json
 from collections.abc import Iterator
@@ -31,8 +32,8 @@ FAILS = ("ddp", 8)
 
 
 def write_search(folder: Path, **more: Any) -> Path:
-    """Write a grid search of all eight points, in the order of its space. The choice of engine has little effect on
-    throughput."""
+    """Write a finished grid search of all eight points, in the order of its search space, and return the results
+    folder. The choice of engine has little effect on throughput. `more` sets further keys of the search."""
     section = SearchSection.model_validate({"objective": "samples_per_s", "space": SPACE, "sampler": "grid"} | more)
     sweep = SweepDefinition(
         study="smoke",
@@ -106,8 +107,8 @@ def test_noisy_trials_widen_the_intervals_of_importances(searched: Results, tmp_
 
 
 def test_explained_variance_of_a_field_computed_by_hand() -> None:
-    """The function 3 a + 4 b for a and b of 0 or 1, without an interaction. The variances 9/4 and 16/4 add up to
-    25/4."""
+    """The objective is 3 a + 4 b for a and b of 0 or 1, without an interaction. The fields a and b explain the
+    variances 9/4 and 16/4 of the whole 25/4."""
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
     assert explain_variance(both, a) == pytest.approx([9 / 25, 0])
@@ -194,7 +195,7 @@ def test_results_without_a_search_have_no_search_figure(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
-    """List of the runs that a command would start. The fixture prevents the command from running them."""
+    """List of the runs that a command tried to start. The fixture makes each start fail, so that nothing runs."""
     found: list[RequestedRun] = []
 
     def refuse(requested: RequestedRun, *_: Any) -> None:
@@ -208,8 +209,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RequestedRun]:
 def test_resume_of_a_completed_search_prints_its_verdict_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """The recorded trials have another environment than this machine, because synthetic records have an environment of
-    their own."""
+    """The environment of the recorded trials differs from that of this machine, because the records are synthetic.
+    Nevertheless no trial is repeated."""
     folder = write_search(tmp_path, trials=8) / "smoke"
     files = sorted(folder.rglob("*"))
     assert main(["resume", str(folder), "--json"]) == 0
@@ -224,7 +225,8 @@ def test_resume_of_a_completed_search_prints_its_verdict_and_runs_nothing(
 def test_resumed_search_keeps_its_machine_if_the_default_is_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[RequestedRun]
 ) -> None:
-    """The search was started with machine `cpu`. The default in conf/config.yaml is `auto`."""
+    """The search was started with machine `cpu`, and the default in conf/config.yaml is `auto`. The next trial also
+    uses `cpu`."""
     folder = write_search(tmp_path, trials=9) / "smoke"
     assert main(["resume", str(folder)]) == 2
     assert capsys.readouterr().err.endswith("is not to run here\n"), "a ninth trial starts"

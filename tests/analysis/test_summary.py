@@ -16,7 +16,7 @@ def rows(*records):
 
 
 def timed(*seconds, **more):
-    """Return one run for each median step time, with consecutive repeat numbers."""
+    """Return one run for each value in `seconds`, with 30 steps of this duration and consecutive repeat numbers."""
     return [run(repeat=i, steps=steps((s,) * 30), **more) for i, s in enumerate(seconds)]
 
 
@@ -61,8 +61,8 @@ def test_note_few_applies_below_three_repeats() -> None:
 
 
 def test_time_per_sample_is_a_geometric_mean_of_the_means_of_allocations() -> None:
-    """One allocation has two runs: 30 steps of 0.1 s and 10 steps of 0.5 s, mean 0.2 s. Another has a run of 0.4 s. A
-    step has 4 samples."""
+    """The first allocation has two runs: 30 steps of 0.1 s and 10 steps of 0.5 s, with a mean of 0.2 s per step. The
+    second has one run with steps of 0.4 s. A step has 4 samples."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     shared = [
         run(repeat=i, steps=steps((s,) * n), environment=slurm) for i, (s, n) in enumerate([(0.1, 30), (0.5, 10)])
@@ -75,7 +75,8 @@ def test_time_per_sample_is_a_geometric_mean_of_the_means_of_allocations() -> No
 
 @pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
 def test_unsteady_runs_and_skipped_steps_are_included(odd: dict[str, Any]) -> None:
-    """One of four allocations was throttled. It counts in the mean of the configuration."""
+    """One of four allocations is slow, as if throttled. Its run is flagged, but still counts in the mean of the
+    configuration."""
     (row,) = rows(*timed(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
     assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
     assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)
@@ -86,8 +87,8 @@ BUSY = {"load": (NodeLoad(node=0, others_share=0.4),)}
 
 
 def test_busy_repeats_are_excluded_from_numbers() -> None:
-    """Three repeats ran on a quiet machine. Three ran under background load, took 60 % longer and needed more
-    memory."""
+    """Three repeats ran on a quiet machine. Three more ran under background load: they took 60 % longer and needed more
+    memory, and do not count."""
     busy = [run(repeat=3 + i, steps=steps((0.16,) * 30), memory=memory(2, peak=99 * MIB), **BUSY) for i in range(3)]
     (row,) = rows(*timed(0.1, 0.1, 0.1), *busy)
     assert (row["n"], row["runs"], row["reason"]) == (3, 6, "3 of 6 repeats busy")

@@ -1,4 +1,5 @@
-"""Predictions by degree of a technique, compared with observations on Frontier and with the guide's table."""
+"""Predicted effect of a technique's degree (such as the number of pipeline stages), compared with observations on the
+supercomputer Frontier and with the table of the guide."""
 
 import re
 from pathlib import Path
@@ -19,15 +20,15 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "predict.md"
 
 
 def test_tensor_parallelism_across_nodes_is_predicted_slower_than_within_a_node() -> None:
-    """Claim F1: tensor parallelism across nodes is slower than within a node."""
+    """Observed on Frontier (claim F1): tensor parallelism across nodes is slower than within a node."""
     words = f"model=gpt_22b {FRONTIER} nodes=16 batch.global=640 parallel.pipeline=8 parallel.tensor=8,16"
     inside, across = (one.time for one in api.predict(overrides=words))
     assert inside and across and across.step_s > inside.step_s
 
 
 def test_more_pipeline_stages_are_predicted_to_have_a_larger_idle_share() -> None:
-    """Claim F2: p equal stages with m micro-batches are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section
-    2.2.1)."""
+    """Observed on Frontier (claim F2): the idle share grows with the number of stages. In theory, p equal stages with m
+    micro-batches are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section 2.2.1)."""
     room = "machine.memory_bytes=2e11"  # two stages exceed the memory of a device of Frontier
     words = f"model=gpt_22b {FRONTIER} {room} batch.accumulation=16 engine.cut=blocks nodes=2"
     shares = {}

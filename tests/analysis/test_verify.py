@@ -23,14 +23,16 @@ MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
 
 def losses(apart: float, step: int = 3) -> dict[str, Any]:
-    """Return steps whose loss at `step` has a relative error of `apart`."""
+    """Return steps, as an argument of `run`, in which one loss is wrong. Its relative error at `step` is `apart`; the
+    loss is missing if `apart` is not finite."""
     series = list(steps().loss)
     series[step] = LOSSES[step] * (1 + apart) if math.isfinite(apart) else None
     return {"steps": steps(loss=tuple(series))}
 
 
 def norms(factor: float, step: int = 0, **more: Any) -> dict[str, Any]:
-    """Return steps whose gradient norm at `step` is `factor` times the correct norm."""
+    """Return steps, as an argument of `run`, in which one gradient norm is wrong. At `step` it is `factor` times the
+    correct norm; it is missing if `factor` is not finite."""
     series = list(steps().gradient_norm)
     series[step] = factor * (series[step] or 0.0) if math.isfinite(factor) else None
     return {"steps": steps(gradient_norm=tuple(series), **more)}
@@ -80,8 +82,8 @@ def test_loss_that_is_not_finite_is_invalid() -> None:
 
 
 def test_gradient_norm_of_another_scale_is_invalid_at_equal_losses() -> None:
-    """Clipping and AdamW divide by the size of the gradient. So a run that sums gradients over ranks has the same
-    losses as a run that averages them."""
+    """A run that sums gradients over ranks has the same losses as a run that averages them, because clipping and AdamW
+    divide by the size of the gradient. Only the norms show the error."""
     row = list_rows(run_table([run(**norms(8)), run(spec("ddp"))]))[0]
     assert (row["outcome"], row["tokens_per_s"]) == ("invalid", None)
     assert "gradient norm is not that of ddp" in row["reason"]
@@ -118,7 +120,8 @@ def test_reason_for_a_mismatch_of_norms_has_step_and_tolerance() -> None:
 
 @pytest.mark.parametrize("mine", [{}, SUMMED])
 def test_norms_not_summed_in_fp64_have_a_tolerance_of_ten_percent(mine: dict[str, int]) -> None:
-    """Norms are only compared loosely with runs that were recorded before norms were summed in fp64."""
+    """Older runs did not sum the squares of their norms in fp64. If one of two compared runs is such a run, the
+    tolerance is larger."""
     reference = run(spec("ddp"), steps=steps(**({} if mine else SUMMED)))
     assert judged(run(**norms(1 + 0.9 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("ok", False)
     assert judged(run(**norms(1 - 1.1 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("invalid", False)
@@ -126,7 +129,8 @@ def test_norms_not_summed_in_fp64_have_a_tolerance_of_ten_percent(mine: dict[str
 
 
 def test_recorded_runs_are_within_the_tolerances_of_fp64_sums() -> None:
-    """With these tolerances no run in results/measured is invalid, so they are not too strict."""
+    """The strict tolerances of norms summed in fp64 are applied to all runs in results/measured. No run is invalid, so
+    the tolerances are not too strict."""
     found = [store.read_record(path) for path in store.find_records([MEASURED])]
     summed = [
         record.model_copy(update={"observations": record.observations.model_copy(
@@ -138,8 +142,8 @@ def test_recorded_runs_are_within_the_tolerances_of_fp64_sums() -> None:
 
 
 def test_gradients_of_norm_layers_counted_twice_are_invalid() -> None:
-    """A real model with clipping. Its losses agree within their tolerance, and a tolerance of 10 % for norms would not
-    detect the error."""
+    """In a real model with clipping, the gradients of the norm layers are doubled. Its losses stay within their
+    tolerance, and a tolerance of 10 % for norms would not detect the error."""
     right, twice = (train(factor) for factor in (1, 2))
     reference = run(spec("ddp"), steps=steps(**right, **SUMMED))
     assert judged(run(steps=steps(**right, **SUMMED)), reference) == ("ok", False)
@@ -149,7 +153,8 @@ def test_gradients_of_norm_layers_counted_twice_are_invalid() -> None:
 
 
 def train(factor: float) -> dict[str, Any]:
-    """Return losses and gradient norms of a small T5. The gradients of its norm layers are multiplied by `factor`."""
+    """Train a small T5 for 35 steps, and return its losses and gradient norms. The gradients of its norm layers are
+    multiplied by `factor`."""
     of = RunSpec.model_validate({
         "model": {"name": "tiny", "shape": {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2,
                                             "decoder_layers": 2, "heads": 4, "vocab": 128, "gated": True,
@@ -177,7 +182,8 @@ def train(factor: float) -> dict[str, Any]:
 
 
 def test_gradient_norms_of_skipped_steps_are_not_compared() -> None:
-    """In fp16, the first steps that update weights are compared."""
+    """In fp16, the first steps are skipped while the loss scale is searched. Norms are compared from the first step
+    that updates weights."""
     fp16, first = spec("ddp", precision="fp16"), {"skipped": (0, 1)}
     reference = run(fp16, steps=steps(**first))
     assert judged(run(spec(precision="fp16"), **norms(8, step=2, **first)), reference) == ("invalid", False)

@@ -5,12 +5,12 @@
 Coverage is the share of series whose 95 % interval contains the true value. Each series has a fixed length and a known
 truth. Windows that end when their interval is narrow enough are not simulated here. Each table row begins with the
 effective sample size for the median or the mean, computed from the scatter of the estimates. Then it has the coverage
-of each method, in per cent of the series for which the method gives an interval. For `taken`, the method of
-`bench.core.statistics`, three more columns follow. They are the per cent of series with an interval, the coverage for
-effective sample sizes of at least 20, and the coverage for at least 200.
+of each method, in per cent of the series for which the method gives an interval. Three more columns describe only the
+project's method (`taken`, from `bench.core.statistics`). They are the per cent of series with an interval, the coverage
+for series with an effective sample size of at least 20, and the coverage for at least 200.
 
-The last simulated process drifts as much as it scatters, over more steps than a series has. So no series is long enough
-to determine its median.
+The process `slow drift` is white noise plus a slow drift with the same variance. The drift is so slow that no series is
+long enough to determine the median of this process.
 """
 
 import argparse
@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def table(what: str, methods: dict[str, Callable[[Array], Ends]], count: int) -> None:
-    """Print one row per process and series length, with the coverage of each method's interval for the statistic
-    `what`."""
+    """Print one row per process and series length. It has the coverage of each method's interval for the statistic
+    `what` (median or mean), over about `count` series."""
     head = "  ".join(f"{name:>9}" for name in methods)
     print(f"\n{what:<24}{'n':>5}{'size':>6}  {head}{'bound':>8}{'≥ 20':>8}{'≥ 200':>8}")
     for name, n in itertools.product(PROCESSES if what == "median" else PROCESSES | TAILED, LENGTHS):
@@ -82,7 +82,8 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
 
 
 def share(covered: Array, count: int) -> str:
-    """Return the coverage in per cent as text, or a dash if fewer than 5 % of the series have an interval."""
+    """Return the coverage in per cent as text, or a dash if fewer than 5 % of the series have an interval. `covered`
+    has one bool per series with an interval, and `count` counts all series."""
     return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
@@ -104,15 +105,16 @@ def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
 
 
 def cosines(series: Array, count: int) -> Array:
-    """Return the effective sample size of each series, from the power of its `count` slowest cosine frequencies."""
+    """Return the effective sample size of each series. The variance of its mean is estimated from the power of its
+    `count` slowest cosine frequencies."""
     n = series.shape[1]
     slowest = scipy.fft.dct(series, axis=1)[:, 1 : count + 1]
     return n * series.var(axis=1) / ((slowest**2).mean(axis=1) / (2 * n))
 
 
 def prewhitened(series: Array) -> Array:
-    """Return the effective sample size of each series from a fitted autoregression. Akaike's criterion chooses its
-    order, and Levinson's recursion fits it."""
+    """Return the effective sample size of each series, estimated with a fitted autoregression. Akaike's criterion
+    chooses its order, and Levinson's recursion fits its coefficients."""
     n, correlation = series.shape[1], autocorrelation(series)
     order = min(int(10 * math.log10(n)), n // 4)
     coefficients = np.zeros((len(series), order + 1))
@@ -200,10 +202,10 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print how many pairs of configurations are called different by tests that compare the means of runs. The numbers
-    are in per cent, for truly equal pairs and for truly different pairs.
+    """Print the per cent of pairs of configurations that Welch's and the Mann-Whitney test call different. The tests
+    compare the means of `n` runs per configuration. Pairs are truly equal, or truly different by ten times the scatter.
 
-    The significance levels are 5 % for one pair and 0.5 % for the smallest p-value among ten pairs.
+    The significance level is 5 % for one pair, and 0.5 % for the smallest p-value among ten pairs.
     """
     print(f"\n{'runs':<16}{'a side':>6}  {'alike, 5 %':>16}  {'alike, 0.5 %':>16}  {'10 scatters apart, 0.5 %':>24}")
     print(f"{'':<22}  {'Welch   ranks':>16}  {'Welch   ranks':>16}  {'Welch   ranks':>24}")
@@ -230,7 +232,8 @@ def pairs(count: int) -> None:
 
 
 def compute_p_values(one: Array, other: Array) -> Ends:
-    """Return the p-values of Welch's test and of the Mann-Whitney test, one per pair."""
+    """Return the p-values of Welch's test and of the Mann-Whitney test, one per pair. `one` and `other` have shape
+    (pairs, runs)."""
     return (
         stats.ttest_ind(one, other, axis=1, equal_var=False).pvalue,
         stats.mannwhitneyu(one, other, axis=1, method="exact").pvalue,

@@ -1,4 +1,5 @@
-"""Cost of planning ten thousand points before any run starts: seconds to expand, decode, check and describe them.
+"""Cost of planning a sweep of ten thousand points before any run starts: seconds to expand, decode, check and describe
+the points.
 
   python -m tests.benchmarks.expansion [--rounds 3]
 
@@ -48,8 +49,8 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. A new
-    process is started for the expansion and another for the command."""
+    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. The
+    expansion and the command each run in a new process."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",
@@ -60,8 +61,8 @@ def fresh(study: Path, folder: Path) -> dict[str, float]:
 
 
 def parts(path: str) -> dict[str, float]:
-    """Return the seconds of each part of the expansion in this process. The first part composes the study's 25
-    combinations of model and engine."""
+    """Expand a study in this process, and return the seconds of each part of the expansion. The first part composes the
+    study's 25 combinations of model and engine."""
     from bench.cli import options
     from bench.config import compose
     from bench.core.study import expand_study

@@ -2,9 +2,9 @@
 
   python -m tests.benchmarks.histories [--histories 400]
 
-A history is a series of values, one for each place. A place is a commit, for example. The values are in units of the
-noise between places. The noise distributions are those of `tests.benchmarks.verdicts`. The noises named `serial` are
-autocorrelated from place to place.
+A history is a series of step times at successive positions, for example one per commit. The positions are called
+places. Sizes of changes are multiples of the noise between places. The noise distributions are those of
+`tests.benchmarks.verdicts`. The noises named `serial` are autocorrelated from place to place.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield a table of the false-alarm rate. No history has a true change. The rate is the per cent of sets of
-    histories in which a change is reported nevertheless."""
+    """Yield the lines of a table of false-alarm rates: the per cent of sets of histories in which at least one change
+    is reported. No history has a true change."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         detected = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -54,7 +54,8 @@ def drawn(name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def shaped(shape: str, length: int) -> Array:
-    """Return a mask of the places at which the level of a history is raised, shape (length,)."""
+    """Return a boolean mask of shape (length,): True at the positions where the level of a history is raised. `shape`
+    names them, for example `last 3`."""
     at = np.arange(length)
     if shape == "middle":
         return at >= length // 2
@@ -64,10 +65,10 @@ def shaped(shape: str, length: int) -> Array:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield a table of the per cent of histories in which a change of 3 or 5 times the noise is detected.
+    """Yield the lines of a table: the per cent of histories in which a change of 3 or 5 times the noise is detected.
 
-    For histories with a detection, further rows have the per cent with the right number and places of changes, and the
-    coverage of the interval for the size of the change.
+    Two further rows describe the histories with a detection. They are the per cent with the right number and positions
+    of changes, and the coverage of the interval for the size of the change.
     """
     yield "\none change, normal noise: % told; of these within the places told; interval covers"
     yield f"{'':<20}{'':>7}  {format_sizes(LENGTHS)}"
@@ -103,8 +104,8 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield a table for histories with five true changes. It has the mean number of detected changes and of false
-    detections."""
+    """Yield the lines of a table for histories with five true changes: the mean number of true changes that are
+    detected, and of false detections, per history."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

@@ -1,13 +1,13 @@
-"""Overhead of the project's own code for tensor and pipeline parallelism.
+"""Overhead of the project's own code for tensor and pipeline parallelism, in three parts.
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
-It has three parts. Slices: a forward and backward pass of eight small T5 blocks is timed on one of two tensor-parallel
-ranks with fake collectives. The processor time is divided by that of unsliced blocks. The same is done with DTensors as
-matrices. Schedules: the same pipeline stages run on two gloo ranks. The step time with our executor is divided by that
-with torch.distributed.pipelining. In each round, the variants run in random order. The benchmark prints the median of
-the ratios within a round with its 95 % rank-based interval. Peak: the peak bytes of rank 0's tensors in a step with
-many micro-batches are divided by those with few.
+Slices: one of two tensor-parallel ranks, with fake collectives, runs a forward and backward pass of eight small T5
+blocks. Its processor time is divided by that of unsliced blocks. The same is done with DTensors as matrices. Schedules:
+the same pipeline stages run on two gloo ranks. The step time with our executor is divided by that with
+torch.distributed.pipelining. In each round, the variants run in random order. The benchmark prints the median of the
+ratios within a round with its 95 % rank-based interval. Peak: the peak bytes of rank 0's tensors in a step with many
+micro-batches are divided by those in a step with few.
 """
 
 import argparse
@@ -74,8 +74,8 @@ def print_ratios(label: str, ratios: list[float]) -> None:
 def take_turns(
     calls: dict[str, Callable[[], object]], clock: Callable[[], float], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of each call by label, one value per round. The order of the calls within a round is
-    random, but the same on every rank."""
+    """Return the seconds of each call by label, one value per round after the warm-up rounds. The order of the calls
+    within a round is random, but the same on every rank."""
     dice, seconds = random.Random(1), {label: list[float]() for label in calls}
     for number in range(WARM_UP + rounds):
         for label in dice.sample(list(calls), len(calls)):
@@ -94,8 +94,8 @@ def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
 
 
 def build(part: Part, among: TensorRanks | None = None) -> Any:
-    """Return the layers `part` of a T5, with random weights. With `among`, matrices are sliced among tensor-parallel
-    ranks."""
+    """Return the layers `part` of a T5 with random weights. If `among` is given, the matrices are sliced among these
+    tensor-parallel ranks, and one rank's slices are returned."""
     job, family = spec(), models.load_divided_builder("t5")
     module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
     for parameter in module.parameters():
@@ -117,7 +117,8 @@ def draw_batch() -> dict[str, Tensor]:
 
 
 def time_slices(rounds: int) -> dict[str, list[float]]:
-    """Return the processor times of sliced blocks divided by those of whole blocks, by label, one ratio per round."""
+    """Return the processor time of sliced blocks divided by that of whole blocks. For each label (way of slicing), the
+    list has one ratio per round."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     whole, batch, group = Part(0, UNITS, UNITS), draw_batch(), dist.group.WORLD
     assert group is not None
@@ -148,10 +149,10 @@ def divide_by_dtensor(module: Any) -> Any:
 
 
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    """Run two ranks. Return the step times of our executor divided by those of torch's schedule, and rank 0's peak
-    bytes for FEW and MANY micro-batches.
+    """Run two ranks with the schedule `name`, and return the results of rank 0: `seconds` and `peaks`.
 
-    The list of peaks is empty if the memory counter is not available.
+    `seconds` has the step times of our executor divided by those of torch's schedule. `peaks` has the peak bytes for
+    few and for many micro-batches, for schedule `1f1b` only. It is also empty if the memory counter is not available.
     """
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
@@ -179,8 +180,8 @@ def build_executor(schedule: ScheduleName, mine: dict[int, Any], size: PipelineS
 
 
 def measure_peaks(rank: int) -> list[int]:
-    """Return the peak tensor bytes of a 1F1B step with FEW and with MANY micro-batches. The micro-batches' own tokens
-    are not counted.
+    """Return the peak tensor bytes of a 1F1B step on this rank, with few (FEW) and with many (MANY) micro-batches. The
+    tokens of the micro-batches are not counted.
 
     Return an empty list if the memory counter is not available.
     """

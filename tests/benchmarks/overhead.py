@@ -4,11 +4,11 @@
   python -m tests.benchmarks.overhead --device cuda --ranks 1 --point model=mt5_base batch.micro=8 precision=bf16
 
 The same processes with one model run blocks of steps in three variants. The first is a bare loop. The second is the
-harness with its clock, heartbeat, gathering and memory counter. The third is the bare loop again, which shows the
-difference between two equal loops. Each round runs the variants in random order, so that drift of the machine affects
-all of them. All variants run in the same processes, because the memory layout of a process makes it some per cent
-faster or slower for its lifetime. The average over several launches averages over memory layouts. The benchmark prints
-the median of the ratios within a round, with its 95 % rank-based interval.
+harness with its clock, heartbeat, gathering of step times from all ranks, and memory counter. The third is the bare
+loop again, which shows the difference between two equal loops. Each round runs the variants in random order, so that
+drift of the machine affects all of them. All variants run in the same processes, because the memory layout of a process
+makes it some per cent faster or slower for its lifetime. Several launches average over memory layouts. The benchmark
+prints the median of the ratios within a round, with its 95 % rank-based interval.
 """
 
 import argparse
@@ -65,7 +65,9 @@ def main() -> None:
 
 
 def launch(ranks: int, rounds: int, number: int, words: list[str]) -> list[dict[str, float]]:
-    """Return the seconds per step of each variant, one dict per round of one launch. Warm-up rounds are excluded."""
+    """Start the ranks once, and run `rounds` rounds after the warm-up rounds. Return one dict per round with the
+    seconds per step of each variant. `number` is the seed of the variants' random order, and `words` are the device and
+    the overrides of the run."""
     group, generator = Group(ranks, words), random.Random(number)
     try:
         seconds = [
@@ -151,8 +153,8 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
 
 
 def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Return a function that runs a block of DeepSpeed's documented training loop over prepared batches, without the
-    harness."""
+    """Return a function that runs a block of DeepSpeed's documented training loop, without the harness, over the
+    prepared batches in `ready`."""
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for
@@ -176,7 +178,8 @@ def bare_block(engine: object, ready: list, device: object) -> Callable[[], floa
 
 
 def harness_block(spec: object, engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Return a function that runs a block of steps in the harness, with its clock, heartbeat and memory counter."""
+    """Return a function that runs a block of steps in the harness, with its clock, heartbeat and memory counter, over
+    the prepared batches in `ready`."""
     import torch
 
     from bench.measure.channel import Channel, SharedHeartbeat

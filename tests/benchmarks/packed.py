@@ -1,4 +1,4 @@
-"""Time saved by running all points in one job, compared with one job and a cold start per point.
+"""Time saved by running all points in one Slurm job (packed), compared with one job and a cold start per point.
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
@@ -36,7 +36,7 @@ AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_in
 
 
 class Spent(NamedTuple):
-    """Seconds that a set of points took."""
+    """Seconds that a set of points took. The points were measured by one or more sweeps."""
 
     points: int
     wall_s: float
@@ -83,7 +83,8 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure every combination of engine and seed with one job mode. Return the seconds that the points took."""
+    """Measure every combination of engine and seed with one job mode: `packed`, or one job per point. Return the
+    seconds that these points took."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()
@@ -98,9 +99,9 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the seconds of a study whose jobs were submitted at `began_at` (seconds since the epoch). They are the
-    wall time until the last job ended, the time in allocations, and the time in steps. Every point must have ended
-    `ok`."""
+    """Return the seconds that the points of a study took: the wall time until the last job ended, the time in
+    allocations, and the time in steps. `began_at` is the time of submission in seconds since the epoch. Every point
+    must have ended `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

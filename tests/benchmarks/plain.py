@@ -1,14 +1,14 @@
-"""Comparison of our runs with a baseline without zeroscale that does the same work: Hugging Face's Trainer with
-DeepSpeed.
+"""Compare the training speed of our runs with a baseline that does the same work without zeroscale: Hugging Face's
+Trainer with DeepSpeed.
 
   python -m tests.benchmarks.plain model=mt5_large batch.micro=16 machine=h200
   python -m tests.benchmarks.plain model=tiny precision=fp32 machine=cpu --loop deepspeed
 
-Baseline and our runs use the same model (transformers' own, with random weights), micro-batch, lengths, precision,
-data, gradient clipping and device. They run in separate processes, one after the other. Trainer gets the ZeRO-2
-configuration of its documentation without offload, and its default optimizer. We run twice: with the preset of
-engine=zero2, and with the options of the study single_gpu_fast. Trainer needs the package accelerate. Without it,
-DeepSpeed's documented loop is the baseline.
+Baseline and our runs use the same model (transformers' own, with random weights), micro-batch, sequence lengths,
+precision, data, gradient clipping and device. They run in separate processes, one after the other. Trainer gets the
+ZeRO-2 configuration of its documentation without offload, and its default optimizer. zeroscale runs twice: with the
+preset of engine=zero2, and with the options of the study single_gpu_fast. Trainer needs the package accelerate. Without
+it, DeepSpeed's documented loop is the baseline.
 
 Only the steps after WARM_UP warm-up steps are timed. The device is synchronised at both ends of the timed window.
 """
@@ -40,8 +40,8 @@ ZERO_2: dict[str, Any] = {
 
 
 def main() -> int:
-    """Print the tokens per second of the plain loop and of our runs, and the speed of our runs divided by that of the
-    plain loop. Return 0 if all of them ran."""
+    """Print the tokens per second of the baseline and of our two runs, and the speed of our runs divided by that of the
+    baseline. Return 0 if all of them ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--loop", choices=LOOPS, help="default: trainer, or deepspeed where accelerate is missing")
@@ -63,8 +63,8 @@ def main() -> int:
 
 
 def list_fast_options() -> list[str]:
-    """Return the overrides of engine, model and optimizer of the study single_gpu_fast. They make training on one
-    GPU faster."""
+    """Return the engine, model and optimizer overrides of the study single_gpu_fast, which make training on one GPU
+    faster."""
     from bench.config import compose
 
     base = compose.read_study("single_gpu_fast").base
@@ -72,7 +72,7 @@ def list_fast_options() -> list[str]:
 
 
 def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
-    """Measure a point with `zeroscale run`. Return its tokens per second, padding included."""
+    """Measure one configuration with `zeroscale run`. Return its tokens per second, padding included."""
     command = build_module_command("bench.cli", "run", *overrides, "--json", "--study", "plain")
     done = subprocess.run([*command, "--results", str(results)], stdout=subprocess.PIPE, text=True, check=False)
     record = json.loads(done.stdout or "{}")
@@ -84,7 +84,8 @@ def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
 
 
 def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) -> float:
-    """Run the plain loop in a new process. Return the tokens per second of its timed steps, padding included."""
+    """Run the baseline `loop` (trainer or deepspeed) in a new process. Return the tokens per second of its timed steps,
+    padding included."""
     from bench.config import compose
     from bench.measure.environment import find_device_kind
 
@@ -110,7 +111,8 @@ def measure_plain_tokens_per_s(loop: str, overrides: Sequence[str], steps: int) 
 
 
 def time_trainer(text: str, steps: int) -> float:
-    """Return the seconds of `steps` steps of transformers' Trainer after its warm-up steps."""
+    """Return the seconds that transformers' Trainer needs for `steps` steps after its warm-up steps. `text` is the JSON
+    of the spec."""
     from torch.utils.data import Dataset
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -154,8 +156,8 @@ AUTOMATIC = (
 
 
 def time_deepspeed(text: str, steps: int) -> float:
-    """Return the seconds of `steps` steps of DeepSpeed's documented loop ("Writing DeepSpeed models") after its
-    warm-up steps. Like Trainer, the loop uses torch's fused AdamW."""
+    """Return the seconds that DeepSpeed's documented loop ("Writing DeepSpeed models") needs for `steps` steps after
+    its warm-up steps. `text` is the JSON of the spec. Like Trainer, the loop uses torch's fused AdamW."""
     import deepspeed
     import torch
 
@@ -191,8 +193,8 @@ def build_documented_config(more: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare_model(text: str) -> tuple[Any, Any, Callable[[int], dict[str, Any]]]:
-    """Return the spec, transformers' own model with random weights, and a function that returns the sample at an
-    index. The samples are the same as in our runs."""
+    """Read a spec from its JSON. Return the spec, transformers' own model with random weights, and a function that
+    returns the sample at an index. The samples are the same as in our runs."""
     import torch
 
     from bench import models

@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def _ask_random(seed: int, count: int) -> str | None:
-    """Make predictions for random specs, and print the faults in the predictions. Return the number of faults as text;
-    None if there are no faults."""
+    """Make predictions for `count` random specs, and print the faults in these predictions. Return the number of faults
+    as text; None if there are no faults."""
     outcomes, faults, begin = Counter[tuple[str, str]](), 0, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         for question in draw_questions(seed, count, Path(folder)):

@@ -1,8 +1,8 @@
-"""Simulated step times of real machines: generators with a known truth, which do not depend on the harness.
+"""Simulated step times of real machines: generators with a known true mean, which do not depend on the harness.
 
 A stochastic process yields the seconds of successive optimizer steps without end. The speed of a machine may change
-during a step. The truth of a process is its long-run mean step time. This is the average over hours of training, for
-which a user pays.
+during a step. The true value of a process is its long-run mean step time, because this mean determines the cost of
+hours of training.
 """
 
 import math
@@ -23,8 +23,8 @@ NOISE = 0.01
 
 
 class Process(NamedTuple):
-    """A stochastic process that generates step times. `slowdown` is its long-run mean step time divided by the time
-    of an undisturbed step."""
+    """A stochastic process that generates step times. `kind` groups similar processes. `slowdown` is the long-run mean
+    step time divided by the time of an undisturbed step."""
 
     kind: str
     name: str
@@ -33,8 +33,8 @@ class Process(NamedTuple):
 
 
 def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals that alternate between full speed and slowdown. Their lengths are exponentially distributed
-    with means `quiet_s` and `slow_s`."""
+    """Return intervals that alternate between full speed and a speed that is lower by the factor `slowdown`. Their
+    lengths are exponentially distributed with means `quiet_s` and `slow_s`."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         slow = bool(rng.random() < slow_s / (quiet_s + slow_s))
@@ -46,8 +46,8 @@ def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals of fixed lengths that alternate between full speed and slowdown, starting at a random point
-    of the cycle."""
+    """Return intervals that alternate between `quiet_s` seconds of full speed and `slow_s` seconds of a speed that is
+    lower by the factor `slowdown`. They start at a random point of this cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = rng.random() * (quiet_s + slow_s)
@@ -77,8 +77,8 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the step times of a machine whose speed is that of `stretches`. The work per step has a relative standard
-    deviation of `noise`."""
+    """Return the step times of a machine whose speed changes as in `stretches`, also within a step. The work per step
+    has a relative standard deviation of `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -96,8 +96,8 @@ def work(stretches: Stretches, noise: float = NOISE) -> Draw:
 
 
 def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float = NOISE) -> Draw:
-    """Return step times multiplied by a factor, which `multiply` computes from a random generator and the step's
-    index."""
+    """Return step times with relative noise `noise`. Each step time is multiplied by a factor, which `multiply`
+    computes from a random generator and the step's index."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         number = 0
@@ -122,8 +122,8 @@ def resemble(coefficient: float, deviation: float) -> Draw:
 
 
 def stall(every_s: float, seconds: float) -> Draw:
-    """Return step times with stalls of fixed length at random times. Examples are writing a checkpoint and flushing
-    a full page cache."""
+    """Return step times with stalls of `seconds` seconds at random times, on average one in `every_s` seconds. Examples
+    are writing a checkpoint and flushing a full page cache."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         until_s = rng.exponential(every_s)
@@ -154,8 +154,8 @@ def recompile(within_steps: int, times: int, seconds: float) -> Draw:
 
 
 def _slowed(quiet_s: float, slow_s: float, slowdown: float) -> float:
-    """Return the long-run mean step time on a machine that is slowed down part of the time, divided by the
-    undisturbed step time."""
+    """Return the long-run mean step time divided by the undisturbed step time. The machine has full speed for `quiet_s`
+    seconds on average, and then a speed lower by the factor `slowdown` for `slow_s` seconds."""
     return (quiet_s + slow_s) / (quiet_s + slow_s / slowdown)
 
 

@@ -1,12 +1,12 @@
-"""Rehearse ranks of jobs: one real rank runs, and the other ranks are simulated. Write the memory of these ranks to
-tables, which `analysis.validation` compares with predictions.
+"""Measure the memory of rehearsed ranks. A rehearsal runs one real rank of a job, and simulates its peers. The memory
+is written to tables, which `analysis.validation` compares with predictions.
 
   python -m tests.benchmarks.rehearsals rehearsed    # one rank of jobs of 1 to 1,024 ranks; ten minutes
   python -m tests.benchmarks.rehearsals beside_real  # recorded runs of several ranks, rank by rank; ten minutes
   python -m tests.benchmarks.rehearsals frontier     # a rank of each stage of GPT 175B on Frontier; six minutes
 
 The tables are written to results/predictions/inputs. Every rehearsal runs the real engine in a process that is forked
-after the imports. No table contains predictions.
+after the imports. The tables contain no predictions.
 """
 
 import argparse
@@ -55,7 +55,7 @@ SHORT = (
 
 
 class RehearsalCase(NamedTuple):
-    """Parameters of one rehearsed job."""
+    """Parameters of one rehearsed job. `shape` and `buckets` are keys of SHAPES and BUCKETS."""
 
     stage: int
     precision: str
@@ -67,8 +67,8 @@ class RehearsalCase(NamedTuple):
 
 
 def list_cases() -> Iterator[RehearsalCase]:
-    """Yield the cases: all combinations of shape, precision and number of ranks, each with seven combinations of stage,
-    buckets and batch."""
+    """Yield the cases: all combinations of model shape, precision and number of ranks. Each has seven variants with
+    different ZeRO stage, bucket sizes, micro-batch and activation checkpointing."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
@@ -101,8 +101,9 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
-    """Rehearse one rank of `spec` in a forked process and return its memory. The parent process has done the imports
-    but has created no tensor."""
+    """Rehearse one rank of `spec` in a forked process, and return the memory of this rank. The parent process has done
+    the imports but has created no tensor. With `shapes_only`, operations on large tensors are skipped, and only their
+    shapes are tracked."""
     machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(
         study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
@@ -132,7 +133,8 @@ def _become_rank(folder: Path, rank: int) -> None:
 
 
 def format_header(what: str) -> list[str]:
-    """Return the comment lines at the top of a table: its content, the date, and the versions that produced it."""
+    """Return the comment lines at the top of a table: the description `what`, the date, and the versions that produced
+    the table."""
     here = Path(__file__).parent
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=here).stdout
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
@@ -158,7 +160,8 @@ SEEN = ("resident_bytes", "init_peak_bytes", "peak_bytes")
 
 
 def list_seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
-    """Return a rank's resident, initial peak and peak bytes, in the order of SEEN."""
+    """Return a rank's bytes in the order of SEEN: between steps, at the peak of initialisation, and at the peak of the
+    steps."""
     return memory.resident_bytes, memory.init_peak_bytes, memory.peak_allocated_bytes
 
 
@@ -175,8 +178,8 @@ def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
 def _build_row(case: RehearsalCase, results: Path) -> list[object]:
     """Return the table row of a case, for the rank with the highest peak.
 
-    At stages 1 and 2, the first rank keeps the whole gradient of the embedding, and the last rank keeps the whole
-    gradient of the output head. Both ranks are therefore rehearsed.
+    At ZeRO stages 1 and 2, the first rank keeps the whole gradient of the embedding, and the last rank keeps the whole
+    gradient of the output head. Therefore both ranks are rehearsed, and the larger peak counts.
     """
     spec = build_spec(case)
     ranks = sorted({0, case.ranks - 1} if case.stage in (1, 2) else {0})
@@ -191,7 +194,8 @@ BESIDE_REAL = "Recorded runs of several ranks, and the same rehearsed: of both t
 
 
 def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
-    """Yield the rehearsed and the real memory of each recorded run. Repeats of one spec share a rehearsal."""
+    """Yield one table row per recorded run of several ranks: its rehearsed and its real memory. Repeats of one spec
+    share a rehearsal."""
     rehearsed: dict[str, Seen] = {}
     for run in recorded.of_several_ranks():
         known = config_id(run.spec)
@@ -202,8 +206,8 @@ def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[objec
 
 
 def find_largest(spec: RunSpec, results: Path) -> Seen:
-    """Return the largest bytes over all rehearsed ranks of a spec, for each quantity in the order of SEEN. At stage
-    3 only rank 0 is rehearsed."""
+    """Return the largest bytes over all rehearsed ranks of a spec, for each quantity in the order of SEEN. At ZeRO
+    stage 3, only rank 0 is rehearsed."""
     short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)
@@ -276,11 +280,11 @@ def _take(batches: Iterator[Any], spec: RunSpec) -> Iterator[dict[str, Any]]:
 
 
 def write_frontier(recorded: RecordedRuns, _: Path) -> None:
-    """Write the rehearsed memory of one rank of each pipeline stage, for a layout that was run on Frontier with a
-    public log.
+    """Write the table for a layout whose real run on the supercomputer Frontier has a public log. It has the memory of
+    one rehearsed rank per pipeline stage.
 
-    A rank holds 27 GB between steps and 43 GB within a step, and would compute for hours on a CPU. Therefore only
-    tensor shapes are rehearsed.
+    A rank holds 27 GB between steps and 43 GB within a step, and would compute for hours on a CPU. Therefore the
+    rehearsal tracks only tensor shapes, and skips the operations on large tensors.
 
     In the public log, the optimizer skipped the update of every step, because the loss scale was still being searched.
     Therefore the table has an extra column with the peak of forward and backward passes without an update.

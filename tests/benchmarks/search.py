@@ -1,18 +1,22 @@
-"""Number of trials that a search needs, and processor time of its proposals, in simulated searches on published steps.
+"""Number of trials that a search needs, and processor time of its proposals, in searches simulated with published
+steps.
 
   python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
 
 The grids contain the 720 published steps of GPT on 2 to 8 A100, with their predictions. They come from
-results/published/gpt_single_node_a100.csv and its held-out rows. There is one grid per model width, over layers,
-tensor, pipeline, data, micro-batch and accumulation. The objective is layers × samples per GPU and second. Every
-simulated search adds new noise to each point, as wide as the intervals of the runs in
-results/measured/two_cores.zip/step_time. The result is the number of trials until a point within 2 % of the grid's best
-published step is tried.
+results/published/gpt_single_node_a100.csv and its held-out rows. There is one grid per model width. The fields of a
+grid are the number of layers, the degrees of tensor, pipeline and data parallelism, micro-batch and accumulation. The
+objective is layers × samples per GPU and second. Every simulated search multiplies the published step times by random
+noise. This noise is as large as the 95 % intervals of the runs in results/measured/two_cores.zip/step_time. The result
+is the number of trials until the search tries a point within 2 % of the grid's best published throughput.
 
 Two thirds of these rows were used to develop the prediction formulas, so the predictions are unusually good. Therefore
 every sampler is also run with worse predictions. With `off`, predictions are wrong by a random factor for each
 technique (log-normal, standard deviation 0.5). With `rough`, they are also wrong by a factor for each point (standard
 deviation 0.3). With `none`, there are no predictions.
+
+Two more benchmarks follow: successive halving on recorded trainings, and the processor time of one proposal after 1,000
+trials.
 """
 
 import argparse
@@ -53,7 +57,7 @@ PREDICTIONS = ("published", "off", "rough", "none")
 
 
 class Row(NamedTuple):
-    """A published step with its prediction. Both are in seconds per layer."""
+    """A published step: the values of its layout, and its predicted and measured time in seconds per layer."""
 
     values: dict[str, Any]
     predicted_s: float
@@ -105,8 +109,8 @@ def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds:
 
 
 def describe(replays: Sequence[Replay], points: int) -> str:
-    """Return a line of text with the number of trials until a point close to the best was tried, and until the search
-    stopped."""
+    """Summarise simulated searches of a grid of `points` points in one line of text. It has the number of trials until
+    a point close to the best was tried, and until the search stopped."""
     found = sorted(one.close_after for one in replays if one.close_after is not None)
     middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
@@ -119,15 +123,15 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
-    """Return the cost (trials or tokens) within which a share `part` of all replays succeeded. `found` has the
-    sorted costs of the successful replays. None if fewer replays succeeded."""
+    """Return the cost (trials or tokens) within which a share `part` of all simulated searches succeeded. `found` has
+    the sorted costs of the successful searches, and `replays` counts all searches. None if fewer searches succeeded."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 
 
 def read_noise() -> float:
-    """Return the typical noise of a run: half the relative width of the 95 % interval of its step time, as the median
-    over recorded runs."""
+    """Return the typical noise of a run: half the width of the 95 % interval of its step time, divided by the step
+    time. It is the median over recorded runs."""
     records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
@@ -136,8 +140,8 @@ def read_noise() -> float:
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
-    """Return the published grids by model width. A grid has a row for each layout. Its key is a text with the layout's
-    values (`format_key`)."""
+    """Return the published steps by model width. For each width, a dict has one row per layout. Its keys are texts with
+    the layout's values (`format_key`)."""
     grids: dict[int, dict[str, Row]] = {}
     for name in FILES:
         with (RESULTS / "predictions" / name).open(newline="") as file:
@@ -152,8 +156,9 @@ def read_grids() -> dict[int, dict[str, Row]]:
 
 
 def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
-    """Replay a search on published steps with noise and return its result. Random search stops after its first close
-    point."""
+    """Simulate a search on published steps with noise and return its result. `given` selects the predictions (see
+    PREDICTIONS). The search has at most `most` trials; random search instead stops after its first point close to the
+    best."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
@@ -192,8 +197,8 @@ def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: 
 
 
 class _RowSpace(SearchSpace):
-    """Search space whose candidates are the rows of a table. The rows are not all combinations of the fields'
-    values."""
+    """Search space whose candidates are the published rows only, because not every combination of the fields' values
+    was published."""
 
     def __init__(self, section: SearchSection, rows: Mapping[str, Row]) -> None:
         super().__init__(section)
@@ -207,13 +212,13 @@ class _RowSpace(SearchSpace):
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
-    """Return the name of the technique that divides the model among the ranks in this row."""
+    """Return the name of the technique that divides the model among the ranks in this row; `ddp` if none does."""
     return "pipeline" if values["pipeline"] > 1 else "tensor" if values["tensor"] > 1 else "ddp"
 
 
 def build_point(values: Mapping[str, Any], predicted_s: float | None) -> SweepPoint:
-    """Return a row as a point of a sweep. Each GPU is a node of the point, and the engine's name is the technique of
-    the row."""
+    """Return a row as a point of a sweep, with the predicted step time unless it is None. Each GPU is a node of the
+    point, and the engine's name is the technique of the row."""
     gpus = values["tensor"] * values["pipeline"] * values["data"]
     spec = {
         "model": {"name": "gpt", "family": "gpt", "shape": {}},
@@ -245,8 +250,8 @@ def build_spec_point(
 
 
 def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step_s: float, noise: float) -> TrialResult:
-    """Return the result of a trial that ended `ok` with this step time. `noise` is half the relative width of its
-    interval."""
+    """Return the result of a trial that ended `ok` with this step time. The ends of its interval are lower and higher
+    than the step time by the fraction `noise`."""
     batch = point.spec["batch"]
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
@@ -254,7 +259,8 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
 
 
 class Training(NamedTuple):
-    """A recorded training: its varied values, its spec, and its validation loss by number of tokens."""
+    """A recorded training: the values in which it differs from the others, its spec, and its validation loss by number
+    of tokens."""
 
     values: dict[str, Any]
     spec: dict[str, Any]
@@ -269,8 +275,8 @@ class Halving(NamedTuple):
 
 
 def compare_on_trainings(seeds: int) -> None:
-    """Print the number of tokens that successive halving needs on recorded trainings. Each seed tries the trainings
-    in another random order."""
+    """Print how many tokens successive halving trains until the best recorded training is complete. The project's
+    method is compared with Optuna's pruners. Each seed tries the trainings in another random order."""
     trainings = read_trainings()
     whole = max(trainings[0].losses)
     rungs = [tokens for tokens in trainings[0].losses if whole % tokens == 0 and (whole // tokens).bit_count() == 1]
@@ -310,8 +316,9 @@ def read_trainings() -> list[Training]:
 
 
 def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
-    """Return the result of the project's successive halving, which resumes surviving trainings from their
-    checkpoints."""
+    """Simulate the project's successive halving on recorded trainings, and return the result. Trainings are compared at
+    the token counts in `rungs`. Surviving trainings resume from their checkpoints, so that no tokens are trained
+    twice."""
     whole = rungs[-1]
     section = SearchSection.model_validate(
         {
@@ -345,8 +352,8 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
 
 
 def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) -> Halving:
-    """Replay the recorded trainings with one of Optuna's pruners and return the result. A pruned training is never
-    resumed."""
+    """Simulate a search on the recorded trainings with Optuna's pruner `name`, and return the result. A training can be
+    pruned at each token count in `rungs`. A pruned training is never resumed."""
     whole, unit = rungs[-1], rungs[0]
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -373,7 +380,8 @@ def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) 
 
 
 def time_proposal(sampler: str) -> float:
-    """Return the processor seconds of one proposal after 1,000 trials: the median of five proposals after a warm-up."""
+    """Return the processor seconds that a sampler needs to propose the next point after 1,000 trials. It is the median
+    of five proposals after a warm-up."""
     space = {"layers": list(range(1, 21)), "micro": list(range(1, 21)), "accumulation": [1, 2, 3, 4, 5]}
     section = SearchSection.model_validate(
         {"objective": "samples_per_s", "space": space, "sampler": sampler, "trials": 5_000, "gain": 0}

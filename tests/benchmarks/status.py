@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def fill(results: Path) -> Path:
-    """Write a study of 10,000 points with a record each. Return its folder."""
+    """Write a study of 10,000 points with one record per point, and return its folder."""
     engines = ["ddp", "zero0", "zero1", "zero2", "zero3"]
     axes = {"engine": engines, "seed": list(range(RUNS // 5)), "machine": "cpu"}
     sweep = api.plan(overrides=axes).sweep

@@ -3,9 +3,12 @@
   python -m tests.benchmarks.verdicts [--families 500]
 
 A simulated family is a set of configurations with known true times and three or five repeats each. Noise is added to
-the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, all
-configurations are measured in the same allocations, and allocations differ by three times the noise. The method was
-chosen with the noises normal, t, two kinds of nodes and unequal. The other noises were held out.
+the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, each
+allocation has one repeat of every configuration. The standard deviation between allocations is then three times the
+noise.
+
+The statistical method was chosen with four distributions of noise: normal, t, two kinds of nodes (`30 % bad nodes`) and
+unequal. The other distributions were held out.
 """
 
 import argparse
@@ -59,12 +62,13 @@ NOISES: dict[str, Draw] = {
     "a tenth 5× noisier": _some_noisier(0.1, 5),
     "serial 0.6": lambda rng, shape: serial(rng, shape, 0.6),
 }
-"""Noise distributions by name. The last noise is autocorrelated. With it, no method that uses only the repeats can
-control the error rate, so it shows the limits of the tests."""
+"""Noise distributions by name. The last one, `serial 0.6`, is autocorrelated from repeat to repeat. With such noise, no
+method that uses only the repeats can control the error rate, so it shows the limits of the tests."""
 
 
 class Found(NamedTuple):
-    """Results for families whose true times are spread. Values are means over simulated families."""
+    """Means over simulated families whose true times differ. A tie is a configuration, other than the one measured as
+    fastest, that is not called slower."""
 
     ties: float
     farthest: float  # largest true slowdown of a tie, relative to the truly fastest, in per cent
@@ -84,8 +88,8 @@ def main() -> None:
 
 
 def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
-    """Yield a table of the per cent of families in which a configuration is wrongly called slower. All
-    configurations of a family are equally fast."""
+    """Yield the lines of a table: the per cent of families in which at least one configuration is wrongly called
+    slower. All configurations of a family are equally fast. At most `count` families are simulated per cell."""
     yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
@@ -94,8 +98,9 @@ def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
 
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
-    """Return the per cent of simulated families in which at least one configuration is called slower than the
-    fastest. All configurations of a family are equally fast."""
+    """Return the per cent of simulated families in which at least one configuration is called slower than the fastest.
+    All `size` configurations of a family are truly equally fast. `name` is a noise distribution, and with `blocked` the
+    configurations share their allocations."""
     rng = np.random.default_rng([*name.encode(), size, repeats, blocked])
     count = min(count, _MOST // size)
     families = (family(NOISES[name](rng, (size, repeats)), rng, blocked=blocked) for _ in range(count))
@@ -114,8 +119,8 @@ def slower(one: Family) -> list[bool]:
 
 
 def pairs(count: int) -> Iterable[str]:
-    """Yield the lines of a table of false verdicts. `count` sets of truly equal pairs are simulated. The table has the
-    percentage of sets in which at least one pair is called different."""
+    """Yield the lines of a table: the per cent of sets in which at least one pair of configurations is wrongly called
+    different. A set has 1, 10 or 50 pairs, all of them truly equal. At most `count` sets are simulated per cell."""
     yield f"\npairs alike, apart: % of sets with one called different\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for name, draw in NOISES.items():
         for repeats in REPEATS:
@@ -129,8 +134,8 @@ def pairs(count: int) -> Iterable[str]:
 
 
 def _told_pairs(times: Array) -> list[float]:
-    """Return the corrected p-values of the differences between rows 0 and 1, 2 and 3, and so on. `times` has shape
-    (2 × pairs, repeats)."""
+    """Return the p-values of the differences between rows 0 and 1, 2 and 3, and so on, corrected for the number of
+    pairs. `times` has shape (2 × pairs, repeats)."""
     own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
     noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
     gaps = (times[::2] - times[1::2]).mean(axis=1)
@@ -138,10 +143,10 @@ def _told_pairs(times: Array) -> list[float]:
 
 
 def equal(count: int) -> Iterable[str]:
-    """Yield tables of how often pairs are called equal within 3 %.
+    """Yield the lines of two tables: how often pairs of configurations are called equal within 3 %.
 
-    In the first table, pairs truly differ by 3 %, so the verdict "equal" is wrong; the noise is 1 %. In the second
-    table, pairs are truly equal, and the noise is 0.5 % or 1 %.
+    In the first table, the two configurations of a pair truly differ by 3 %, so the verdict "equal" is wrong; the noise
+    is 1 %. In the second table, they are truly equal, and the noise is 0.5 % or 1 %.
     """
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
@@ -155,8 +160,8 @@ def equal(count: int) -> Iterable[str]:
 
 
 def called_equal(name: str, pairs: int, repeats: int, count: int, noise: float, gap: float) -> tuple[float, float]:
-    """Return two rates in per cent: the share of sets with at least one pair called equal, and the share of all pairs
-    that are called equal."""
+    """Simulate sets of pairs that truly differ by `gap` in the logarithm of the time. Return two rates in per cent: the
+    share of sets with at least one pair called equal, and the share of all pairs that are called equal."""
     rng = np.random.default_rng([*name.encode(), pairs, repeats, int(1000 * noise)])
     sets = []
     for _ in range(min(count, _MOST // pairs)):
@@ -188,10 +193,10 @@ def equal_to_best(count: int) -> Iterable[str]:
 
 
 def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: float) -> tuple[float, float]:
-    """Return two rates in per cent.
+    """Return two rates in per cent over simulated families of `size` configurations.
 
     The first is the share of families in which a configuration that truly differs by 3 % is called equal to the
-    fastest. The second is the share of truly equal configurations that are called equal.
+    fastest. The second is the share of truly equal configurations that are called equal to the fastest.
     """
     rng = np.random.default_rng([*name.encode(), size, repeats, int(10_000 * noise)])
     wrongly, rightly = [], []
@@ -213,7 +218,8 @@ def is_equal(compared: Family, place: int) -> bool:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield a table of how often the one truly different pair in a set of pairs is detected."""
+    """Yield the lines of a table: how often the only truly different pair in a set of pairs is detected. Its
+    configurations differ by 2.5 or 5 times the noise."""
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
@@ -226,8 +232,9 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield a table about the configurations that are not distinguished from the fastest (ties). True times are spread
-    evenly over 30 %, and the noise is 1 %."""
+    """Yield the lines of a table: the number of ties with the fastest configuration, the true slowdown of the slowest
+    tie, and how often the truly fastest configuration is kept. True times are spread evenly between the fastest and 30
+    % above it. The noise is 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:
@@ -250,8 +257,8 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
 
 
 def measure_bias_by_size(count: int) -> Iterable[str]:
-    """Yield a table of the selection bias of the fastest configuration: true and estimated, in per cent. The noise
-    is 2 %."""
+    """Yield the lines of a table: true and estimated selection bias in per cent, by number of configurations. The
+    configuration measured as fastest looks faster than it is, and the bias is this difference. The noise is 2 %."""
     yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
     yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):
@@ -271,7 +278,7 @@ def measure_selection_bias(rng: np.random.Generator, size: int, width: float) ->
 
 
 def format_sizes(sizes: Iterable[int]) -> str:
-    """Return the column headings of a table."""
+    """Return the column headings of a table: one number of configurations or pairs per column."""
     return "".join(f"{size:>7}" for size in sizes)
 
 

@@ -1,12 +1,12 @@
-"""Check of intervals and verdicts on simulated step times, for each simulated process. It prints how often a run's
-interval contains the true step time, and how often the verdict of a comparison is right.
+"""Check the intervals and verdicts of simulated runs. For each simulated process, print how often a run's interval
+contains the true step time, and how often the verdict of a comparison is right.
 
   python -m tests.benchmarks.windows [--runs 100]
 
 Simulated step times of `tests.benchmarks.processes` run through the real measurement loop (`bench.measure.loop.run`)
 with the protocol of conf/measure/full.yaml. The simulated device is a GPU with a simulated clock. It has the warm-up of
-a GPU, and one block of steps in flight. The truth is the long-run mean of a process, which is the cost of hours of
-training. For a process that settles, the truth is the step time after it has settled.
+a GPU, and one block of steps in flight. The true step time is the long-run mean of a process, because hours of training
+cost this mean per step. For a process that settles, the truth is the step time after it has settled.
 """
 
 import argparse
@@ -87,7 +87,8 @@ class SimulatedRun(NamedTuple):
 
 
 def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> SimulatedRun:
-    """Run the real measurement loop on simulated step times. `step_s` is the time of an undisturbed step in seconds."""
+    """Run the real measurement loop on simulated step times, and return the measured window. `step_s` is the time of an
+    undisturbed step in seconds."""
     series = Series(())
     steps = process.draw(np.random.default_rng(seed), step_s)
     run(cast(Any, SteppedDevice(steps)), MeasureSpec(), lambda: None, series)
@@ -95,8 +96,9 @@ def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> Simulate
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a table row for a process, with values in per cent: the bias of the mean with its standard error, the
-    coverage of the interval, and the share of runs with each flag."""
+    """Return a table row for a process, from `runs` simulated runs, with values in per cent. They are the bias of the
+    mean with its standard error, the coverage of the interval, and the share of runs with each flag. The last two
+    values are the share of runs with a mean that is wrong by more than a limit, and the share of these with a flag."""
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]
@@ -122,18 +124,18 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Return True if the run would get the note `stall`. It does if the longest 1 % of its steps take longer than as
-    many median steps, by more than 2 % of the window."""
+    """Return True if the run would get the quality flag `stall`. The longest 1 % of its steps must exceed the same
+    number of median steps by more than 2 % of the window."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)
 
 
 def describe_verdicts(process: Process, runs: int, draws: int = 200) -> str:
-    """Return a table row for a process that is truly 4 % slower than a rival.
+    """Return a table row for comparisons of a process with a rival that is truly 4 % faster.
 
-    The row has the per cent of comparisons with the right verdict (slower) and with a wrong verdict (faster or equal),
-    for five and for ten repeats.
+    The row has the per cent of `draws` comparisons with the right verdict (slower) and with a wrong verdict (faster or
+    equal), for five and for ten repeats per configuration. The repeats are drawn from `runs` simulated runs.
     """
     rng = np.random.default_rng(PROCESSES.index(process))
     means = [simulate(process, VERDICT_STEP_S, (PROCESSES.index(process), number)).mean_s for number in range(runs)]

@@ -1,4 +1,4 @@
-"""Refactoring does not change the output of the command."""
+"""Golden test: the current output of the command equals the stored digests, so a refactoring has not changed it."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Fixtures for tests on a real Slurm cluster.
+"""Fixtures for tests on a real Slurm cluster on this machine (a testbed).
 
-If no cluster is possible, the tests are skipped with a reason. If an environment variable requires a cluster, they fail
+If no testbed is possible, the tests are skipped with a reason. If an environment variable requires a testbed, they fail
 instead.
 """
 
@@ -19,9 +19,9 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder as `processes` and `cold`, because it starts real processes that are not forked.
+    """Mark every test of this folder as `processes` and `cold`, because its processes must be started and not forked.
 
-    Leftover processes are recognised by environment variables that are set at their start. Forked processes would not
+    Tests recognise leftover processes by environment variables that are set at their start. Forked processes would not
     have these variables.
     """
     for item in items:
@@ -52,7 +52,7 @@ def slurm_possible() -> None:
 
 @pytest.fixture(scope="session")
 def testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Testbed with three nodes, on which Slurm notices a lost node quickly."""
+    """Testbed with three nodes, on which Slurm notices a lost node quickly. It is shared by several tests."""
     bed = Testbed("a")
     try:
         quick = ["--slurmd-timeout-s", "4", "--kill-wait-s", "2", "--conf", "MessageTimeout=4"]
@@ -74,8 +74,8 @@ def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Disk of 8 MB, which is soon full. It is mounted before the nodes start, because later mounts are not visible on
-    the nodes."""
+    """Folder on a disk of 8 MB, which is soon full. The disk is mounted before the nodes start, because later mounts
+    are not visible on the nodes."""
     folder = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
     yield folder

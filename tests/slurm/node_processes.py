@@ -13,17 +13,17 @@ _NAMESPACES = Path("/run/netns")
 
 
 class Rank(NamedTuple):
-    """Process id of a rank, and its last heartbeat."""
+    """A rank process: its process id, and the last heartbeat that was read."""
 
     pid: int
     beat: RankProgress
 
 
 def ours(bed_name: str, folder: Path) -> list[str]:
-    """Return the command lines of a study's processes.
+    """Return the command lines of the running processes of a study.
 
     All zeroscale processes on the nodes of the testbed are included, because the command lines of ranks and fork
-    servers do not contain the study's folder. Any other process is included if its command line contains the folder.
+    servers do not contain the study's folder. A process elsewhere is included if its command line contains the folder.
     Zombies are not included, because they have no command line.
     """
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
@@ -48,8 +48,8 @@ def on_node(node: str) -> list[str]:
 
 
 def stepping(node: str, after: Rank | None = None) -> Rank:
-    """Wait until a rank on a node is making steps, and return its process. The process `after` is skipped. It belongs
-    to an earlier attempt (try at the run) and may still be ending."""
+    """Wait until a rank on a node is making steps, and return this rank. The rank `after` is skipped: it belongs to an
+    earlier attempt (try at the run) and may still be ending."""
     found: list[Rank] = []
 
     def steps() -> bool:
@@ -63,7 +63,7 @@ def stepping(node: str, after: Rank | None = None) -> Rank:
 def _ranks(node: str) -> Iterator[Rank]:
     """Yield the ranks on a node.
 
-    Their progress is read from the memory that each rank shares with its supervisor. It is more recent than the file
+    Their progress is read from the memory that each rank shares with its supervisor, which is more recent than the file
     heartbeat.json.
     """
     namespace = (_NAMESPACES / node).stat().st_ino

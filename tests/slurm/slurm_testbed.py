@@ -1,4 +1,5 @@
-"""Access to a testbed from a test: the `testbed` command, and Slurm's own commands."""
+"""Access to a testbed (a small Slurm cluster on this machine) from a test: the `testbed` command, and Slurm's own
+commands."""
 
 import json
 import os
@@ -26,7 +27,7 @@ class Testbed:
         self.folder = Path(f"/tmp/zeroscale-testbed-{self.name}")
 
     def __call__(self, command: str, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a `testbed` command and assert its exit code."""
+        """Run a `testbed` command, assert its exit code (any code if `code` is None), and return its result."""
         argv = [sys.executable, str(PROGRAM), command, "--name", self.name, *words]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         assert code is None or done.returncode == code, done.stdout + done.stderr

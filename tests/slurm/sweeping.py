@@ -1,4 +1,5 @@
-"""Sweeps on a testbed, started as a user starts them, and the rules that must be true after every injected fault."""
+"""Sweeps on a testbed (a small Slurm cluster on this machine), started as a user starts them, and the rules that must
+be true after every injected fault."""
 
 import contextlib
 import io
@@ -36,19 +37,20 @@ _MAY_STAY = {
     True: {"answered", "waiting", "given up", "running", "pending"},
     False: {"answered", "waiting", "given up"},
 }
-"""Allowed states of a point. The key is True if the study has jobs in the queue. A point is `answered` if its outcome
-is final."""
+"""Allowed states of a point after a fault. The key is True if the study has jobs in the queue. A point is `answered` if
+it has a final outcome."""
 
 
 class Study:
-    """Study on a testbed, with its own results folder."""
+    """Study whose jobs run on a testbed, with its own results folder."""
 
     def __init__(self, bed: Testbed, results: Path) -> None:
         self.bed, self.results, self.folder = bed, results, results / "adhoc"
         self._seen: set[Path] = set()
 
     def start(self, verb: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a `zeroscale` command as a separate process."""
+        """Start a `zeroscale` command as a separate process. `words` are its arguments, and `environment` has
+        additional environment variables."""
         command = [sys.executable, "-m", "bench.cli", verb, *words]
         own = os.environ | {"OMP_NUM_THREADS": "1"} | environment  # sbatch exports these variables to the ranks
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
@@ -80,7 +82,7 @@ class Study:
         return status
 
     def until(self, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> None:
-        """Wait until `what` returns True for the output of `zeroscale status`."""
+        """Wait until `what` returns True for the JSON output of `zeroscale status`; fail after `patience_s` seconds."""
         until = time.monotonic() + patience_s
         while not what(status := self.status()):
             assert time.monotonic() < until, f"{json.dumps(status, indent=1)}\n{self.log()}"
@@ -95,7 +97,7 @@ class Study:
         self.until(lambda status: status["jobs"] == [], patience_s)
 
     def next_record(self) -> RunRecord:
-        """Wait until there is exactly one new record since the last call, and return this record."""
+        """Wait until at least one record is new since the last call, assert that it is the only one, and return it."""
         self.until(lambda _: bool(self.new()))
         (path,) = self.new()
         self._seen.add(path)
@@ -116,8 +118,8 @@ class Study:
     def check(self) -> list[str]:
         """Assert the rules that must be true after any fault, and return the sorted states of the points.
 
-        Each point has one final result or is still open. Every attempt (try at a point) has a record or a running job.
-        No process of the study is left over.
+        Each `answered` point has exactly one final result, and any other point has none. Every attempt (try at a point)
+        has a record or a running job. If no job is left, no process of the study is left either.
         """
         status, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
         points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in status["points"]}

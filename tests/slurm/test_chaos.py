@@ -1,5 +1,5 @@
-"""Tests of random faults in sweeps. They check the faults planned for each seed, the rules for outcomes, and a short
-real round.
+"""Tests of the random faults that are injected into sweeps. They check the faults planned for each seed, the rules for
+outcomes, and a short real round.
 
 `make chaos` runs more rounds.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 PIECE = plan_round(4)
 """Planned round with points on one node. Its faults kill the submitting command, a coordinator and an srun, and
-disconnect a link briefly."""
+disconnect a link for two seconds."""
 
 
 def test_rounds_are_reproducible_by_seed_and_cover_every_fault() -> None:

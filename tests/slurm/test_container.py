@@ -23,7 +23,7 @@ folders into an image would take minutes."""
 
 
 def make_image(folder: Path) -> Path:
-    """Create the folder of a container image. It has a system's mount points and little else."""
+    """Create the folder of a container image, and return it. It has a system's mount points and little else."""
     for inside in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/home", "/root", "/etc", *SEEN.values()):
         (folder / inside.removeprefix("/")).mkdir(parents=True, exist_ok=True)
     for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime mounts the machine's files over them
@@ -34,7 +34,7 @@ def make_image(folder: Path) -> Path:
 
 
 def build_apptainer(image: Path) -> dict[str, Any]:
-    """Return the container options of a site file for Apptainer.
+    """Build an Apptainer image, and return the container options that a site file would have for it.
 
     The image is a single file. The container runs in a user namespace, as for a user without privileges.
     """
@@ -45,8 +45,8 @@ def build_apptainer(image: Path) -> dict[str, Any]:
 
 
 def build_charliecloud(image: Path) -> dict[str, Any]:
-    """Return the container options of a site file for Charliecloud. The image is a folder, and the options contain a
-    command."""
+    """Return the container options that a site file would have for Charliecloud. The image is a folder, and the options
+    contain the command that enters the container."""
     binds = [f"--bind={outside}:{inside}" for outside, inside in SEEN.items()]
     enter = ["ch-run", *binds, "--bind={study}:{study}", "--cd=/tmp", "{image}", "--"]
     return {"runtime": "command", "image": str(image), "command": enter}

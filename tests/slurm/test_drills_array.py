@@ -1,4 +1,4 @@
-"""Tests with concurrent tasks of a job array on a real Slurm. Each task has its own nodes."""
+"""Tests on a real Slurm with tasks of a job array that run at the same time. Each task has its own nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def allocated(bed: Testbed, record: RunRecord) -> list[str]:
-    """Return the hosts in the allocation of a record, as listed by Slurm."""
+    """Return the hosts that Slurm lists for the allocation of a record."""
     assert record.environment
     return bed.slurm("scontrol", "show", "hostnames", record.environment.slurm["SLURM_JOB_NODELIST"]).split()
 

@@ -1,4 +1,5 @@
-"""Tests of submission to a real Slurm: killed submission, two submissions at once, short queue, cancellation."""
+"""Tests of submission to a real Slurm with faults: a killed submission, two submissions at once, a short queue, and
+cancellation."""
 
 import json
 import os
@@ -24,8 +25,8 @@ exec {sbatch} "$@"
 
 
 def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
-    """Return environment variables with which `sbatch` starts the script `script` instead. The script may call the real
-    sbatch."""
+    """Return environment variables with which the command `sbatch` runs the shell script `script` instead. The script
+    may call the real sbatch."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(script.format(sbatch=shutil.which("sbatch")))
@@ -34,8 +35,8 @@ def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """A replacement of `sbatch` that blocks until the gate opens, and then submits the job. Its caller has read the
-    queue before. When the gate opens, the queue may have changed."""
+    """A replacement of `sbatch` that blocks until the test opens the gate, and then submits the job. The caller of
+    `sbatch` has already read the queue, so a test can change the queue before the job is submitted."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"

@@ -56,8 +56,8 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Function that creates a job. The job writes messages about how it was started, and runs for some seconds or until
-    a file exists.
+    """Function that creates a job, which the test then submits. The job writes messages about how it was started, and
+    runs for some seconds or until a file exists.
 
     The name of the job's folder contains shell metacharacters.
     """
@@ -78,7 +78,8 @@ def start(job: Work, **options: Any) -> str:
 
 
 def read_messages(job: Work, kind: str = "began") -> list[dict[str, Any]]:
-    """Return the messages of one kind that the job's processes have written, sorted by file name."""
+    """Return the messages of one kind, such as `began`, that the job's processes have written. They are sorted by file
+    name."""
     return [json.loads(path.read_text()) for path in sorted(job.folder.glob(f"{kind}*.json"))]
 
 

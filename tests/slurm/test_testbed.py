@@ -1,4 +1,5 @@
-"""Tests of the testbed: it behaves like a cluster, produces faults on request, and leaves nothing behind."""
+"""Tests of the testbed (a small Slurm cluster on this machine): it behaves like a cluster, produces faults on request,
+and leaves nothing behind."""
 
 import json
 import signal
@@ -31,7 +32,8 @@ with socket.create_connection((sys.argv[1], 5000)) as link:
 
 
 def _mbit_per_s(bed: Testbed, sender: str, receiver: str, megabytes: int) -> float:
-    """Return the rate of a TCP stream between two nodes in Mbit/s, measured by the receiver."""
+    """Send a number of megabytes over TCP from one node to another. Return the rate in Mbit/s, measured by the
+    receiver."""
     command = [sys.executable, str(PROGRAM), "exec", "--name", bed.name, receiver, "--", sys.executable, "-c", _RECEIVE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout and server.stdout.readline() == "listening\n"
@@ -209,7 +211,8 @@ def test_killed_up_can_be_taken_down(other_testbed: Testbed, number: signal.Sign
 
 
 def _processes(bed: Testbed) -> dict[str, dict[str, int]]:
-    """Return the processes in the testbed's ledger by name of the daemon; empty if there is no ledger."""
+    """Return the daemons in the testbed's ledger (state.json) by name, each with its process id. Empty if there is no
+    ledger."""
     try:
         found: dict[str, dict[str, int]] = json.loads((bed.folder / "state.json").read_text())["processes"]
     except FileNotFoundError:

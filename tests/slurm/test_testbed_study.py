@@ -1,5 +1,5 @@
-"""Tests of `make testbed-study`. Invalid input is refused with a one-line message. If the program is stopped, nothing
-is left behind."""
+"""Tests of the program behind `make testbed-study`. Invalid input is refused with a one-line message. If the program is
+stopped, no testbed is left behind."""
 
 import signal
 import subprocess
@@ -15,7 +15,8 @@ PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 
 
 def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
-    """Start the program with the name and subnet of the testbed `bed`, and with folders in `results`."""
+    """Start the program with the name and subnet of the testbed `bed`, and with result folders in `results`. The words
+    `before` come before its command."""
     own = ["--name", bed.name, "--subnet", bed.subnet, "--results", str(results), "--report", str(results / "report")]
     command = [*before, sys.executable, str(PROGRAM), *own]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

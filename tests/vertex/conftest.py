@@ -1,4 +1,4 @@
-"""Fixtures for tests of launcher=vertex on a service of this machine."""
+"""Fixtures for tests of launcher=vertex with a stand-in for the service on this machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def service(tmp_path: Path) -> "Iterator[VertexServer]":
-    """A service that starts no processes. A test sets the states of its jobs."""
+    """A stand-in for the service that starts no processes. A test sets the states of its jobs."""
     from vertex_server import VertexServer
 
     server = VertexServer(tmp_path / "machines", runs=False, environment={})

@@ -1,4 +1,4 @@
-"""Budget of a study in money: before a job is submitted, and while jobs run."""
+"""Budget of a study in money. It is checked before a job is submitted, and while jobs run."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,8 @@ from bench.launchers.vertex.cost import Cost, compute_cost
 __all__ = ["options"]
 
 JOB_HOURS = 2 * 32 / 60
-"""Node-hours of a job of `hand_in` until its time limit: two nodes, 30 minutes and the start."""
+"""Node-hours of a job of `hand_in` until its time limit: two nodes for 32 minutes, which are the limit of 30 minutes
+and 2 minutes for the start."""
 NAMES = [f"study-112603040{number}-abcdef" for number in range(4)]
 
 
@@ -84,7 +85,8 @@ def test_jobs_of_another_study_do_not_count(service: VertexServer, options: Opti
 def test_of_two_submitters_at_once_the_later_one_takes_its_job_back(
     service: VertexServer, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second submitter has created its job between the first one's check of the budget and its request."""
+    """The first submitter has checked the budget but not yet created its job when the second submitter creates one.
+    Both jobs together exceed the budget."""
     chosen, create = with_budget(options, 1.5 * JOB_HOURS * 10), vertex_service.Service.create
     monkeypatch.setattr(vertex_service.Service, "create", lambda self, job: other() and create(self, job))
 

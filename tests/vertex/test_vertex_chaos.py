@@ -1,4 +1,5 @@
-"""Studies on a service of this machine, with random faults. After all faults every point is answered once."""
+"""Studies with random faults, on a stand-in for Vertex AI on this machine. After all faults, every point has exactly
+one result."""
 
 import random
 import threading

@@ -1,5 +1,5 @@
-"""Drills of launcher=vertex with real runs on machines that share nothing but a bucket. The service and the bucket are
-on this machine."""
+"""Tests of launcher=vertex with real runs and injected faults. The machines of a job share nothing but a bucket. The
+service and the bucket are stand-ins on this machine."""
 
 import re
 import threading

@@ -1,4 +1,5 @@
-"""Submission, states and cancellation of custom jobs, over gRPC with a service on this machine."""
+"""Submission, states and cancellation of Vertex AI custom jobs, over gRPC with a stand-in for the service on this
+machine."""
 
 import logging
 from pathlib import Path
@@ -18,7 +19,7 @@ AWAY = Fault()
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pauses between tries, and the time until a call fails."""
+    """Shorten the pauses between repeated calls, and the time after which a call without an answer fails."""
     monkeypatch.setattr(vertex_queue, "_PAUSES_S", (0.05, 0.1, 0.2))
     monkeypatch.setattr(vertex_service, "_ANSWER_S", 2.0)
 
@@ -86,7 +87,8 @@ def test_a_submission_that_is_repeated_makes_one_job(
 def test_a_second_job_that_a_late_list_causes_is_cancelled(
     service: VertexServer, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list lacks the first job until the second has been created."""
+    """The service creates a first job, but its answer is lost. Its list of jobs lacks this job until the submitter has
+    created a second one."""
     created = vertex_service.Service.create
 
     def create_and_show(self: vertex_service.Service, job: object) -> object:

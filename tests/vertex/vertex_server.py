@@ -1,8 +1,8 @@
-"""A JobService of Vertex AI on this machine. It starts the command of every replica as a process, with the environment
-that the service documents.
+"""Stand-in for the JobService of Vertex AI on this machine. It starts the command of every replica as a process, with
+the environment that the service documents.
 
-Only custom jobs exist. The messages of failed jobs are those that users have reported, since the service documents no
-messages. A test can make the service refuse or lose calls, and can take machines away.
+It supports only custom jobs. The messages of failed jobs are those that users have reported, since the service
+documents no messages. A test can make the service refuse calls, lose its answers, or take machines away from a job.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ LOST = "Internal error occurred. The machine of replica workerpool1-0 was lost."
 
 
 class Fault(NamedTuple):
-    """Fault of one call of the service."""
+    """Fault of one call of the service: the caller gets this error, after a delay."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     message: str = "the service is away"
@@ -49,7 +49,8 @@ class Fault(NamedTuple):
 
 
 class Replica:
-    """The process of one machine of a job. Its files are in a folder of its own, as if nothing were shared."""
+    """The process of one machine of a job. Its files are in a folder of its own, because the machines share no file
+    system."""
 
     def __init__(self, name: str, folder: Path, command: list[str], environment: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
@@ -64,13 +65,13 @@ class Replica:
             )  # fmt: skip
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to all processes of the replica that are in its process group."""
+        """Send a signal to all processes in the replica's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
 
 class VertexServer:
-    """The service. Its address is `endpoint`, and its jobs are in `jobs`, by resource name.
+    """Stand-in for the JobService. Its address is `endpoint`, and `jobs` has its jobs by resource name.
 
     With `runs=False` no process is started, and a test sets the states of jobs by `set_state`.
     """
@@ -84,7 +85,7 @@ class VertexServer:
         self.faults: dict[str, deque[Fault]] = {"Create": deque(), "List": deque(), "Cancel": deque()}
         self.calls: list[str] = []
         self.hidden_s = 0.0
-        """Seconds for which a new job is missing in lists."""
+        """Seconds after its creation for which a job is missing in lists of jobs."""
         self._lock, self._is_over = threading.RLock(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -93,7 +94,7 @@ class VertexServer:
         self._server.start()
 
     def close(self) -> None:
-        """End all jobs and the service. No process is left."""
+        """Stop the service, and end all processes of its jobs."""
         self._server.stop(None).wait()
         self._is_over.set()
         for name in self.replicas:
@@ -108,7 +109,8 @@ class VertexServer:
             return [job for job in jobs if state in (None, _get_state(job))]
 
     def set_state(self, name: str, state: str, message: str = "", *, after_s: float = 0.0) -> None:
-        """Set the state of a job as the service would, `after_s` seconds after its creation or its start."""
+        """Set the state of a job as the service would. The recorded time of the change is now or, with `after_s`, this
+        many seconds after the job's start (its creation if it has not started)."""
         with self._lock:
             job = self.jobs[name]
             if _get_state(job) in _ENDED:
@@ -123,7 +125,8 @@ class VertexServer:
                 job.error = {"code": 13, "message": message}
 
     def lose_machine(self, name: str, number: int, message: str, *, warns: bool = False) -> None:
-        """Take a machine of a job away. With `warns` its processes get SIGTERM first, as on a Spot VM."""
+        """Take machine `number` of a job away, so that the job fails with `message`. With `warns` the machine's
+        processes get SIGTERM first, as on a Spot VM."""
         replica = self.replicas[name][number]
         if warns:
             replica.kill(signal.SIGTERM)
@@ -198,7 +201,7 @@ class VertexServer:
         return empty_pb2.Empty()
 
     def _run(self, name: str) -> None:
-        """Run a job from its start to its end."""
+        """Run a job: start its replicas, and update its state until all of them have ended."""
         job = self.jobs[name]
         self.set_state(name, "PENDING")
         self.replicas[name] = list(self._start(job))

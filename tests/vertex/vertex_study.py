@@ -1,4 +1,5 @@
-"""Sweeps with launcher=vertex, started as a user starts them, and rules that must be true after every fault."""
+"""Sweeps with launcher=vertex, started as a user starts them, and the rules that must be true at the end of a study,
+whatever faults were injected."""
 
 import json
 import os
@@ -54,7 +55,8 @@ class Study:
         return output or errors
 
     def words(self, *overrides: str) -> tuple[str, ...]:
-        """Return the words of `zeroscale sweep` after the verb."""
+        """Return the arguments of `zeroscale sweep`: the overrides, the address of the service, the bucket, and the
+        results folder."""
         place = (f"launcher.endpoint={self.server.endpoint}", f"launcher.staging_bucket={self.bucket}")
         return (*overrides, *place, "--results", str(self.results))
 
@@ -77,28 +79,29 @@ class Study:
             time.sleep(0.2)
 
     def wait_for_jobs(self) -> None:
-        """Wait until the service has no job that is not over."""
+        """Wait until every job of the service has ended."""
         self.wait(lambda: all("end_time" in job for job in self.server.find()))
 
     def wait_for_steps(self) -> str:
-        """Wait until a run is in its steps, and return the resource name of its job."""
+        """Wait until a run is making steps, and return the resource name of a running job."""
         self.wait(lambda: any('"phase": "step' in text for text in self._read_heartbeats()))
         return str(self.server.find("RUNNING")[0].name)
 
     def _read_heartbeats(self) -> Iterator[str]:
-        """Yield the heartbeats of runs in running jobs only, because the files of a lost machine remain."""
+        """Yield the texts of the heartbeat files of running jobs only, because the files of a lost machine remain."""
         for job in self.server.find("RUNNING"):
             machines = self.server.folder / job.name.rpartition("/")[2]
             yield from (path.read_text() for path in machines.glob("*/work/adhoc/*/*/heartbeat.json"))
 
     def describe(self) -> str:
-        """Return the states of all jobs, and the output of their machines."""
+        """Return the states of all jobs, and the output of their machines, as the message of a failed assertion."""
         jobs = [f"{job.display_name} {job.state.name} {job.error.message}" for job in self.server.find()]
         outputs = [path.read_text()[-2000:] for path in self.server.folder.glob("*/*/output.txt")]
         return "\n".join([*jobs, *outputs])
 
     def check(self, points: int) -> None:
-        """Assert the rules at the end of a study: every point is answered once, and no record is lost or doubled."""
+        """Assert the rules at the end of a study. Each of its `points` points has exactly one `ok` record. The bucket
+        and the study's folder have the same records, and every attempt has one."""
         status = self.status()
         assert [point["state"] for point in status["points"]] == ["answered"] * points, self.describe()
         assert status["jobs"] == []

@@ -1,4 +1,4 @@
-"""Synthetic results of runs on several nodes, with given step times."""
+"""Synthetic runs on several nodes, with given step times."""
 
 import random
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def measured(of: RunSpec, seconds: float | Iterable[float], *, peak: int = 10 * 
     """Return one run for each value of `seconds`, each in its own allocation, with step times within 0.1 % of the
     value.
 
-    A single number gives three runs, whose step times differ by 0.1 %.
+    A single number gives three runs, whose step times differ by 0.1 % from one run to the next.
     """
     times = [seconds * by for by in (0.999, 1.0, 1.001)] if isinstance(seconds, int | float) else list(seconds)
     return [
@@ -43,6 +43,7 @@ def out_of_memory(of: RunSpec, kind: OutcomeKind = "oom", **more: Any) -> list[R
 
 
 def repeats(seconds: float, spread: float, seed: int, count: int = 3) -> list[float]:
-    """Return log-normally distributed step times of several allocations."""
+    """Return the step times of `count` allocations. They are log-normally distributed around `seconds`, with the
+    relative standard deviation `spread`."""
     rng = random.Random(seed)
     return [seconds * rng.lognormvariate(0, spread) for _ in range(count)]

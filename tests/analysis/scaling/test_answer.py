@@ -1,4 +1,4 @@
-"""The answer in sentences: order of its sentences, and no claim if there are too few runs."""
+"""The report's answer in sentences: the order of its sentences, and no statement if there are too few runs."""
 
 import re
 from typing import Any
@@ -66,7 +66,8 @@ def test_answer_to_many_questions_counts_the_leading_engines() -> None:
 
 
 def test_every_engine_that_leads_in_a_question_is_named() -> None:
-    """Of six questions, ddp leads in two. Each of four other engines leads in one."""
+    """There are six questions (node counts). ddp is fastest in two of them, and each of four other engines is fastest
+    in one."""
     leads = ("ddp", "ddp", "zero0", "zero1", "zero2", "zero3")
     groups = [
         measured(asked(nodes, engine=engine), seconds)

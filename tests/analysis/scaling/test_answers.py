@@ -1,4 +1,4 @@
-"""The figure of the answers at a glance: its values, and its drawing."""
+"""The report's figure of all answers at a glance: its values, and its drawing."""
 
 import re
 

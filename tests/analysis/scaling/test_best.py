@@ -1,4 +1,4 @@
-"""Best configurations: ranking, ties, and the Pareto front of throughput and memory."""
+"""Best configurations: their ranking, ties with the fastest, and the Pareto front of throughput and memory."""
 
 import numpy as np
 import pytest
@@ -63,8 +63,8 @@ def test_micro_batches_are_ranked_by_samples_per_second() -> None:
 
 
 def test_no_rival_is_faster_than_the_fastest_within_shared_allocations() -> None:
-    """Engine b is faster than a in each of three shared allocations. Engine a also ran alone in a fourth allocation
-    with fast nodes."""
+    """Engine b is faster than a in each of three shared allocations. Only engine a also ran in a fourth allocation,
+    whose nodes are fast. This lowers its mean, but must not make it the fastest."""
     runs = {"a": {"1": [1.02], "2": [1.12], "3": [0.92], "4": [0.5]}, "b": {"1": [1.0], "2": [1.1], "3": [0.9]}}
     found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace(runs[row["engine"]]))
     assert found is not None
@@ -73,7 +73,8 @@ def test_no_rival_is_faster_than_the_fastest_within_shared_allocations() -> None
 
 
 def test_slow_steps_in_the_tail_decide_the_ranking() -> None:
-    """One step in five takes three times as long. This leaves the median unchanged, but raises the mean by 40 %."""
+    """In zero2, one step in five takes three times as long. Its median is lower than that of zero1, but its mean is
+    higher, and the mean decides."""
     steady, tails = (
         [[1.02 * by] * 30 for by in (0.999, 1.0, 1.001)],
         [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.999, 1.0, 1.001)],
@@ -94,8 +95,8 @@ def test_slow_steps_in_the_tail_decide_the_ranking() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_allocations_give_a_ratio_without_a_verdict(count: int) -> None:
-    """All steps of the two engines differ by ten percent, but with one or two runs the scatter between runs is
-    unknown."""
+    """The two engines differ by ten percent in all steps. With only one or two runs of each, the scatter between runs
+    is unknown, so there is no verdict."""
     times = {"zero1": [1.0, 1.01][:count], "zero2": [1.1, 1.11][:count]}
     found = only(*(record for engine, s in times.items() for record in measured(asked(1, engine=engine), s)))
     (rival,) = found.rivals
@@ -108,7 +109,8 @@ def test_fewer_than_three_allocations_give_a_ratio_without_a_verdict(count: int)
 
 
 def test_the_shown_value_is_the_ranked_value() -> None:
-    """The median over ddp's allocations is lower than zero1's, but their geometric mean is higher."""
+    """The median over ddp's allocations is lower than zero1's, but their geometric mean is higher. Both the ranking and
+    the table use the geometric mean."""
     found = only(*measured(asked(1, engine="ddp"), [1.0, 1.0, 2.0]), *measured(asked(1, engine="zero1"), [1.1] * 3))
     assert found.fastest is not None
     assert found.fastest["engine"] == "zero1"
@@ -122,8 +124,8 @@ def test_each_node_count_is_a_separate_question() -> None:
 
 
 def test_engines_are_compared_within_allocations() -> None:
-    """Allocations differ by tens of percent and engines by one percent. The same engine is faster within each
-    allocation."""
+    """Allocations differ by tens of percent, and the two engines by only one percent. Within each allocation, the same
+    engine is faster, so the engines do not tie."""
     nodes = [1.0, 1.3, 0.8, 1.1]
     records = [
         run(
@@ -144,8 +146,8 @@ def test_rehearsals_are_not_ranked() -> None:
 
 
 def test_pareto_front_computed_by_hand() -> None:
-    """zero1 and ddp are faster than zero2 and zero3, with more memory. zero2 needs more memory than zero3 without being
-    faster, and zero0 needs more than zero1."""
+    """The front has zero3, zero1 and ddp. zero2 needs more memory than zero3 and is slower. zero0 needs more memory
+    than zero1 and is slower."""
     records = [*one("zero3", 2.0, 10), *one("zero2", 2.5, 20), *one("zero1", 1.5, 30), *one("zero0", 1.7, 40),
                *one("ddp", 1.0, 50)]  # fmt: skip
     found = only(*records)
@@ -198,8 +200,8 @@ def test_truly_fastest_engine_is_among_fastest_and_ties_in_95_percent() -> None:
 def test_interval_of_an_efficiency_covers_in_spite_of_selected_micro_batches(
     repeats: int, base: int, more: int
 ) -> None:
-    """Several micro-batches are truly equally fast, at the smallest and at larger node counts. Repeats scatter by 1
-    %."""
+    """All micro-batches are truly equally fast: `base` of them at the smallest node count, and `more` at a larger one.
+    Repeats scatter by 1 %. Selecting the fastest on each side must not lower the coverage of the interval."""
     rng, holds, pair_alone = np.random.default_rng([repeats, base, more]), [], []
     for _ in range(150):
         drawn = np.exp(0.01 * rng.standard_normal((base + more, repeats)))

@@ -1,4 +1,4 @@
-"""Results that several tables and figures share are computed once per set of runs, and freed together with the set."""
+"""Results that several tables and figures need are computed once per set of runs, and freed together with the set."""
 
 import gc
 import weakref

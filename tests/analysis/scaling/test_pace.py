@@ -1,4 +1,5 @@
-"""Ratios of seconds per sample: whether they compare runs or steps, and the coverage of their intervals."""
+"""Ratios of seconds per sample between two configurations: whether a ratio compares runs or single steps, and the
+coverage of its interval."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ def test_typical_time_is_the_geometric_mean_of_the_runs_means() -> None:
 
 
 def test_shared_allocations_are_compared_pairwise() -> None:
-    """The two configurations differ by 4 to 6 % within each allocation. Allocations differ by up to 60 %."""
+    """Within each allocation the two configurations differ by 4 to 6 %, and allocations differ by up to 60 %. The
+    difference is detected only if the configurations ran in the same allocations."""
     ours, theirs = (1.0, 1.3, 0.8), (1.05, 1.36, 0.85)
     assert (
         compare_paces(pace(*ours), pace(*theirs)).p_value

@@ -1,4 +1,5 @@
-"""Scaling tables have a row for every requested configuration. Numbers that were not measured are missing values."""
+"""Scaling tables have a row for every requested configuration. Numbers that were not measured are missing values in
+it."""
 
 import pytest
 from clusters import asked, measured, out_of_memory

@@ -1,4 +1,4 @@
-"""Simulated series of step times with known median, mean and effective size. Arrays have one series per row."""
+"""Simulated series of step times with known median, mean and effective sample size. Arrays have one series per row."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,8 @@ class Process(NamedTuple):
 
 
 def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
-    """Return a function that draws stationary Gaussian AR(1) series with variance 1."""
+    """Return a function that draws stationary Gaussian AR(1) series with variance 1. Its arguments are a random
+    generator, the number of series and their length."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         noise = rng.standard_normal((series, n))
@@ -28,14 +29,15 @@ def ar1(coefficient: float) -> Callable[[np.random.Generator, int, int], Array]:
 
 
 def lognormal(coefficient: float, sigma: float = 0.5) -> Process:
-    """Return a process of log-normal step times with median 1. The default sigma of 0.5 exceeds the scatter of most
-    machines."""
+    """Return a process of log-normal step times with median 1. The logarithms are AR(1) series with this coefficient.
+    The default `sigma` of 0.5 exceeds the scatter of most machines."""
     draw = ar1(coefficient)
     return Process(lambda *shape: np.exp(sigma * draw(*shape)), 1.0, math.exp(sigma**2 / 2))
 
 
 def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process:
-    """Return a process with steps of 1 s. A random share `part` of the steps takes `slower` seconds longer."""
+    """Return a process with steps of about 1 s. A random share `part` of the steps takes `slower` seconds longer. All
+    steps have normal noise of `noise` seconds."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         slow = rng.random((series, n)) < part
@@ -48,9 +50,9 @@ def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process
 
 
 def hidden(coefficient: float, weight: float) -> Process:
-    """Return a process of white noise plus a slow component, which has a share `weight` of the variance.
+    """Return a process of white noise plus a slow AR(1) component, which has the share `weight` of the variance.
 
-    Consecutive values hardly show the slow component.
+    Consecutive values hardly show the slow component, although it dominates the error of a mean.
     """
     slow, fast = ar1(coefficient), ar1(0)
     roots = math.sqrt(weight), math.sqrt(1 - weight)
@@ -58,9 +60,10 @@ def hidden(coefficient: float, weight: float) -> Process:
 
 
 def pareto(exponent: float, part: float = 0.1) -> Process:
-    """Return a process with steps of 1 s. A share `part` of the steps takes a Pareto-distributed time longer.
+    """Return a process with steps of about 1 s. For a random share `part` of the steps, a Pareto-distributed time is
+    added.
 
-    The variance is infinite for exponents below 2.
+    Step times have infinite variance for exponents below 2.
     """
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
@@ -71,7 +74,8 @@ def pareto(exponent: float, part: float = 0.1) -> Process:
 
 
 def spikes(every: int, times: float) -> Process:
-    """Return a process with steps of 1 s. One step in `every`, counted from a random start, takes `times` as long."""
+    """Return a process with steps of about 1 s, in which every `every`-th step takes `times` as long, counted from a
+    random start."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         at = (np.arange(n) + rng.integers(0, every, (series, 1))) % every == 0
@@ -108,8 +112,8 @@ PROCESSES = {
 def slowdown(coefficient: float, of_signs: bool) -> float:
     """Return the number of values of a Gaussian AR(1) series that carry as much information as one independent value.
 
-    The information is about the mean or, if `of_signs` is set, about the median. Signs have the autocorrelation 2 / π
-    arcsin ρ.
+    The information is about the mean or, if `of_signs` is set, about the median. The signs of the values have the
+    autocorrelation 2 / π arcsin ρ, where ρ is that of the values.
     """
     lags = np.arange(1, 3000)
     correlations = coefficient**lags

@@ -1,4 +1,4 @@
-"""Changes in the level of a series: positions of detected changes, and rate of false alarms."""
+"""Changes in the level of a series: the positions of detected changes, and the rate of false alarms."""
 
 import itertools
 
@@ -42,10 +42,11 @@ def test_positions_without_a_value_are_skipped() -> None:
 
 
 def test_detection_needs_at_least_eight_values() -> None:
-    """The smallest p-value of the permutation test is that of a change in the middle.
+    """The permutation test has its smallest p-value for a change in the middle of the series.
 
-    Of the 70 ways to divide 8 values into four and four, 2 are as extreme, so the p-value is 2/70 = 2.9 %. With 7
-    values it is 2/35 = 5.7 %, which is above 5 %."""
+    There are 70 ways to divide 8 values into four and four, and 2 of them are as extreme. So the p-value is 2/70 = 2.9
+    %. With 7 values it is 2/35 = 5.7 %, which is above the level of 5 %.
+    """
     clear = np.array([0.0, 0.001, 0.002, 0.003, 1.0, 1.001, 1.002, 1.003])
     (found,) = find_changes([clear])
     assert borders(found) == [(3, 4)]
@@ -67,8 +68,8 @@ def test_constant_series_have_no_change() -> None:
 
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "5 % disturbed", "skewed"])
 def test_false_alarm_rate_of_changes(name: str) -> None:
-    """The limit of 11 % allows for chance: a true rate of 5 % exceeds it in 100 histories with a probability of 1 %. In
-    the second case, ten series are tested together."""
+    """The target is a rate of 5 %. The limit of 11 % allows for chance: with a true rate of 5 %, 100 simulated
+    histories exceed it with a probability of 1 %. The second assertion tests ten series together."""
     assert histories.wrong(name, 16, 1, 100) <= 11
     assert histories.wrong(name, 12, 10, 40) <= 15
 

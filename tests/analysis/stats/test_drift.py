@@ -1,4 +1,5 @@
-"""Drift over the control points of an allocation, separated from the ordinary difference between runs."""
+"""Drift over an allocation, measured by a control configuration that is repeated during it, and separated from the
+usual difference between runs."""
 
 import numpy as np
 import pytest

@@ -64,8 +64,8 @@ def test_run_is_few_below_twenty_effective_steps_if_its_median_has_an_interval()
     ("lowest", "highest", "least", "most"), [(6, 10, 0.6, 0.9), (10, 15, 0.8, 0.92), (20, 200, 0.92, 0.96)]
 )
 def test_coverage_of_the_median_by_effective_size(lowest: int, highest: int, least: float, most: float) -> None:
-    """Share of simulated series whose interval covers the true median: over all noise processes, for usual window
-    lengths. The noise process with slow drift is excluded, because no interval covers its median."""
+    """Coverage is the share of simulated series whose interval contains the true median. It is computed over all noise
+    processes, for usual window lengths. The process `slow drift` is excluded, because no interval covers its median."""
     held: list[np.ndarray] = []
     for name, process in PROCESSES.items():
         for n in (20, 30, 60, 100) if name != "slow drift" else ():

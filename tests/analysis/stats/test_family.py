@@ -1,4 +1,5 @@
-"""Tests of many configurations at once: compared with hand calculation and with scipy, and their error rates."""
+"""Simultaneous comparison of many configurations: results compared with hand calculation and with scipy, and error
+rates."""
 
 import math
 
@@ -23,8 +24,8 @@ def test_two_configurations_in_shared_allocations_match_the_paired_t_test() -> N
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_margins_of_equally_noisy_configurations_are_close_to_tukeys(count: int, repeats: int) -> None:
-    """The margin is at least Tukey's. It is less than 1.5 times Tukey's; the difference allows for unequal
-    variances."""
+    """Tukey's margin of error assumes equal variances. Ours is as large or larger, because it allows for unequal
+    variances, but the median is at most 1.5 times Tukey's."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
@@ -43,7 +44,8 @@ def test_noisy_configuration_has_a_wider_margin_than_the_others() -> None:
 
 
 def test_prior_of_variances_recovers_degrees_of_freedom_and_scale() -> None:
-    """Two cases: true variances scatter around 4 with six degrees of freedom, and true variances are all equal to 4."""
+    """The prior is estimated from simulated variances. In the first case, the true variances scatter around 4 with six
+    degrees of freedom. In the second, all of them are equal to 4."""
     rng = np.random.default_rng(2)
     true = 4 * 6 / rng.chisquare(6, 5000)
     known = estimate_prior([Noise(float(one), 4) for one in true * rng.chisquare(3, true.size) / 3])
@@ -62,14 +64,14 @@ def test_repeats_without_scatter_give_p_value_zero_or_one() -> None:
 @pytest.mark.parametrize("name", ["normal", "t of 3 degrees", "30 % bad nodes", "two clock states", "skewed"])
 @pytest.mark.parametrize("blocked", [False, True])
 def test_equal_configurations_are_rarely_called_slower(name: str, *, blocked: bool) -> None:
-    """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 families with a probability of 1
-    %."""
+    """The target is an error rate of 5 %. The limit of 9.5 % allows for chance: with a true rate of 5 %, 150 simulated
+    families exceed it with a probability of 1 %."""
     assert verdicts.wrong(name, 12, 3, 150, blocked=blocked) <= 9.5
 
 
 def test_two_hundred_configurations_leave_few_ties() -> None:
-    """Configurations are spread over 30 %, with noise of 1 % and three repeats. Welch's test with Holm's correction
-    would leave ninety ties, up to 27 % slower."""
+    """True times are spread between the fastest and 30 % above it, with noise of 1 % and three repeats. With Welch's
+    test and Holm's correction, ninety configurations would tie with the fastest, some of them 27 % slower."""
     found = verdicts.told_spread(200, 3, 5, blocked=False)
     assert found.ties < 35
     assert found.farthest < 6
@@ -77,8 +79,8 @@ def test_two_hundred_configurations_leave_few_ties() -> None:
 
 
 def test_one_slower_pair_of_fifty_is_detected() -> None:
-    """One pair differs by 5 times the noise. A corrected test of this pair alone would detect it in only a few of 100
-    sets."""
+    """One of fifty pairs differs by 5 times the noise. Estimating the noise from all pairs makes this difference
+    detectable. A corrected test with the noise of this pair alone would detect it in only a few of 100 sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 
@@ -92,15 +94,15 @@ def test_estimated_selection_bias_of_the_fastest_matches_the_true_bias() -> None
 
 @pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
 def test_pairs_that_differ_by_three_percent_are_rarely_called_equal(name: str) -> None:
-    """The limit of 9.5 % allows for chance: a true error rate of 5 % exceeds it in 150 sets with a probability of 1
-    %."""
+    """The target is an error rate of 5 %. The limit of 9.5 % allows for chance: with a true rate of 5 %, 150 simulated
+    sets exceed it with a probability of 1 %."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
 
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
 def test_configurations_three_percent_slower_than_the_best_are_rarely_called_equal(name: str) -> None:
-    """At most 5 % of families contain a wrong verdict "equal". At least half of the truly equal configurations are
-    called equal."""
+    """In at most 5 % of simulated families, a configuration that is truly 3 % slower is called equal to the fastest. Of
+    the truly equal configurations, at least half are called equal."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
     assert wrongly <= 5
     assert rightly > 50

@@ -1,4 +1,5 @@
-"""Simulated processes in the real measuring loop: accuracy of a window of fixed length."""
+"""Simulated step times in the real measurement loop: accuracy of the mean and of its interval for a window of fixed
+length."""
 
 import itertools
 import math
@@ -19,7 +20,8 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_simulated_process_has_its_stated_long_run_mean(process: Process) -> None:
-    """The mean of up to 40,000 steps of 1 s lies within six standard errors of the stated mean."""
+    """The stated mean, `slowdown`, is checked against up to 40,000 simulated steps of 1 s. Their mean must lie within
+    six standard errors of it."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
@@ -33,8 +35,8 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
-    """For comparison: windows whose end depended on their own step times were biased by 1.1 to 1.8 % with this
-    process."""
+    """In an earlier version, the end of a window depended on its own step times. Means of this process were then wrong
+    by 1.1 to 1.8 %."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"
@@ -51,7 +53,8 @@ def test_interval_of_a_window_covers_the_mean_of_a_stationary_process(name: str)
 
 
 def test_interval_of_a_run_misses_states_longer_than_its_window() -> None:
-    """If this test fails, correct the section of docs/method.md on what no single run can show."""
+    """The machine changes its speed every ten minutes, and a window sees only one of the two speeds. If this test
+    fails, correct the section of docs/method.md on what no single run can show."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown

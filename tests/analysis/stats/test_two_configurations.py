@@ -74,8 +74,8 @@ def test_comparison_of_steps_combines_the_intervals_of_both_means() -> None:
 
 
 def test_six_steps_are_enough_for_an_interval_of_the_ratio() -> None:
-    """Six slowly increasing step times have no 95 % interval of their median, but the ratio of two means has an
-    interval."""
+    """One run per side has six step times each. These are too few for a 95 % interval of a median, but enough for an
+    interval of the ratio of the two means."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
     assert describe_window(tuple(other)).median is None
     told = ratio_of_steps(one, other)
@@ -142,7 +142,8 @@ def test_verdicts_of_four_comparisons() -> None:
 
 
 def test_equality_within_three_percent_agrees_with_two_one_sided_tests() -> None:
-    """The larger p-value of scipy's two one-sided Welch tests is a lower bound of our p-value."""
+    """scipy's two one-sided Welch tests give the larger of their p-values. Our p-value is at least as large, and at
+    most twice as large."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
@@ -162,7 +163,8 @@ def test_equality_within_three_percent_agrees_with_two_one_sided_tests() -> None
     ],
 )  # fmt: skip
 def test_verdict_of_a_simultaneous_interval(low: float, high: float, verdict: Verdict) -> None:
-    """Equal within 3 % means that the ratio of times lies between 1 / 1.03 = 0.9709 and 1.03."""
+    """The verdict "equal within 3 %" requires that the interval of the ratio of times lies between 1 / 1.03 = 0.9709
+    and 1.03."""
     assert judge_interval(Interval(low, high, "between repeats", 0.95, 6)) == verdict
 
 
@@ -173,7 +175,8 @@ def test_two_runs_per_side_have_no_verdict() -> None:
 
 
 def test_slow_steps_count_in_the_ratio_of_means() -> None:
-    """One step in five takes three times as long. The mean is 40 % higher, and the median is unchanged."""
+    """In one configuration, one step in five takes three times as long. Its mean is 40 % higher than without these
+    steps, and its median is unchanged."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
     told = compare(tails, steady)
@@ -196,8 +199,8 @@ def test_p_value_of_one_in_forty_is_no_difference_among_many_pairs() -> None:
 
 
 def test_pooled_scatter_of_many_pairs_increases_power() -> None:
-    """Three runs per side. One pair differs by 9 %, which its own corrected test does not detect. Ten more pairs have
-    the same scatter, so that the pooled test detects it."""
+    """One pair of three runs per side differs by 9 %. A corrected test of this pair alone does not detect the
+    difference. Ten other pairs have the same scatter, and the pooled estimate of the scatter makes it detectable."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert apart.p_value > 0.05 / 11

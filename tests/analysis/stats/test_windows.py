@@ -1,4 +1,5 @@
-"""Intervals of many windows computed at once equal the intervals of each window computed alone."""
+"""Intervals of many windows (the timed steps of runs) computed at once equal the intervals of each window computed
+alone."""
 
 import math
 import random
@@ -17,7 +18,8 @@ def window(seed: int, length: int) -> tuple[float, ...]:
 
 
 def alone(bounds: Callable[[np.ndarray], SeriesBounds], steps: tuple[float, ...]) -> Interval | None:
-    """Return the interval of the steps of one window, computed alone."""
+    """Return the interval of one window with the function `bounds`, computed alone. None if there are too few steps for
+    an interval."""
     if len(steps) < LEAST:
         return None
     low, high, _ = bounds(np.array(steps))
@@ -67,8 +69,8 @@ def test_window_has_changed_if_first_and_last_third_differ_by_more_than_the_scat
 
 
 def test_false_alarm_rate_of_changed_windows_is_at_most_two_percent() -> None:
-    """Sixty steps with an autocorrelation of 0.5 and a scatter of 5 %. By chance, first and last third differ by more
-    than 2 % in nearly half of the series."""
+    """Series of sixty steps have an autocorrelation of 0.5 and a scatter of 5 %, but no change. By chance, first and
+    last third differ by more than 2 % in nearly half of the series. At most 2 % of series may be called changed."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((1000, 60))
     for step in range(1, 60):

@@ -1,4 +1,5 @@
-"""Predicted and true times: the order of ZeRO stages, intervals, and NVIDIA's T5-3B predicted from its first row."""
+"""Predicted and measured step times: the order of ZeRO stages, prediction intervals, and NVIDIA's published T5-3B
+times, predicted from the row for one node."""
 
 import pytest
 
@@ -8,8 +9,8 @@ from analysis.validation.step_times import PredictedStep
 
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
-    """Return a step on two nodes. `measured` is the median and the ends of its interval, and `predicted` is the
-    predicted step time."""
+    """Return a measured and predicted step on two nodes. `measured` is the median and the two ends of its interval. The
+    predicted interval is 10 % below to 10 % above `predicted`."""
     return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
@@ -39,7 +40,8 @@ def test_only_stages_at_one_link_rate_and_node_count_are_compared() -> None:
 
 
 def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_node() -> None:
-    """By hand: one node has 20 micro-steps and an update in 9.98 s. Two nodes have 10 micro-steps and one update."""
+    """Calculation by hand: a step on one node has 20 micro-steps and an update, and took 9.98 s. A step on two nodes
+    has 10 such micro-steps and a longer update."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
@@ -48,10 +50,12 @@ def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_no
 
 
 def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
-    """By hand: each device has half of 2.78e9 parameters, and the ring crosses 79 of 80 links of 100 GB/s.
+    """Calculation by hand: each device has half of 2.78e9 parameters, because tensor parallelism is 2. 80 devices form
+    a ring. In a reduce-scatter or all-gather, each device sends 79/80 of these bytes over a link of 100 GB/s.
 
     Gradients are 4 bytes each in buckets of 200 MiB, which reach 54.5 % of the bandwidth. Weights are 2 bytes each in
-    buckets of 100 MiB, which reach 45.8 %. The norm and a small part of the optimizer are within the tolerance.
+    buckets of 100 MiB, which reach 45.8 %. The gradient norm and a small part of the optimizer are not in this
+    calculation; they are within the tolerance.
     """
     reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(

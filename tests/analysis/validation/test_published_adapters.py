@@ -1,4 +1,5 @@
-"""Published memory and times of adapters: numbers of trained parameters, and rows that no comparison omits."""
+"""Published memory and times of training with adapters, compared with predictions: the number of trained parameters is
+right, and no published row is omitted."""
 
 import pytest
 

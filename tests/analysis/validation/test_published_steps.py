@@ -1,4 +1,5 @@
-"""Published steps compared with predictions: held-out sources, classes of software, and specs built from overrides."""
+"""Published step times compared with predictions: held-out sources, classes of software, and specs built from
+overrides."""
 
 import functools
 
@@ -13,7 +14,7 @@ from bench.predict.workload import SOFTWARE, USUAL
 
 MEAN = read_descriptions()["published_steps_aside"]["mean"]
 WIDTH = 1.8
-"""Ratio of the high to the low end of the widest predicted interval, that of class `usual`."""
+"""Upper end divided by lower end of the widest predicted interval, that of the software class `usual`."""
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Published step times compared with predictions: the held-out traces, and the bounds of each comparison."""
+"""Published step times compared with predictions: which rows are held out, and the bounds on the errors of each
+comparison."""
 
 import functools
 
@@ -9,7 +10,8 @@ from analysis.validation.published_runs import PublishedStep, read_nemo_runs
 from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Ratio of the high to the low end of the predicted intervals, rounded up. The page prints 0.01 less."""
+"""Upper end of the predicted intervals divided by the lower end, rounded up. The page prints a value that is 0.01
+smaller."""
 
 
 @functools.cache

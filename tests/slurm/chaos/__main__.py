@@ -2,9 +2,9 @@
 
   make chaos CHAOS="--seeds 1-20"      as root, because it needs a testbed
 
-The program prints one line per fault, one line per broken rule, and a table of faults and outcomes.
-The exit code is 1 if a rule was broken. A seed determines the faults and their targets. The step of
-a point at which a fault happens depends on the machine.
+The program prints one line per fault, one line per broken rule, and a table of faults and outcomes. The exit code is 1
+if a rule was broken. A seed determines the faults and their targets. The step of a point at which a fault happens
+depends on the machine.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def parse_seeds(text: str) -> list[int]:
 
 @contextmanager
 def make_cluster() -> Iterator[tuple[Testbed, Path]]:
-    """Yield a testbed and a small disk.
+    """Yield a testbed (a small Slurm cluster on this machine) and a small disk for the results.
 
     The disk is mounted before the nodes start, because later mounts are not visible on the nodes.
     """
@@ -92,8 +92,8 @@ def make_cluster() -> Iterator[tuple[Testbed, Path]]:
 
 
 def format_table(table: Table) -> str:
-    """Return a Markdown table: for each kind of fault, the number of faults in each mode and the outcomes of the
-    attempts that they could affect."""
+    """Return a Markdown table with one row per kind of fault: the number of faults in each mode, and the outcomes of
+    the attempts that they could affect."""
     lines = [
         "",
         f"| fault | {' | '.join(MODES)} | outcomes of the attempts in its reach |",

@@ -1,5 +1,5 @@
-"""Faults that are injected into a sweep. Each fault happens once and is undone. The injecting function returns the
-affected attempts."""
+"""Faults that are injected into a sweep. `strike` injects one fault, undoes it, and returns the attempts that the fault
+could affect."""
 
 import contextlib
 import json
@@ -24,10 +24,10 @@ _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
-    """Result of an injected fault: its target, the open attempts that it could affect, and `in_time`.
+    """Result of an injected fault: its target, the attempts without a record that it could affect, and `in_time`.
 
-    `in_time` is True if the fault affected a running attempt. For a fault that pauses ranks, one of the ranks must have
-    been paused during its steps.
+    `in_time` is True if the fault affected a running attempt. For a fault that pauses ranks, at least one rank must
+    also have been paused during its steps.
     """
 
     target: str
@@ -36,7 +36,8 @@ class Strike(NamedTuple):
 
 
 def strike(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Wait for a target, inject a fault, and undo it. Return None if no target appears."""
+    """Wait for a target, inject a fault, and undo it. Return None if no target appears within a time limit. `disk`
+    holds the results."""
     if fault.kind in _ROLES:
         return _strike_process(sweep, fault)
     if fault.kind in _OF_A_NODE:
@@ -143,7 +144,8 @@ def _bring_back(bed: Testbed, node: str) -> None:
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
-    """Return a job and its nodes shortly after an attempt has started in the job; None if no job appears."""
+    """Return a job and its nodes, `fault.after_s` seconds after an attempt has started in a job. Return None if no job
+    appears."""
     if sweep.wait_for_target(sweep.running_jobs, fault.choice):
         time.sleep(fault.after_s)
     return sweep.wait_for_target(sweep.running_jobs, fault.choice)
@@ -191,7 +193,8 @@ def _wait_until_stopped(sweep: Sweep, job: str) -> bool:
 
 
 def _strike_sweep(sweep: Sweep, fault: PlannedFault, disk: Path) -> Strike | None:
-    """Inject a fault outside of the nodes: into the controller, the disk, or a command of zeroscale."""
+    """Inject a fault into something other than nodes, jobs or ranks: the Slurm controller, the disk, or a `zeroscale`
+    command."""
     if fault.kind == "kill the sweep command" and not sweep.local:
         time.sleep(fault.after_s)
         began = sweep.command.poll() is None

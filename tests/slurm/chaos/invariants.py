@@ -1,5 +1,5 @@
-"""Rules that must be true after any fault. The outcome matches the fault, each point has one final result, and nothing
-is left over."""
+"""Rules that must be true after any fault. The outcome of an affected attempt matches the fault, each point has at most
+one final result, and no job, process or temporary file is left over."""
 
 import re
 import time
@@ -42,11 +42,11 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill the sweep command": {"ok": "", "error": "supervisor", "cancelled": ""},
     "interrupt the sweep command": {"cancelled": ""},
 }
-"""For each kind of fault: the expected outcomes of an attempt that was making steps, and a text that the reason must
-contain."""
+"""For each kind of fault: the expected outcomes of an attempt that was making steps. Each outcome has a regular
+expression that the recorded reason must match."""
 _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
-"""Further accepted outcomes. An attempt that was already complete at the fault is `ok`. A second process that works on
-the same attempt ends immediately."""
+"""Outcomes that are accepted after every fault. An attempt that was already complete at the fault is `ok`. If two
+processes work on the same attempt, the second ends immediately as `cancelled`."""
 
 
 _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
@@ -58,14 +58,15 @@ _PAUSES = ("stop rank briefly", "suspend")
 
 
 def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
-    """Return True if the outcome of an attempt matches the fault that affected the attempt."""
+    """Return True if the recorded outcome and reason of an attempt match the kind of fault that affected the
+    attempt."""
     fits: dict[OutcomeKind, str] = {**_RACES, **EXPECTED[kind]}
     return outcome in fits and bool(re.search(fits[outcome], reason))
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Return True if a fault came in time. It came too late if every attempt that it could affect was still measured
-    completely."""
+    """Return True if a fault came in time. A fault that should end attempts came too late if every attempt that it
+    could affect ended `ok`."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
@@ -73,7 +74,8 @@ def has_struck(kind: str, made: Strike) -> bool:
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
-    """Yield a description of each attempt whose outcome does not match the fault."""
+    """Yield a description of each affected attempt that has no record, or whose recorded outcome does not match the
+    fault."""
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         if not path.exists():
@@ -87,9 +89,9 @@ def list_untrue(kind: str, made: Strike) -> Iterator[str]:
 
 
 def _find_pause_s(path: Path) -> float:
-    """Return the seconds for which a run was paused.
+    """Return the seconds for which a run was paused; zero if none are recorded within a time limit.
 
-    The function waits for this value, because the supervisor adds it to the record only after all ranks have ended.
+    The function waits, because the supervisor adds this value to the record only after all ranks have ended.
     """
     until = time.monotonic() + _END_S
     while not (paused_s := store.read_record(path).outcome.paused_s) and time.monotonic() < until:

@@ -1,5 +1,5 @@
-"""Processes of one round, on any node. They are found by an inherited environment variable, and classified by their
-command lines."""
+"""Processes of one round of faults, on any node of the testbed. They are found by an inherited environment variable,
+and classified by their command lines."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ class Process(NamedTuple):
 
 
 def list_processes(mark: str) -> list[Process]:
-    """Return the running processes whose environment variable ZEROSCALE_CHAOS has this value."""
+    """Return the running processes whose environment variable ZEROSCALE_CHAOS has the value `mark`, on this machine and
+    all nodes."""
     nodes = {path.stat().st_ino: path.name for path in _NAMESPACES.glob("*")}
     return [found for entry in Path("/proc").glob("[0-9]*") if (found := _read(entry, mark, nodes))]
 
@@ -67,12 +68,13 @@ def _find_parent(entry: Path) -> Path:
 
 
 def _is_forked(entry: Path) -> bool:
-    """Return True if a process with a fork server's command line is a rank. Only ranks have an open heartbeat file."""
+    """Return True if a process is a rank that was forked from a fork server and has kept its command line. Only ranks
+    have an open heartbeat file. `entry` is the process's folder in /proc."""
     return any("zeroscale-pulse" in str(link.readlink()) for link in (entry / "fd").iterdir())
 
 
 def is_stepping(process: Process) -> bool:
-    """Return True if a rank is making steps. This is read from the heartbeat, which is shared memory."""
+    """Return True if a rank is making steps. This is read from the rank's heartbeat, which is shared memory."""
     return any(step >= 0 for step in _read_steps(process.pid))
 
 

@@ -17,12 +17,13 @@ from chaos.sweep import Sweep
 _END_S = 60.0  # Slurm takes long to end a job on a lost node
 _TRIES = 4  # maximum number of tries to inject a fault before the attempt has ended
 Table = Counter[tuple[str, str, str]]
-"""Counters with two kinds of keys. (kind of fault, mode, "") counts faults, and (kind of fault, "", outcome) counts
-ended attempts."""
+"""Counters with two kinds of keys. (kind of fault, mode, "") counts injected faults. (kind of fault, "", outcome)
+counts the outcomes of the attempts that these faults could affect."""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
-    """Run a round, add its outcomes to `table`, and return descriptions of the broken rules."""
+    """Run a planned round, count its faults and outcomes in `table`, and return descriptions of the broken rules.
+    Results are written to `disk`."""
     print(planned.format_line(), flush=True)
     began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
     broken: list[str] = []
@@ -43,8 +44,8 @@ def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[st
 
 
 def _make(sweep: Sweep, fault: PlannedFault, disk: Path, table: Table) -> list[str]:
-    """Inject a fault, repeatedly if it comes too late. Add it to `table`, and return descriptions of unexpected
-    outcomes."""
+    """Inject a fault, and try again if it came too late. Count the fault and its outcomes in `table`, and return
+    descriptions of unexpected outcomes."""
     for _ in range(_TRIES):
         began = time.monotonic()
         if not (made := strike(sweep, fault, disk)):
@@ -73,7 +74,7 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Wait a limited time until all processes and jobs have ended after their last record."""
+    """Wait until all processes and jobs of the sweep have ended after their last record, up to a time limit."""
     until = time.monotonic() + _END_S
     while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
         time.sleep(0.5)

@@ -1,6 +1,6 @@
-"""Planned sweep and faults of each seed.
+"""Plan of a round for each seed: a sweep and the faults that are injected into it.
 
-The same seed gives the same round on every machine. The step at which a fault happens depends on the machine and is not
+The same seed gives the same plan on every machine. The step at which a fault happens depends on the machine and is not
 determined by the seed. Kinds of faults are dealt like cards from a shuffled deck. So consecutive seeds contain every
 kind about equally often.
 """
@@ -37,7 +37,7 @@ class PlannedFault(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Planned sweep with its faults."""
+    """Plan of one round: a sweep with its faults."""
 
     seed: int
     mode: str
@@ -51,7 +51,8 @@ class Round(NamedTuple):
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
-    """Return the round of a seed. The modes take turns, so that consecutive seeds contain all of them."""
+    """Return the planned round of a seed. Consecutive seeds take the modes (such as `packed` or `local`) in turn, so
+    that every mode is tested."""
     mode, chance = modes[seed % len(modes)], random.Random(seed)
     kinds = _deal(mode, seed // len(modes) * FAULTS)
     nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
@@ -61,7 +62,8 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of faults of one round. A fault of the submitting command can only be the first."""
+    """Return the kinds of faults of one round. `first` is the position of its first fault in the repeatedly shuffled
+    deck of its mode. On Slurm, a fault of the submitting command is moved to the front."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

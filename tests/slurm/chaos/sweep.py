@@ -1,4 +1,5 @@
-"""Sweep of a round. It is resumed after every fault, and offers targets for faults."""
+"""Sweep of one round of random faults. It is resumed after every fault. It also lists the attempts, jobs and processes
+that a fault can hit."""
 
 import contextlib
 import json
@@ -20,22 +21,22 @@ from chaos.schedule import POINTS, Round
 PATIENCE_S = 900.0  # limit for the end of a round, and for the record of an attempt, on a busy machine
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
-"""Overrides of each point. A node that is silent for 10 s (see QUICK) is regarded as lost. With these limits, that
-happens before its ranks count as hanging."""
+"""Overrides of each point. A node that is silent for 10 s (see QUICK) is regarded as lost. With these larger limits,
+that happens before its ranks count as hanging."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
 
 
 class OpenAttempt(NamedTuple):
-    """Attempt that has no record yet."""
+    """Attempt (one try at a point) that has no record yet."""
 
     folder: Path
     job: str  # Slurm's job id; empty for a local run
 
 
 class Sweep(Study):
-    """Sweep of one round, on a testbed or on this machine."""
+    """Sweep of one round, on a Slurm testbed, or on this machine in mode `local`."""
 
     def __init__(self, bed: Testbed, results: Path, planned: Round) -> None:
         super().__init__(bed, results)
@@ -53,7 +54,7 @@ class Sweep(Study):
         return self.planned.mode == "local"
 
     def begin(self) -> "subprocess.Popen[str]":
-        """Start the `sweep` command, which submits the points."""
+        """Start the `zeroscale sweep` command that submits the points, and return its process."""
         words = [word for word in QUICK if not (self.local and word.startswith(_OF_A_JOB))]
         stalls = (
             f"launcher.environment={{LD_PRELOAD: {self.library}, STALL_FILE: {self.stall}, STALL_PATH: {self.folder}}}"
@@ -73,22 +74,24 @@ class Sweep(Study):
         return command
 
     def list_tracebacks(self) -> Iterator[str]:
-        """Yield an error for each command that ended with a traceback and not with a one-line message."""
+        """Yield an error for each command that ended with a traceback instead of a one-line message."""
         for command in self._commands:
             _, errors = command.communicate(timeout=30)
             if "Traceback" in errors:
                 yield f"a command ended with a traceback: {errors.strip().splitlines()[-1]}"
 
     def read_status(self) -> dict[str, Any]:
-        """Return the output of `zeroscale status`; without points and jobs if the study does not exist yet."""
+        """Return the JSON output of `zeroscale status`. Its lists of points and jobs are empty if the command fails,
+        for example because the study does not exist yet."""
         with contextlib.suppress(json.JSONDecodeError, SystemExit, OSError):
             return self.status()
         return {"points": [], "jobs": []}
 
     def keep_going(self, *, more: bool = False) -> bool:
-        """Resume the sweep if no process is working on it. Return True if every point is answered or given up.
+        """Resume the sweep if no command and no job is working on it. Return True if every point is finished: it has a
+        final result (`answered`) or has used up its attempts (`given up`).
 
-        If `more` is true, points are then added to the sweep.
+        If all points are finished and `more` is true, further points are added to the sweep.
         """
         if self.command.poll() is None:
             return False
@@ -111,7 +114,7 @@ class Sweep(Study):
         return [found for found in list_processes(self.mark) if found.role == role]
 
     def open_attempts(self, jobs: Sequence[str] | None = None) -> list[OpenAttempt]:
-        """Return the attempts that have no record yet, for these job ids or for all jobs."""
+        """Return the attempts that have no record yet: those of these Slurm jobs, or of all jobs if `jobs` is None."""
         found = []
         for folder in sorted(self.attempts()):
             with contextlib.suppress(OSError, ValueError):  # the attempt was just claimed and has no such file yet
@@ -128,9 +131,10 @@ class Sweep(Study):
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait until `find` returns targets, and select one of them. Return None if no target appears.
+        """Wait until `find` returns targets, and return the one with index `choice` modulo their number. Return None if
+        no target appears within a time limit.
 
-        Points are added to the sweep when all points are answered.
+        Points are added to the sweep when all points are finished, so that new targets appear.
         """
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
@@ -143,7 +147,7 @@ class Sweep(Study):
     def settle(self, attempts: Sequence[OpenAttempt], limit_s: float = PATIENCE_S) -> None:
         """Wait until each of these attempts has a record, but at most for `limit_s` seconds.
 
-        If an attempt left no record, `zeroscale status` or the next job writes it.
+        A killed attempt may leave no record. Then `zeroscale status` or the next job of the sweep writes it.
         """
         until = time.monotonic() + limit_s
         while any(not (attempt.folder / store.RECORD).exists() for attempt in attempts):
@@ -153,7 +157,8 @@ class Sweep(Study):
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
-        """Resume the sweep until every point is answered or given up. Return False if that takes too long."""
+        """Resume the sweep until every point has a final result or has used up its attempts. Return False if this
+        exceeds a time limit."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.keep_going():
