@@ -16,6 +16,7 @@ micro-batches.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.core import plugins
@@ -98,6 +99,21 @@ def check_vocabulary(tokenizer: str, known: int, spec: RunSpec) -> None:
     if (model := vocabulary(spec)) < known:
         rule = f"tokenizer {tokenizer} has {known} tokens"
         raise UserError(f"model.shape.vocab={model}", rule, "give the model a larger vocabulary")
+
+
+def check_own_tokenizer(spec: RunSpec) -> None:
+    """Raise UserError if the run would train on bytes although its checkpoint, a local folder, has a tokenizer.
+
+    The pretrained weights know the ids of their own tokenizer, so a training on bytes would be worthless. A tokenizer
+    of ByT5 is accepted, because its ids are those of bytes.
+    """
+    folder = Path(spec.model.checkpoint or "nothing")
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and '"ByT5Tokenizer' in settings.read_text(errors="replace"):
+        return
+    if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model", "tokenizer.model", "vocab.json")):
+        rule = f"the checkpoint {folder} has a tokenizer of its own"
+        raise UserError("data.tokenizer=byt5", rule, f"set data.tokenizer={folder}")
 
 
 def vocabulary(spec: RunSpec) -> int:

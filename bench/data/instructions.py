@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from bench import objectives
 from bench.core.errors import UserError
 from bench.core.spec import RunSpec
-from bench.data import MicroBatch, Prompts, Row, check_vocabulary
+from bench.data import MicroBatch, Prompts, Row, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import BYT5, Corpus, Tokenizer
 from bench.data.pipeline.json_lines import Fields, generate_lines, list_segments, read_lines
@@ -51,6 +51,7 @@ def check(options: Options, spec: RunSpec) -> None:
         raise UserError(f"data.messages={options.messages}", rule, "give data.files too")
     corpus.find_files(options.files)
     if options.tokenizer == BYT5:  # other tokenizers have to be loaded before their vocabulary is known
+        check_own_tokenizer(spec)
         check_vocabulary(BYT5, corpus.BYT5_VOCABULARY, spec)
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from bench import objectives
 from bench.core.errors import UserError
 from bench.core.spec import Frozen, RunSpec
-from bench.data import MicroBatch, check_vocabulary
+from bench.data import MicroBatch, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import Corpus, Tokenizer
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
@@ -69,6 +69,7 @@ def check(options: Options, spec: RunSpec) -> None:
         corpus.list_files(options)
     _compute_raw_length(options, spec)
     if options.tokenizer == corpus.BYT5:  # other tokenizers have to be loaded before their vocabulary is known
+        check_own_tokenizer(spec)
         _check_tokenizer(options, spec, corpus.BYT5_VOCABULARY, corpus.BYT5_SENTINELS)
 
 

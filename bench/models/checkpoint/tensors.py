@@ -228,10 +228,14 @@ def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: 
 
 def build_config(spec: RunSpec) -> dict[str, Any]:
     """Return the content of the config.json of a model. If the run began with a checkpoint, its config.json is the
-    basis, because it also has the ids of special tokens. Raise UserError if transformers has no such model."""
+    basis, because it also has the ids of special tokens. Otherwise ids of special tokens that are outside the model's
+    vocabulary are removed. Raise UserError if transformers has no such model."""
     family = models.load_stored_builder(spec.model.family)
     checkpoint = spec.model.checkpoint
     config = family.transformers_config(spec).to_dict() if checkpoint is None else read_config(checkpoint)
+    if checkpoint is None:  # transformers' defaults are ids of the published vocabulary, such as 50256 for GPT-2
+        ids = [key for key in config if key.endswith("_token_id") and isinstance(config[key], int)]
+        config |= {key: None for key in ids if config[key] >= config["vocab_size"]}
     kept = {key: value for key, value in config.items() if key != "torch_dtype"}  # older name of dtype
     return kept | {"dtype": str(torch_dtype(spec.precision)).removeprefix("torch.")}
 

@@ -312,6 +312,29 @@ def test_epochs_have_every_sample_once_in_different_orders_and_resume_at_any_ste
     ] == texts[each - 2 : each + 3]
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer.json": "{}"}, r"data.tokenizer=byt5: the checkpoint \S+ has a tokenizer of its own; set data"),
+        ({"spiece.model": ""}, r"data.tokenizer=byt5: the checkpoint \S+ has a tokenizer of its own; set data"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": '{"tokenizer_class": "ByT5Tokenizer"}'}, None),
+        ({}, None),
+    ],
+)
+def test_bytes_are_refused_for_a_checkpoint_with_a_tokenizer(
+    make: MakeSpec, tmp_path: Path, files: dict[str, str], expected: str | None
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    spec = make(model={"name": "mine", "family": "gpt", "shape": GPT, "checkpoint": str(tmp_path)})
+    options = Options(files=tuple(spec.data.options["files"]))
+    if expected is None:
+        instructions.check(options, spec)
+    else:
+        with pytest.raises(UserError, match=expected):
+            instructions.check(options, spec)
+
+
 def test_held_out_samples_are_excluded_from_training_and_independent_of_the_seed(make: MakeSpec) -> None:
     learning = {"tokens": 4096, "held_out": 0.2, "evaluation_samples": 8, "quality": ["exact_match"]}
     specs = [make([*PAIRS, *PAIRS], seed=seed, learning=learning, devices_per_node=2) for seed in (0, 1)]

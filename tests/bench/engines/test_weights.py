@@ -152,6 +152,14 @@ def test_written_config_gives_the_same_shape_when_read(model: str) -> None:
     assert config["dtype"] == "bfloat16"
 
 
+def test_written_config_has_no_special_tokens_outside_the_vocabulary() -> None:
+    words = ["model=gpt2_tiny", "devices_per_node=1", "machine=cpu"]
+    config = build_config(compose.compose_request(compose.parse_single(words)).spec)
+    known = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
+    assert all(value < config["vocab_size"] for value in known.values()), known
+    assert config["eos_token_id"] is None, "GPT2Config's own end token is 50256"
+
+
 def test_saving_a_model_that_transformers_lacks_is_refused() -> None:
     """transformers has no config for a GPT-2 with Llama's norms, so a run that must save such a model is refused before
     its first step."""
