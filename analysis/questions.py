@@ -111,6 +111,8 @@ def describe_series(row: Row) -> str:
         parts.append(f"× {row['accumulation']} accumulated")
     if row["activation_checkpointing"]:
         parts.append("checkpointed")
+    if (adapter := row.get("adapter", "none")) != "none":
+        parts.append(f"+ {adapter.split()[0]}")  # such as lora, without its rank
     if apart := ", ".join(filter(None, (row["variant"], row.get("protocol")))):
         parts.append(f"({apart})")
     return " ".join(parts)

@@ -31,7 +31,7 @@ _LONG = 20
 _LABELS = {
     "study": "Study", "model": "Model", "engine": "Engine", "nodes": "Nodes", "devices_per_node": "Devices per node",
     "micro": "Micro-batch", "activation_checkpointing": "Activation checkpointing",
-    "precision": "Precision", "machine": "Machine", "outcome": "Outcome",
+    "precision": "Precision", "adapter": "Adapter", "machine": "Machine", "outcome": "Outcome",
 }  # fmt: skip
 TAIL_LINES = 60
 """Last lines of a log that the page shows."""
@@ -128,7 +128,7 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
     """Return a filter for each column that has several values in these rows of the run table."""
     known, facets = list(rows), []
     for name, label in _LABELS.items():
-        values = tuple(sorted({row[name] for row in known if row[name] is not None}))
+        values = tuple(sorted({row[name] for row in known if row.get(name) is not None}))
         facets.append(Facet(name, label, values, tuple(format_cell(list_all_columns()[name], one) for one in values)))
     return tuple(facet for facet in facets if len(facet.values) > 1)
 

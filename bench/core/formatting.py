@@ -51,7 +51,8 @@ def describe_quiet_remedy(repeats: int) -> str:
     """Return a remedy for measurements on a busy machine: more repeats on a quiet machine. There are `repeats` repeats
     already. The added repeats are enough for a comparison by themselves."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
-    return f"to add quiet ones, sweep again with --repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
+    added = f"--repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
+    return f"to add quiet ones, repeat the sweep command that made them with {added}"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:

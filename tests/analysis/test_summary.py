@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from records import MIB, failed, memory, run, run_table, scattered, spec, steps
 
-from analysis.questions import group_by_question, name_question
+from analysis.questions import describe_series, group_by_question, name_question
 from analysis.stats.intervals import describe_window, rate_interval
 from analysis.summary import COLUMNS, summarise
 from analysis.table import list_rows
@@ -174,6 +174,8 @@ def test_runs_with_different_adapters_are_separate_questions() -> None:
         "tiny · 2 ranks · none", "tiny · 2 ranks · lora rank=8 targets=[q, v]",
         "tiny · 2 ranks · lora rank=4 targets=[q, v]", "tiny · 2 ranks · frozen=^encoder",
     ]  # fmt: skip
+    names = [describe_series(row) for row in list_rows(summarise(table))]
+    assert names == ["zero2", "zero2 + lora", "zero2 + lora", "zero2 + frozen=^encoder"]
     assert "adapter" not in summarise(run_table([run()])), "tables without adapters have no additional column"
 
 
