@@ -76,7 +76,7 @@ ODD = (0, -1, math.nan, math.inf, "much", [1, 2], {"bf16": 1}, 1e-300, 1e300, Tr
 
 
 class Question(NamedTuple):
-    """A command line of `predict` or `advise`, and the folder of its machine files."""
+    """A command line of `predict` or `advise` for a test, with the folder that contains its machine files."""
 
     verb: str
     overrides: tuple[str, ...]
@@ -129,7 +129,8 @@ def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
 
 
 def _draw_calibration(dice: Random, peaks: dict[str, float]) -> dict[str, Any]:
-    """Return a calibration with a few random shapes and payloads. No rate is above the peak."""
+    """Return the calibration section of a machine file, with a few random shapes of matrix products and payloads of
+    collectives. No measured rate exceeds the peak of its precision. Some entries are missing."""
 
     def draw_sizes(count: int) -> list[int]:
         return [2 ** dice.randint(0, 15) for _ in range(count)]
@@ -217,8 +218,8 @@ def _draw_advised(dice: Random, models: Sequence[str]) -> Iterator[str]:
 
 
 def find_faults(question: Question) -> tuple[str, list[Fault]]:
-    """Run a command. Return "answered" if it had a result or "refused" if it raised an error, and the faults of the
-    result or of the error."""
+    """Run a command. Return "answered" if it had a result, or "refused" if it raised an error. Also return a list of
+    faults: inconsistencies in the result, or an error that is not a UserError of one line."""
     verb, overrides, config_dir = question
     try:
         if verb == "advise":
@@ -236,10 +237,10 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
 
 
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:
-    """Yield a text for each inconsistent value in one prediction.
+    """Yield a description of each inconsistency in one prediction.
 
-    It looks for negative terms, NaN, intervals whose ends are in the wrong order, and less memory or time with twice
-    the micro-batch.
+    Inconsistencies are negative terms, NaN, and intervals whose low end is above their high end. Memory or time that is
+    smaller with twice the micro-batch is another.
     """
     spec, machine = found.point.composed.spec, found.point.composed.machine
     if found.memory:
