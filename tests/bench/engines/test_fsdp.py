@@ -65,7 +65,7 @@ def _without_packed_weights() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job."""
+    """Observations of four real ranks, one dict per rank. The keys of a dict are labels of jobs."""
     return start_ranks("engine_ranks.py", JOBS | HELD, RANKS, tmp_path_factory.mktemp("four"))
 
 

@@ -74,13 +74,13 @@ Seen = dict[str, Ranks]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job."""
+    """Observations of a training by label of the job, such as losses and weights, as a list with one dict per rank."""
     return run_jobs(JOBS, tmp_path_factory.mktemp("ranks"))
 
 
 @functools.cache
 def alone(label: str) -> dict[str, Any]:
-    """Return the observations of the same training in one process."""
+    """Train the job with this label in one process, as the reference for its ranks, and return its observations."""
     return train_alone(JOBS[label])
 
 

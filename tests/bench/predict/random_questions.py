@@ -1,4 +1,5 @@
-"""Random command lines of `predict` and `advise` with random machine files, and a check of their results.
+"""Helper for tests: it draws random command lines of `predict` and `advise` with random machine files, and checks their
+results.
 
 A command line may have any input of a user: engines with their options, layouts, models, batches, lengths and
 precisions. A machine file may lack numbers, have impossible numbers, or be calibrated. Each command must give a
@@ -94,7 +95,8 @@ class Fault(NamedTuple):
 
 
 def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
-    """Yield `count` random command lines, drawn with this seed. Their machine files are written into `folder`."""
+    """Yield `count` random command lines, which depend only on `seed`. Their machine files are written into
+    `folder`."""
     dice = Random(seed)
     models = sorted(path.stem for path in (find_conf_folder() / "model").glob("*.yaml") if path.stem != "hugging_face")
     machines = sorted(path.stem for path in (find_conf_folder() / "machine").glob("*.yaml") if path.stem != "auto")
@@ -111,7 +113,7 @@ def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
 
 
 def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
-    """Return a machine file in which some numbers are missing, and sometimes one number is impossible."""
+    """Return the content of a random machine file. Some numbers are missing, and sometimes one number is impossible."""
     drawn: dict[str, Any] = {"name": name, "device": dice.choice(["cuda", "cuda", "cpu"])}
     for field, (low, high) in MACHINE_NUMBERS.items():
         if dice.random() < 0.85:

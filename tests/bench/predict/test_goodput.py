@@ -55,7 +55,8 @@ def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int
     clock_s, next_failure_s = 0.0, draw.exponential(reliability.mtbf_s)
 
     def advance(length_s: float) -> bool:
-        """Advance the clock by `length_s`, or to an earlier failure. Return True if no failure occurred."""
+        """Advance the clock by `length_s`, or only to the next failure if it comes earlier. Return True if no failure
+        occurred."""
         nonlocal clock_s, next_failure_s
         if clock_s + length_s <= next_failure_s:
             clock_s += length_s

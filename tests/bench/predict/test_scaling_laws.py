@@ -1,4 +1,5 @@
-"""Scaling laws compared with the tables of their papers, and with calculations by hand."""
+"""Tests of scaling laws (loss by model size and data), compared with the tables of their papers and with hand
+calculations."""
 
 import math
 
