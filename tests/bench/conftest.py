@@ -13,7 +13,8 @@ from bench.cli import main
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Function that installs a package with one module as an entry point. The package is removed after the test."""
+    """Function that installs a plug-in package of one module for the duration of a test. Its arguments are the group of
+    the entry point, the entry point (`name = module`), and the module's source text."""
     monkeypatch.syspath_prepend(tmp_path)
     with installing(tmp_path) as install:
         yield install
@@ -23,7 +24,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture
 def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Function that starts `zeroscale run`. Processes that still run after the test are killed."""
+    """Function that starts `zeroscale run` with the given overrides in a separate process. Processes that still run
+    after the test are killed."""
     commands: list[Command] = []
 
     def start(*overrides: str, results: Path = tmp_path / "runs", **options: Any) -> Command:
@@ -41,8 +43,8 @@ def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 def run_advise(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """Function that runs `zeroscale advise` without recorded runs. It returns the output or, if `fails`, the error,
-    which is one line."""
+    """Function that runs `zeroscale advise` in an empty folder, so without recorded runs. It returns the printed
+    output. With `fails=True`, the command must be refused, and the function returns its error message of one line."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, fails: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Observations of a run that ended `ok`, made by hand instead of measured."""
+"""Observations of a successful run (outcome `ok`), written by hand instead of measured."""
 
 from bench.core.record import Observations, Steps
 

@@ -1,4 +1,4 @@
-"""Plug-in packages that are installed next to zeroscale for the duration of a test."""
+"""Helper for tests of plug-in packages. A package is installed next to zeroscale for the duration of a test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,8 @@ entry point (`name = module`), and the module's source text."""
 
 @contextmanager
 def installing(folder: Path) -> Iterator[Install]:
-    """Yield a function that installs packages into `folder`, which must be on Python's path."""
+    """Yield a function that installs plug-in packages into `folder`, which must be on Python's path. At the end, their
+    modules are removed from `sys.modules`."""
     modules: list[str] = []
 
     def install(group: str, entry: str, text: str) -> None:
@@ -32,6 +33,7 @@ def installing(folder: Path) -> Iterator[Install]:
 
 
 def forget() -> None:
-    """Clear the caches of plug-ins, so that installed packages are searched again."""
+    """Clear the caches of plug-ins, so that the next search also finds new packages and no longer finds removed
+    ones."""
     plugins._list_installed.cache_clear()
     plugins._import_complete.cache_clear()

@@ -1,4 +1,4 @@
-"""Plug-in files that the pages of docs/extend show as code blocks."""
+"""Reader for the plug-in files that the pages of docs/extend show as code blocks."""
 
 import re
 from pathlib import Path
@@ -15,8 +15,8 @@ def files(kind: str) -> dict[str, str]:
 
 
 def write(root: Path, *kinds: str) -> None:
-    """Write the files from the pages of these plug-in kinds into the folder `root`, which may contain a copy of the
-    project."""
+    """Write the plug-in files of the pages for these kinds (such as `engine`) into the folder `root`, which may contain
+    a copy of the project."""
     for kind in kinds:
         for name, text in files(kind).items():
             path = root / name

@@ -1,5 +1,5 @@
-"""Measurement of the tensors that autograd saves in a forward pass. Tests compare it with the predicted activation
-memory."""
+"""Helper that measures the tensors which autograd saves in a forward pass. Tests compare their bytes with the predicted
+activation memory."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ import torch
 
 
 def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
-    """Return the bytes that autograd saves for the backward pass of `loss()`. Each storage counts once, and
-    parameters are excluded."""
+    """Run a forward pass with `loss()`, and return the bytes that autograd saves for its backward. A storage that
+    several tensors share counts once. The parameters of `module` do not count."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -1,4 +1,5 @@
-"""Search on a grid of simulated runs. Each proposed trial gets its result at once, without a run."""
+"""Helper for tests of searches. A search on a grid of points gets the result of each proposed trial at once from a
+function, without a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def predict_nothing(values: Mapping[str, Any]) -> None:
 
 
 def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | None] = predict_nothing) -> CandidatePool:
-    """Return the candidates of a space over engine, micro-batch and nodes, with predicted step times in seconds."""
+    """Return the candidates of a search. `predict` gives the predicted step time of a point in seconds, or None."""
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
         name, seconds, nodes = format_key(values), predict(values), values.get("nodes", 1)
@@ -57,7 +58,8 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
 
 
 def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
-    """Return the result of a trial, simulated by `run`. The interval of its step time is ± `width` × step time."""
+    """Return the result of a trial, with a step time or a failure from `run`. The uncertainty of the step time is ±
+    `width`, as a share of the step time."""
     ended, spec = run(trial.values), trial.point.spec
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)
@@ -69,8 +71,8 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
 def search(
     asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
 ) -> list[TrialResult]:
-    """Continue a search after the trials in `results`, to its end or until there are `most` trials. Return the results
-    of all trials."""
+    """Continue the search `asked` after the trials in `results`, until it ends or there are `most` trials. Return the
+    results of all trials."""
     done = list(results)
     while len(done) < most and (proposal := asked.propose(done)):
         done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))

@@ -1,4 +1,5 @@
-"""Simulation of one step of a pipeline schedule. Tests compare its times with predictions and with real ranks."""
+"""Helper that simulates one step of a pipeline schedule. Tests compare its times with predictions and with measurements
+on real ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class SimulatedStep:
 
     @property
     def idle_s(self) -> tuple[float, ...]:
-        """Seconds of each rank in which it runs no pass, from 0 s to the end of the last pass of any rank."""
+        """For each rank, the seconds in which it runs no pass, between the start of the step and the end of the last
+        pass of any rank."""
         return tuple(self.total_s - busy_s for busy_s in self.busy_s)
 
 
@@ -33,10 +35,10 @@ def simulate_schedule(
     backward_s: Sequence[float],
     hop_s: float = 0.0,
 ) -> SimulatedStep:
-    """Return the times of one step of a pipeline schedule.
+    """Simulate one step of a pipeline schedule and return its times.
 
-    `forward_s` and `backward_s` are the seconds of each stage for one micro-batch. `hop_s` are the seconds of a
-    transfer between two ranks, which overlaps with computing. Raise ValueError if the schedule deadlocks.
+    `forward_s` and `backward_s` are the seconds of each stage for one micro-batch. A transfer between two ranks takes
+    `hop_s` seconds and overlaps with computing. Raise ValueError if the schedule deadlocks.
     """
     passes = link_passes(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, lambda source, target: hop_s)
@@ -48,8 +50,8 @@ def simulate_schedule(
 
 
 def count_passes_in_flight(order: Order) -> int:
-    """Return the largest number of forward passes that have run on a rank while their backward pass has not. `order`
-    has the passes of that rank in order."""
+    """Return the largest number of micro-batches whose forward pass has run on a rank while their backward pass has
+    not. `order` has the actions of that rank in order."""
     now = most = 0
     for action in order:
         now += (action.kind == "forward") - (action.kind == "backward")

@@ -1,4 +1,4 @@
-"""`zeroscale run` in a separate process, as a user starts it."""
+"""Helpers for tests that start `zeroscale run` in a separate process, as a user does."""
 
 import json
 import os
@@ -43,13 +43,14 @@ PATIENCE_S, so that a test that fails does not take minutes."""
 
 
 class Command:
-    """A process of `zeroscale run`, started as a user does."""
+    """A started process of `zeroscale run`."""
 
     def __init__(
         self, results: Path, overrides: Sequence[str], env: Mapping[str, str] = os.environ, **options: Any
     ) -> None:
-        """Start the command. By default each rank has a single thread. Several threads would busy-wait for each other,
-        and with background load a run would take minutes."""
+        """Start the command with results in the folder `results`. `options` are further arguments of Popen. By default
+        each rank has a single thread. Several threads would busy-wait for each other, and with background load a run
+        would take minutes."""
         words = [sys.executable, "-m", "bench.cli", "run", *overrides, "--results", str(results)]
         options["env"] = {"OMP_NUM_THREADS": "1", **env}
         self.results = results
@@ -58,7 +59,8 @@ class Command:
         )
 
     def heartbeat(self, ready: Callable[[dict[str, Any]], bool], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Wait until `ready` returns True for the content of the run's `heartbeat.json`, and return this content."""
+        """Wait until `ready` returns True for the content of the run's `heartbeat.json`, and return this content. Fail
+        if the run ends earlier."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for path in self.results.rglob(store.HEARTBEAT):
@@ -74,7 +76,7 @@ class Command:
         return self.heartbeat(lambda beat: bool(beat["ranks"]) and all(rank["step"] >= 0 for rank in beat["ranks"]))
 
     def record(self, timeout_s: float = PATIENCE_S) -> RunRecord:
-        """Wait for the run's end and return its record, which must be the only record."""
+        """Wait for the end of the run and return its record. The results folder must contain exactly one record."""
         self.output, self.errors = self.process.communicate(timeout=timeout_s)
         found = list(store.find_records([self.results]))
         assert len(found) == 1, (found, self.output, self.errors)
@@ -85,13 +87,13 @@ class Command:
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Return the process ids of `pids` whose process is still running."""
+    """Return those of the process ids `pids` whose process still runs."""
     return [pid for pid in pids if _runs(pid)]
 
 
 def survivors(pids: Sequence[int]) -> list[int]:
-    """Wait up to SOON_S for the end of all processes `pids`, and return the ids of processes that still run. Waiting is
-    needed, because a killed process ends only when the kernel schedules it."""
+    """Wait up to SOON_S seconds for all processes `pids` to end, and return the ids of processes that still run. The
+    wait is needed because a killed process ends only when the kernel schedules it."""
     until = time.monotonic() + SOON_S
     while alive(pids) and time.monotonic() < until:
         time.sleep(0.1)

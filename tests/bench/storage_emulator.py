@@ -1,4 +1,4 @@
-"""Bucket of Google Cloud Storage on this machine, for tests with the real client gcsfs."""
+"""Emulated bucket of Google Cloud Storage on this machine, for tests with the real client gcsfs."""
 
 import contextlib
 import functools
@@ -13,11 +13,12 @@ BUCKET = "bucket"
 
 
 class StorageEmulator:
-    """Server on the loopback interface, with an empty bucket. The variable STORAGE_EMULATOR_HOST must be set to `url`.
+    """Server on the loopback interface with an empty bucket. Clients find it if the environment variable
+    STORAGE_EMULATOR_HOST is set to `url`.
 
     An upload with the condition ifGenerationMatch=0 must not replace an existing object. The package
-    gcp-storage-emulator ignores this condition, and this server adds the check. Requests are handled one after the
-    other, so that two uploads of one object cannot both pass the check.
+    gcp-storage-emulator ignores this condition, so this class checks it. It handles one request after another, so that
+    two uploads of one object cannot both pass the check.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,8 @@ class StorageEmulator:
 
 @contextlib.contextmanager
 def emulated_bucket() -> Iterator[tuple[str, StorageEmulator]]:
-    """Run an emulator, and let gcsfs in this process and its children connect to it. Yield the bucket's URL and the
-    emulator."""
+    """Run an emulator until the context ends. Meanwhile, gcsfs in this process and in its children connects to it.
+    Yield the URL of the bucket and the emulator."""
     emulator = StorageEmulator()
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,5 @@
-"""Tests of `zeroscale ab`, which measures two git revisions or Python environments in alternating rounds. They use real
-processes and a temporary git repository."""
+"""Tests of `zeroscale ab`, which compares the step times of two git revisions or two Python environments by running
+both in alternating rounds. They use real processes and a temporary git repository."""
 
 import json
 import os
@@ -41,7 +41,8 @@ def build(*given):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A git repository with two commits of this code. The second commit adds a collective to each step."""
+    """A git repository with two commits of this code. The second commit makes training slower: it adds a collective to
+    each step."""
     place = tmp_path / "checkout"
     for name in ("bench", "conf"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -65,7 +66,8 @@ def commit(place: Path, subject: str) -> None:
 
 
 def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start `zeroscale ab` in the folder of a checkout, as a user would, with the code of this repository."""
+    """Start `zeroscale ab` in the folder `checkout`, as a user does, and return the process. The command itself runs
+    from the code of this repository."""
     environment = {
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",
@@ -79,7 +81,8 @@ def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def nothing_left(checkout: Path) -> bool:
-    """Return True if `zeroscale ab` left no git worktree, neither on the disk nor in the repository."""
+    """Return True if `zeroscale ab` left no git worktree, neither as a folder nor in the repository's list of
+    worktrees."""
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
@@ -219,8 +222,8 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The machine is busy, and each round takes 1.5 times as long as the round before. Side b is as fast as side a, or
-    10 % slower."""
+    """All runs have background load, and each round takes 1.5 times as long as the round before. The steps of side b
+    take `slower` times as long as those of side a: as long, or 10 % longer."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
@@ -298,7 +301,8 @@ def test_interrupted_ab_ends_its_run_and_removes_its_worktree(checkout: Path, tm
 
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait until all ranks of the current run have completed a step, and return the run's heartbeat."""
+    """Wait until all ranks of the current run have begun their steps, and return the run's heartbeat. Fail if the
+    command ends earlier."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):

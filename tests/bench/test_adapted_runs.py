@@ -1,5 +1,5 @@
-"""Tests of runs with adapters. The record has the numbers of trained and of all parameters. A model without the target
-of the adapters is refused in one line."""
+"""Tests of runs with adapters. The record must have the number of trained parameters and that of all parameters. If a
+model lacks the matrices that the adapters need, it is refused in one line."""
 
 import io
 import sys

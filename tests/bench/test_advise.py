@@ -1,4 +1,5 @@
-"""Tests of `zeroscale advise`: its questions, its advice as text and as JSON, and the questions that it refuses."""
+"""Tests of `zeroscale advise`: the questions that it answers, its advice as text and as JSON, and the questions that it
+refuses."""
 
 import json
 import re
@@ -24,7 +25,8 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Function that runs `zeroscale advise` without recorded runs and returns its JSON output."""
+    """Function that runs `zeroscale advise` in an empty folder, so without recorded runs, and returns its decoded JSON
+    output."""
     monkeypatch.chdir(tmp_path)
 
     def answer(*words: str) -> Any:
@@ -36,8 +38,8 @@ def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Function that runs `zeroscale advise` with a question that is refused, and returns the error, which is
-    one line."""
+    """Function that runs `zeroscale advise` with a question that must be refused, and returns the error message of one
+    line."""
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str) -> str:
@@ -68,8 +70,9 @@ LLAMA = (
 def test_full_training_and_adapters_are_compared_on_a_device(
     ask: Ask, machine: str, fitting: list[str], excluded: list[str]
 ) -> None:
-    """Exactly the methods `fitting` fit into the memory of the machine. Weights of 6.7 billion parameters: 13.5 GB in
-    16 bits, and 3.9 GB in 4 bits with scales and the matrices that stay in 16 bits."""
+    """The methods in `fitting` fit into the memory of the machine, and no others. The model has 6.7 billion parameters.
+    Its weights take 13.5 GB in 16 bits (LoRA). They take 3.9 GB in 4 bits (QLoRA), with scales and with the matrices
+    that stay in 16 bits."""
     found = ask(
         *LLAMA, "optimizer.implementation=fused", f"machine={machine}", "adapter=none,lora,qlora", "samples=50000"
     )
@@ -254,7 +257,8 @@ def test_measured_run_on_the_same_machine_replaces_the_prediction(ask: Ask) -> N
 def test_answer_has_the_next_pareto_point_and_the_number_of_ties(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this test, a training on eight nodes costs about the same as on one node, and takes an eighth of the time."""
+    """The advice lists one node first. Eight nodes cost about the same, and finish in an eighth of the time, so they
+    are the next point on the Pareto front of time and cost."""
     monkeypatch.chdir(tmp_path)
     words = ["advise", *XL[:3], "engine=fsdp,zero1,zero3", "nodes=1,8", "tokens=1e11", "price=2"]
     assert main(words) == 0
@@ -347,7 +351,8 @@ _SHELL = "zeroscale() { printf '%s\\n' \"$@\"; }; "
 def test_suggested_measurement_command_runs_as_printed(
     ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], added: list[str]
 ) -> None:
-    """A shell reads the printed lines. The sweep's points are the advised configuration and nothing else."""
+    """The printed command is pasted into a shell, which reads its words. As a dry run, the command must plan the
+    advised configuration and no other. `added` are the overrides that the command has in addition to `words`."""
     answer = ask(*words)
     assert main(["advise", *words]) == 0
     pasted = capsys.readouterr().out.partition("  To be surer:\n")[2]

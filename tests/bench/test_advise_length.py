@@ -1,4 +1,5 @@
-"""Tests of `zeroscale advise` for whole trainings: target loss, number of samples, budget, and node failures."""
+"""Tests of `zeroscale advise` for whole trainings. Their length follows from a target loss, a number of samples or a
+budget, and nodes may fail."""
 
 import json
 import math
@@ -72,8 +73,8 @@ def test_batch_above_the_critical_batch_is_excluded_with_the_reason(run_advise: 
 
 
 def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(run_advise: Advise) -> None:
-    """A target loss is cheapest with a global batch far below the critical batch. With a fixed number of tokens, the
-    larger batch is advised, since it has fewer updates."""
+    """For a fixed number of tokens, the larger batch is advised, because it needs fewer updates. For a target loss, a
+    smaller batch is cheaper: far below the critical batch, fewer tokens reach the same loss."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
     assert (
         advise(run_advise, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16

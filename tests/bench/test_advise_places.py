@@ -1,4 +1,5 @@
-"""`zeroscale advise where=…` compares own, rented and spot nodes. Hours and costs equal those computed by hand."""
+"""Tests of `zeroscale advise where=…`, which compares own nodes, rented nodes and spot nodes. Its hours and costs must
+equal a calculation by hand."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +60,8 @@ def test_rows_that_miss_the_deadline_come_last(run_advise: Advise) -> None:
 
 
 def test_every_method_has_a_row_or_a_reason(run_advise: Advise) -> None:
-    """Full training of 8 billion parameters does not fit into one L4, and QLoRA does."""
+    """The full training of a model of 8 billion parameters does not fit into one L4, so it has a reason. QLoRA fits, so
+    it has a row."""
     words = ("model=llama_3_8b", "samples=1000", "batch.micro=1", "engine=ddp", "adapter=none,qlora")
     answer = json.loads(run_advise(*words, "where=spot:g2-standard-12", "--json"))
     assert [(row["method"], row["nodes"], row["fits"]) for row in answer["rows"]] == [("qlora", 1, True)]

@@ -1,5 +1,5 @@
-"""Tests of the processes of an allocation, which are started without a scheduler. They are the leader on the first node
-and an agent on a second node."""
+"""Tests of the processes of an allocation (a job that runs many points on its nodes). They are started without a
+scheduler: the leader on the first node, and an agent on a second node."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def requested(
 
 
 class Allocation:
-    """A job started as `srun` starts it: one process per node, with Slurm's environment variables."""
+    """A job whose processes are started as `srun` starts them: one per node, with Slurm's environment variables."""
 
     def __init__(
         self, study: Path, points: list[RequestedRun], nodes: int = 1, attempts: int | None = None, **environment: str
@@ -70,7 +70,7 @@ class Allocation:
         ]
 
     def end(self) -> str:
-        """Wait until all processes have ended, and return the leader's output."""
+        """Wait until all processes have ended, and return the output of the leader, which runs on the first node."""
         outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return outputs[0]
 
@@ -84,7 +84,8 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
 
 
 def test_points_run_in_new_processes_between_two_control_points(tmp_path: Path) -> None:
-    """The job's environment variables are larger than one message to the fork server."""
+    """A control point is a reference configuration that a job runs before and after its points. The job's environment
+    variables are larger than a single message to the fork server, which starts the ranks."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
     allocation = Allocation(tmp_path, [two, four, control], **large)
@@ -133,8 +134,9 @@ def test_two_nodes_or_one_task_per_device_run_the_points_together(tmp_path: Path
 
 
 def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path) -> None:
-    """A requeued job starts again. It skips points with a final result, pruned points, points without attempts left,
-    and points that are too long for the job's remaining time. The log contains the reason for each skipped point."""
+    """A requeued job starts again. It skips points with a final result, and points pruned because a smaller one ran out
+    of memory. It also skips points without attempts left, and points that take longer than the rest of the job's time.
+    Its log has a reason for each skipped point."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
     long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
     small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))
@@ -175,8 +177,8 @@ def test_interrupted_allocation_leaves_notes_but_no_record_or_process(tmp_path: 
 
 @pytest.mark.thorough
 def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
-    """Data loader processes outlive their rank for a moment. The leader of the allocation becomes their parent and must
-    reap them, so that no zombies are left."""
+    """Data loader processes run a little longer than their rank. Then the leader of the allocation becomes their
+    parent. It must wait for their end, so that they do not stay as zombies."""
     last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
@@ -192,7 +194,8 @@ def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
 @pytest.mark.cold
 @pytest.mark.thorough
 def test_killed_fork_server_is_restarted_for_the_next_point(tmp_path: Path) -> None:
-    """Fork servers are killed. Their nodes must stay in the job, and the next point must not be affected."""
+    """A fork server runs on each node, and starts the ranks of each point. The test kills it on both nodes while a
+    point runs. Both nodes must stay in the job, and the next point must run normally."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
     allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
@@ -215,7 +218,8 @@ def _stats() -> list[Path]:
 
 
 def _stat(path: Path) -> list[str]:
-    """Return a process's state letter and parent process id from its /proc/<pid>/stat; empty if it has ended."""
+    """Read /proc/<pid>/stat. Return the state letter of the process and the id of its parent, or an empty list if the
+    process has ended."""
     try:
         return path.read_text().rpartition(")")[2].split()[:2]
     except OSError:  # the process has ended meanwhile
@@ -237,8 +241,8 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 
 @pytest.mark.thorough
 def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
-    """Slurm declares a node down when its slurmd is gone, and requeues the job. The processes of the job's first start
-    still run on that node, and must end."""
+    """If Slurm loses contact to a node (its slurmd), it requeues the job, although the processes of the job's first
+    start still run on that node. They must notice the second start and end."""
     point = requested("devices_per_node=1", quick=ENDLESS)
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)

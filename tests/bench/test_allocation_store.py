@@ -1,5 +1,5 @@
-"""Tests of an allocation whose nodes share no folder, but an object store. The store is a folder of this machine, and
-each node has its own work folder."""
+"""Tests of an allocation whose nodes have no common folder, but an object store. In most tests, the store is a folder
+of this machine. Each node has its own work folder."""
 
 import json
 import os
@@ -35,8 +35,8 @@ class StoredJob:
     def __init__(
         self, folder: Path, name: str, points: list[RequestedRun], nodes: int = 1, url: str = "", **environment: str
     ) -> None:
-        """Submit the job, and start its processes. Their work folders are in `folder`. By default the store is the
-        folder `bucket` there."""
+        """Submit the job to the store at `url`, and start one process for each node. Their work folders are in
+        `folder`. By default, the store is the subfolder `bucket` of `folder`."""
         self.url, self.work = url or f"file://{folder}/bucket/s", folder / f"work-{name}"
         job = Job(
             name=name, mode="packed", nodes=nodes, devices_per_node=points[0].spec.devices_per_node, time_limit_min=30,
@@ -58,12 +58,12 @@ class StoredJob:
         ]  # fmt: skip
 
     def end(self) -> str:
-        """Wait until all processes have ended, and return the leader's output."""
+        """Wait until all processes have ended, and return the output of the leader, which runs on the first node."""
         outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return outputs[0]
 
     def list(self) -> list[str]:
-        """Return the names of all objects of the study."""
+        """Return the names of all objects that the study has in the store."""
         return sorted(ObjectStore(self.url).list())
 
 
@@ -104,8 +104,8 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
 
 @processes
 def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(tmp_path: Path) -> None:
-    """The client is gcsfs, and the bucket is emulated. The bucket answers with errors from the time when the attempt is
-    reserved until its record is written."""
+    """The bucket is emulated, and the client is gcsfs. The bucket responds with errors from the time when the attempt
+    is reserved until the node has written the record to its own folder."""
     point = requested(*TWO_NODES)
     with emulated_bucket() as (bucket, emulator):
         job = StoredJob(tmp_path, "s-1", [point], nodes=2, url=f"{bucket}/s")
@@ -137,7 +137,8 @@ def test_two_jobs_run_no_point_twice(tmp_path: Path) -> None:
 
 @processes
 def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Path) -> None:
-    """A file replaces the bucket's folder, so every access fails, as with a network failure."""
+    """A file takes the place of the bucket's folder, so that every access fails, as it does without a network. The job
+    must wait until the folder is back, and then store the record."""
     bucket, aside = tmp_path / "bucket", tmp_path / "aside"
     point = requested(*ONE)
     job = StoredJob(tmp_path, "s-1", [point])

@@ -1,4 +1,4 @@
-"""Tests of the Python interface, as used in a notebook. Its functions get plain arguments, return values, and print
+"""Tests of the Python interface, as a notebook uses it. Its functions have plain arguments, return values and print
 nothing."""
 
 import os
@@ -23,7 +23,7 @@ QUEUED = GPUS | {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}
 
 @pytest.fixture(autouse=True)
 def _silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Check in every test that neither this process nor a child process prints anything."""
+    """Check after every test that neither this process nor a child process has printed anything."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with several OpenMP threads, ranks would compete for cores
     yield
     assert capfd.readouterr() == ("", "")
@@ -120,7 +120,8 @@ def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
 
 @pytest.mark.parametrize("machine", ["cpu", "h100"])
 def test_study_is_predicted_with_the_defaults_of_its_measurement(machine: str) -> None:
-    """On a CPU, a study without a base gets the sizes of the smoke study. On another device it keeps its own sizes."""
+    """On a CPU, a study without a `base` (a section with common settings) gets the small sizes of the smoke study. On
+    another device it does not. `predict` and `plan` must give the points of the study the same sizes."""
     study = api.Study(name="mine", axes={"engine": ["ddp", "zero2"]})
     shared = {"machine": machine, "devices_per_node": 2}
     launcher = {} if machine == "cpu" else {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}

@@ -1,4 +1,4 @@
-"""Tests of the command `zeroscale`: its imports, its output and its exit codes."""
+"""Tests of the command `zeroscale`: the packages that it imports, its output, and its exit codes."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def zeroscale(*words: str, cwd: Path | None = None) -> subprocess.CompletedProce
 
 
 def imported_by(*words: str) -> set[str]:
-    """Return the names of the top-level packages that a command imports."""
+    """Run a command in a new process, and return the names of the top-level packages that it imports."""
     command = [sys.executable, "-X", "importtime", "-m", "bench.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-500:]

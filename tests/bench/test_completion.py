@@ -1,4 +1,4 @@
-"""`zeroscale completion`: shell completion in bash and zsh."""
+"""Tests of `zeroscale completion`, which completes commands in bash and zsh."""
 
 import shutil
 import subprocess
@@ -19,7 +19,8 @@ _ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zeroscal
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
-    """Function that returns bash's completions of a command line, given as words. The last word is unfinished."""
+    """Function that returns bash's completions of a command line. The command line is a sequence of words, of which the
+    last is unfinished."""
     if not shutil.which("bash"):
         pytest.skip("no bash here")
     script = tmp_path_factory.mktemp("shell") / "zeroscale.bash"

@@ -1,4 +1,4 @@
-"""Overrides and config files: the specs that they produce, and the errors for invalid overrides and files."""
+"""Tests of overrides and config files: the specs that they produce, and the error messages for invalid ones."""
 
 from pathlib import Path
 from typing import Any
@@ -287,7 +287,8 @@ def test_exclude_rule_uses_the_completed_fields_of_a_point(engine: str) -> None:
 
 
 def leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths of all values in a nested mapping, except values below a field `options`."""
+    """Return the path of each value in a nested mapping, as a tuple of keys. Values inside a field `options` are
+    omitted."""
     found = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -367,7 +368,8 @@ def test_missing_folder_of_users_own_files_is_named(tmp_path: Path) -> None:
 def test_keys_of_the_older_protocol_are_read_with_a_hint_to_the_new_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Old keys are accepted in overrides and in a user's group file, each with a warning that names the new key."""
+    """Keys of the older measurement protocol are accepted in overrides and in a user's file of a group. For each, a
+    warning names the new key."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"

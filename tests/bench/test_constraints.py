@@ -1,5 +1,5 @@
-"""Tests of the exclude rules of studies. A rule has the same meaning as in Python. A rule that cannot be evaluated is
-an error, and does not count as false."""
+"""Tests of the rules by which a study excludes points. A rule has the same meaning as the expression in Python. A rule
+that cannot be evaluated is an error, rather than false."""
 
 import time
 from typing import Any

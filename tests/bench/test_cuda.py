@@ -1,5 +1,5 @@
-"""Measurements of single components on a GPU, each compared with an independent reference. The tests are skipped
-without a GPU."""
+"""Tests of single components on a GPU, such as its clock and its memory counters. Each measurement is compared with an
+independent reference. Without a GPU, the tests are skipped."""
 
 import os
 import socket
@@ -73,7 +73,8 @@ def test_events_of_a_block_are_read_during_the_next_block() -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_are_copied_completely_before_their_use(pinned: bool) -> None:
-    """Many batches are copied in succession. The host and the device free each batch as soon as its sum is computed."""
+    """Many batches are copied to the GPU in quick succession. Each batch is freed on the host and on the GPU as soon as
+    its sum has been computed."""
     copy, busy = create_batch_copy(GPU, pinned=pinned), torch.randn(2048, 2048, device=GPU)
     sums = []
     for number in range(50):

@@ -1,6 +1,6 @@
-"""Whole runs on a GPU, started as a user starts them. The tests are skipped without a GPU.
+"""Tests of whole runs on a GPU, started as a user starts them. Without a GPU, the tests are skipped.
 
-Several runs share the GPU at a time, since their step times are not compared.
+Several runs use the GPU at the same time. This disturbs their step times, which are not compared here.
 """
 
 import json
@@ -53,7 +53,8 @@ SAME_LOSS = ("zero0", "zero1", "zero2", "zero3", "fused", "chunked", "compiled",
 
 
 def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRecord:
-    """Measure a point with the command line, as a user does. Return its record, whatever its outcome."""
+    """Run a command that measures (`run` or `rehearse`) with these overrides, as a user does. Return the record,
+    whatever its outcome."""
     command = [sys.executable, "-m", "bench.cli", verb, *words, "--json", "--results", str(results)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "2"}
@@ -64,7 +65,8 @@ def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRec
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of all runs of this file, by name. Six run at a time; only the run that fills the memory runs alone."""
+    """Records of all runs of this file, by name. Six runs are made at a time. The run that exhausts the memory is made
+    alone."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str) -> RunRecord:
@@ -116,7 +118,7 @@ def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerances were chosen before any GPU run existed. They are not derived from measured errors."""
+    """The tolerances are not derived from measured errors. They were chosen before the first run on a GPU."""
     prediction, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory
@@ -143,7 +145,8 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
 
 @pytest.mark.parametrize("span", ["node", "device"])
 def test_ranks_forked_after_the_imports_find_the_device(span: Any, tmp_path: Path) -> None:
-    """The fork server must not call CUDA, because its child processes could then not use the device."""
+    """A fork server imports all modules, and then forks the ranks. It must not initialise CUDA, because then its child
+    processes could not use the GPU."""
     point = compose.compose_request(compose.parse_single([*QUICK, "model=tiny", "engine=zero2"]))
     machine = point.machine.model_copy(update={"device": "cuda"})
     circumstance = Circumstance(study="forked", repeat=0, attempt=0, machine=machine, launcher={"name": "local"})

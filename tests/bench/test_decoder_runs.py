@@ -1,4 +1,4 @@
-"""Tests of decoder-only models in real runs. All engines must have equal losses, and must use the predicted memory."""
+"""Tests of real runs of decoder-only models. All engines must have equal losses and use the predicted memory."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def zeroscale(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results folder of real runs with two ranks. All runs are in one allocation, so that imports happen only once. All
+    """Results folder of real runs with two ranks. One job makes all runs, so that modules are imported only once. All
     runs except TEXT have the default objective."""
     results = tmp_path_factory.mktemp("decoders")
     runs = [(f"model={model}", *words) for model, asked in RUNS.items() for words in asked]

@@ -1,5 +1,5 @@
-"""Tests of queries to GPU drivers. They need no GPU, because fake driver libraries, written from the vendors' manuals,
-answer the queries.
+"""Tests of queries to GPU drivers. They need no GPU, because fake driver libraries answer the queries. The fake
+libraries follow the vendors' manuals.
 
 NVIDIA: https://docs.nvidia.com/deploy/nvml-api. AMD: https://rocm.docs.amd.com/projects/amdsmi.
 """
@@ -24,7 +24,7 @@ def refuse(*_: Any) -> Any:
 
 
 class Nvml:
-    """Fake NVML with one card, GPU-1, and one MIG slice of it, MIG-2. For the slice, NVML reports only name and
+    """Fake NVML with a card, GPU-1, and a MIG slice of this card, MIG-2. For the slice, this NVML reports only name and
     memory."""
 
     NVMLError = NvmlError
@@ -91,7 +91,8 @@ class AmdError(Exception):
 
 
 class AmdSmi:
-    """Fake amdsmi of ROCm 6.4 with one MI300X. Its power cap throttled the card in half of the samples so far."""
+    """Fake amdsmi of ROCm 6.4 with one MI300X. Its power cap has throttled the card in half of the driver's samples so
+    far."""
 
     AmdSmiException = AmdError
     AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -160,8 +161,8 @@ def test_amd_devices_give_the_same_facts(question: Question, answer: Any) -> Non
 
 
 def test_throttled_time_is_the_share_of_counts_between_two_samples() -> None:
-    """NVIDIA counts the seconds of throttling, which are divided by the elapsed seconds. AMD counts samples with
-    throttling, which are divided by the number of all samples."""
+    """NVIDIA counts seconds of throttling, whose increase is divided by the elapsed seconds. AMD counts samples in
+    which the card was throttled, whose increase is divided by the number of samples in this time."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}

@@ -1,5 +1,5 @@
-"""Tests that `zeroscale doctor` reports only checks that concern this machine. Without a cluster, for example, it
-reports nothing about Slurm."""
+"""Tests of `zeroscale doctor`. It must report only checks that concern this machine: without a cluster, for example,
+nothing about Slurm."""
 
 import resource
 from pathlib import Path
@@ -20,7 +20,8 @@ exit 1"""
 
 @pytest.fixture
 def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
-    """Checks of Slurm and of locked memory, by subject, on a machine with a given sbatch and RDMA cards."""
+    """Results of the checks of Slurm and of locked memory, by subject. The parameter of the fixture gives the script
+    that replaces sbatch (empty if there is none) and the names of RDMA cards."""
     sbatch, cards = request.param
     (tmp_path / "cards").mkdir()
     for name in cards:

@@ -1,5 +1,5 @@
-"""Tests of environment classes. An environment class has the properties of machine and software that must be equal on
-all ranks of a run, and in two runs whose results are pooled."""
+"""Tests of environment classes. An environment class consists of the properties of machine and software that must be
+equal on all ranks of a run. Only results of the same class are pooled."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def environment_id(cores: list[int], ranks: int = 2, **variables: str) -> str:
 
 
 def test_environment_class_contains_cores_and_threads() -> None:
-    """Machines with one or two cores are simulated by binding processes to fewer cores."""
+    """To simulate machines with one core and with two cores, the processes are bound to these cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
     one, two = environment_id(HERE[:1]), environment_id(HERE[:2])

@@ -1,4 +1,4 @@
-"""`zeroscale explain` describes names that occur in tables, reports, records and configs."""
+"""Tests of `zeroscale explain`, which describes the names in tables, reports, records and configs."""
 
 import json
 import re

@@ -1,6 +1,7 @@
-"""Tests of the promise of docs/extend that a plug-in is added by its files alone, without editing any other file.
+"""Tests that plug-ins are added by new files alone, as docs/extend promises, without a change of any other file.
 
-The files on its pages are written into a copy of the project. Then the copy plans, runs, predicts, reads and reports.
+The files that its pages show are written into a copy of the project. Then the copy plans, runs, predicts, reads and
+reports.
 """
 
 import io
@@ -37,8 +38,8 @@ class ProjectCopy(NamedTuple):
     packages: tuple[Path, ...] = ()  # folders with installed plug-in packages
 
     def zeroscale(self, *words: str, code: int = 0) -> str:
-        """Run a verb as a user does and return its output. If the verb must fail (`code`), the output includes its
-        errors."""
+        """Run a verb (such as `run`) as a user does and return its output. `code` is the expected exit code. If it is
+        not 0, the returned text includes the error messages."""
         path = os.pathsep.join(map(str, (self.root, *self.packages)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -83,8 +84,8 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def counting(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of real runs on two ranks, by engine. One run was started as a user's run. The two other runs were in a
-    job whose ranks are forked from a process with all imports."""
+    """Records of real runs with an example data source on two ranks, by engine. The run with DDP was started as a user
+    starts it. Those with zero2 and zero3 were in a job, whose ranks are forked from a process with all imports."""
     results = project.root / "counting"
     project.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +145,7 @@ def test_table_and_report_show_the_added_plugins(
 
 @pytest.fixture(scope="module")
 def findings(project: ProjectCopy) -> dict[str, str]:
-    """Findings of `zeroscale doctor` in the copy of the project with all plug-ins, by subject."""
+    """Results of the checks of `zeroscale doctor` in the copy of the project with all plug-ins, by subject."""
     return {found["subject"]: found["found"] for found in json.loads(project.zeroscale("doctor", "--json"))}
 
 
@@ -203,7 +204,7 @@ REDUCTION = "sum"
 
 @pytest.fixture(scope="module")
 def with_package(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> ProjectCopy:
-    """The copy of the project with an additional installed package, whose plug-in is an objective."""
+    """The copy of the project, next to which an additional package is installed. Its plug-in is an objective."""
     site = tmp_path_factory.mktemp("site")
     with installing(site) as install:
         install("zeroscale.objective", "summed_lm = summed", SUMMED)
@@ -245,8 +246,8 @@ POINTS = (*QUICK, *SPOOLED, "batch.micro=2,4")
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder of the job queue of the launcher plug-in in docs/extend. If a process of the queue is left after the
-    tests, it is killed and the tests fail."""
+    """Folder of the job queue of the example launcher in docs/extend. After the tests, no process of the queue may be
+    left. If there is one, it is killed, and the fixture fails."""
     folder = tmp_path_factory.mktemp("spool")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(folder))
@@ -258,7 +259,8 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def started_by(spool: Path) -> list[int]:
-    """Return the ids of processes that belong to a queue's jobs. Their environment contains the queue's folder."""
+    """Return the ids of the processes that were started by jobs of the queue in `spool`. Their environment contains
+    this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -271,7 +273,8 @@ def started_by(spool: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def queued(project: ProjectCopy, spool: Path) -> Path:
-    """Folder of a study with two real runs, each in its own job, followed by a job of the autopilot."""
+    """Folder of a study after its end. It has two real runs, each in its own job of the example launcher, followed by a
+    job of the autopilot."""
     results = project.root / "queued"
     output = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
     assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in output
@@ -357,8 +360,8 @@ PIPED = ("machine=cpu", *T5, "engine=two_stages", "parallel.pipeline=2")
 
 @pytest.fixture(scope="module")
 def piped(project: ProjectCopy) -> dict[str, RunRecord]:
-    """Records of real runs by engine: a pipeline on two ranks, and the reference engine on one rank with the same
-    samples."""
+    """Records of two real runs with the same samples, by engine: a pipeline on two ranks, and the reference engine on
+    one rank."""
     results = project.root / "piped"
     project.zeroscale("sweep", *PIPED, "--results", str(results))
     alone = ("machine=cpu", *T5, "engine=ddp", "devices_per_node=1")

@@ -1,4 +1,5 @@
-"""Tests with real failures of every kind. Each run must end within seconds and leave a record with the reason."""
+"""Tests with real failures of every kind. Each run must end within seconds, and leave a record that contains the
+reason."""
 
 import contextlib
 import json
@@ -51,8 +52,8 @@ def test_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> N
 def test_run_lost_after_its_window_is_measured_but_uninspected(
     zeroscale_run: Start,
 ) -> None:
-    """Warm-up and window have three steps each. The failure is in the step after the window, which is the first untimed
-    step."""
+    """Warm-up and window have three steps each. A rank fails in the next step, which is untimed and would inspect the
+    collectives. So the run has step times, but no collectives."""
     steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}
@@ -111,7 +112,7 @@ def test_nan_loss_is_the_outcome_invalid(zeroscale_run: Start) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 16 MiB."""
+    """Folder on a temporary file system of 16 MiB, for tests of a full disk."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     folder = tmp_path / "disk"

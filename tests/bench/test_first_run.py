@@ -1,4 +1,5 @@
-"""Tests of `zeroscale run` without arguments. It uses this machine's devices, and reports missing devices at once."""
+"""Tests of `zeroscale run` without arguments. It uses the devices of this machine, and reports missing devices before
+it starts anything."""
 
 import json
 import shlex
@@ -25,7 +26,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that simulates a number of GPUs, and a torch with CUDA."""
+    """Function that simulates a machine with a number of GPUs of this name, and a torch with CUDA."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
@@ -45,7 +46,7 @@ def _forget_devices() -> Iterator[None]:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Function that simulates a machine with a number of CPU cores and without GPUs."""
+    """Function that simulates a machine without GPUs, with this number of CPU cores."""
 
     def leave(cores: int) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -142,7 +143,7 @@ def test_too_many_processes_for_the_processor_are_refused(processor: Callable[[i
 
 
 def chosen(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
-    """Return the specs that a dry run prints."""
+    """Run a command as a dry run, and return the specs that it prints."""
     assert main([*words, "--dry-run", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     return [one["spec"] for one in (plain if isinstance(plain, list) else [plain])]
@@ -220,7 +221,8 @@ def test_studies_and_gpus_have_no_cpu_defaults(
 
 
 def _parse_next(text: str) -> list[str]:
-    """Return the words of a suggested command, which follows the line with its purpose."""
+    """Return the words of the command that the output suggests. In the output, the command follows a line with its
+    purpose."""
     return shlex.split(text.partition(":\n")[2].replace("\\\n", ""))  # unlike a shell, shlex keeps continued lines
 
 
@@ -269,7 +271,8 @@ def test_printed_next_command_has_the_same_folders_and_works(
 def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(
     processor: Callable[[int], None], refused: Refused
 ) -> None:
-    """The missing GPU and the unknown number of devices are reported in one error, not one after the other."""
+    """There are two problems: no GPU, and an unknown number of devices. One error message must name both, so that a
+    user does not meet them one after the other."""
     processor(2)
     line = refused("run", "machine=h100")
     assert "machine=h100: this machine has no GPU that torch can use; to run here choose machine=cpu; " in line
@@ -307,8 +310,8 @@ def test_dry_run_predicts_memory_and_time_or_gives_the_reason(
 def test_point_that_does_not_fit_is_reported_before_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command prints that the point does not fit, and starts the run all the same, because running out of memory
-    is a result."""
+    """The command prints that the point is predicted not to fit into memory. It still starts the run, because running
+    out of memory is a result."""
     monkeypatch.setattr(api, "measure", lambda made, **given: (_ for _ in ()).throw(KeyboardInterrupt))
     words = ["run", "machine=cpu", "devices_per_node=2", "sequence.encoder=100000000", "--results", str(tmp_path)]
     assert main(words) == 130

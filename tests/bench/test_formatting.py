@@ -1,4 +1,4 @@
-"""Numbers and amounts as text."""
+"""Tests of the text forms of numbers and amounts."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Tests of slurm/gpu_study.py, which runs the studies of one GPU. They need no GPU, and check its commands, its skipped
-commands and its archive."""
+"""Tests of slurm/gpu_study.py, a script that runs all studies for one GPU. They need no GPU: they check the commands
+that it runs, those that it skips, and the archive of results that it writes."""
 
 import importlib.util
 import sys

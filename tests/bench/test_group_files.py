@@ -1,4 +1,5 @@
-"""Tests of mistakes in a user's YAML file. Each is reported in one line, with the name of the file."""
+"""Tests of mistakes in a user's YAML file of a group, such as conf/engine/mine.yaml. Each mistake is reported in one
+line with the name of the file."""
 
 import os
 import re
@@ -49,7 +50,8 @@ NO_GROUP: dict[str, tuple[bytes, str]] = {
 
 
 def message(group: str, body: bytes, folder: Path) -> str:
-    """Return the error message for a group's file with these contents."""
+    """Write a file of this group with the content `body`, and return the error message of one line for a command that
+    uses it."""
     (folder / group).mkdir(parents=True)
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,5 @@
-"""Tests of the signs of defective nodes in the record of a run, such as devices that are throttled by heat."""
+"""Tests of signs of defective nodes, which are found in the record of a run. An example is a device that is throttled
+because of heat."""
 
 import pytest
 
@@ -18,8 +19,8 @@ from bench.sweep.allocation.leader import find_defects
 
 
 def record(*throttled_s: float | None) -> RunRecord:
-    """Return the record of a run on two nodes with two devices each and a window of 10 s. `throttled_s` are the
-    seconds for which each rank's device was throttled by heat."""
+    """Return the record of a run with a window of 10 s on two nodes with two devices each. For each rank, `throttled_s`
+    has the seconds in which its device was throttled because of heat, or None if they are unknown."""
     plain = {
         "model": {"name": "tiny", "family": "t5", "shape": {}},
         "engine": {"name": "ddp", "backend": "ddp"},

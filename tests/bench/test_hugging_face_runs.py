@@ -1,5 +1,5 @@
-"""Tests of the model family hugging_face, which trains a user's config.json and has no formulas. Engines give equal
-losses, FLOPs are counted, and there are no predictions."""
+"""Tests of runs of the model family hugging_face, which trains the model of a user's config.json. All engines must have
+equal losses. torch counts the FLOPs, because the family has no formulas. So there are no predictions either."""
 
 import io
 import json
@@ -36,8 +36,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Results folders of real runs on two ranks, by name. One run was started like a user's run. The two other runs
-    were in an allocation with forked ranks."""
+    """Results folders of real runs on two ranks, by name. The run with DDP was started as a user starts it. The two
+    other runs were in a job, whose ranks are forked from a process with all imports."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("ddp", "allocated", "zero3", "recomputing")}
     alone = Command(folders["ddp"], [*asked, "engine=ddp"])
     assert alone.record().outcome.kind == "ok", (alone.output, alone.errors)
@@ -96,7 +96,8 @@ def test_missing_prediction_is_stated(
 def test_rank_of_a_larger_job_is_rehearsed(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rehearsal needs no formulas, because it runs the model itself."""
+    """A rehearsal runs one rank of the job alone. It needs no formulas of the model family, because it runs the model
+    itself."""
     larger = [text for text in asked if not text.startswith("devices_per_node=")]
     assert cli.main(["rehearse", *larger, "engine=zero2", "devices_per_node=4", "--results", str(tmp_path)]) == 0
     assert "the other ranks are simulated" in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""Tests of `zeroscale init`, which writes files to start from. The files work unchanged, and existing files are not
-overwritten."""
+"""Tests of `zeroscale init`, which writes example files for a new project. The files must work unchanged, and existing
+files must not be overwritten."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Tests of how a process finds its job in its environment variables. They use each system's documented examples."""
+"""Tests of how a process finds its rank and its job in environment variables. The variables of each system (such as
+Slurm) are the examples from its documentation."""
 
 import json
 import re
@@ -28,7 +29,8 @@ SLURM = {
 # the elided job. RANK and WORLD_SIZE count nodes, as in
 # https://cloud.google.com/ai-platform/training/docs/distributed-pytorch#environment_variables
 def replica(pool: int, index: int, rank: int) -> dict[str, str]:
-    """Environment of a replica in Vertex AI's example of CLUSTER_SPEC, which has eight replicas in four pools."""
+    """Environment variables of a replica in the example of CLUSTER_SPEC in Vertex AI's documentation. It has eight
+    replicas in four worker pools."""
     pools = {
         "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
         "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"],
@@ -170,7 +172,8 @@ def test_no_other_module_reads_a_position_in_a_job() -> None:
 
 
 def spec(**fields: Any) -> dict[str, str]:
-    """Environment with a CLUSTER_SPEC of two replicas. `fields` replace fields of the CLUSTER_SPEC."""
+    """Environment variables with a CLUSTER_SPEC of two replicas, of which this process is the first. `fields` replace
+    fields of the CLUSTER_SPEC."""
     cluster = {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}
     return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": {"type": "workerpool0", "index": 0}, **fields})}
 

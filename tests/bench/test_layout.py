@@ -1,4 +1,5 @@
-"""Tests of the assignment of samples to ranks, for layouts in which several ranks share a copy of the model."""
+"""Tests of the assignment of samples to ranks. In the tested layouts, several ranks hold parts of the same model copy,
+and must get the same samples."""
 
 from collections import Counter
 from itertools import islice
@@ -68,7 +69,7 @@ def test_every_sample_of_a_global_batch_goes_to_one_data_parallel_rank(
     from bench.data.pipeline import loader
 
     class Indices:
-        """Data stream whose sample number i is filled with the value i."""
+        """Data stream in which all tokens of sample i have the value i."""
 
         padded: frozenset[str] = frozenset()
 

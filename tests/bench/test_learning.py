@@ -1,4 +1,5 @@
-"""Tests of learning-rate schedules and evaluations, compared with hand calculations and with torch's schedulers."""
+"""Tests of learning-rate schedules and of evaluations. They are compared with hand calculations and with torch's
+schedulers."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,9 +157,9 @@ def test_targets_exclude_labels_without_a_prediction() -> None:
 
 
 def test_held_out_samples_without_targets_do_not_change_the_loss(tmp_path: Path) -> None:
-    """Three micro-batches have 3, 0 and 1 target tokens. Their mean losses are 2, NaN and 4.
+    """Three held-out micro-batches have 3, 0 and 1 target tokens. Their mean losses are 2, NaN and 4.
 
-    The loss per target token is (3 × 2 + 1 × 4) / 4 = 2.5.
+    The loss of the evaluation is the mean over target tokens: (3 × 2 + 1 × 4) / 4 = 2.5.
     """
     held_out = [
         MicroBatch({"labels": torch.tensor([row])}, {})

@@ -1,4 +1,5 @@
-"""Tests of trainings that are started as a user starts them, killed before their end, and resumed."""
+"""Tests of trainings that are started as a user starts them. Some are killed before their end, and resumed from a
+checkpoint."""
 
 import json
 import os
@@ -39,11 +40,8 @@ def read_last(results: Path) -> RunRecord:
 def test_killed_training_resumes_to_the_result_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The killed training has two ranks with DDP. It is compared with an uninterrupted training on one rank with
-    ZeRO.
-
-    Both trainings have the same global batch.
-    """
+    """The killed and resumed training has two ranks with DDP. Its result is compared with that of an uninterrupted
+    training on one rank with ZeRO, which has the same global batch."""
     two = ("engine=ddp", "devices_per_node=2", "batch.micro=2")
     one_rank = ("engine=zero1", "engine.reduce_bucket_size=1000000", "devices_per_node=1", "batch.micro=4")
     killed = Command(tmp_path / "killed", (*TRAINING, *two))
@@ -116,7 +114,8 @@ QUALITY = (
 
 
 def test_quality_of_answers_is_measured_before_and_after_a_training(tmp_path: Path) -> None:
-    """All samples have the same answer, so that few steps are enough. DDP and FSDP train on two ranks each."""
+    """All samples have the same answer, so that the model learns it in a few steps. One training uses DDP and one FSDP,
+    with two ranks each."""
     lines = [{"prompt": f"Is {number} a number?", "answer": "yes, it is"} for number in range(10, 99)]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     few = (

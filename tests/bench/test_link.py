@@ -1,4 +1,5 @@
-"""Test of the measured bandwidth of nodes, on links with known rates between processes in network namespaces."""
+"""Test of the measured bandwidth between nodes. The nodes are network namespaces of this machine, whose links have
+known rates."""
 
 import json
 import os
@@ -36,9 +37,9 @@ def test_bandwidth_of_a_node_is_that_of_its_better_pair() -> None:
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Network namespaces, one per node, connected by a switch.
+    """Names of network namespaces, one for each simulated node. A switch connects them.
 
-    The interface `eth0` of each node has its own rate limit in both directions.
+    The interface `eth0` of each node has its own rate limit, for both directions.
     """
     if os.geteuid() != 0:
         pytest.skip("making network namespaces needs root")

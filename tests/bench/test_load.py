@@ -1,4 +1,4 @@
-"""Tests of the measured background load. It is compared with hand calculations on a simulated /proc, and with real
+"""Tests of the measured background load. It is compared with hand calculations for a simulated /proc, and with real
 processes that compute."""
 
 import os
@@ -36,15 +36,16 @@ class Machine:
         (root / "proc").mkdir(parents=True)
 
     def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
-        """Write the stat file of a process. `ticks` is its own CPU time, `ended` that of its reaped children."""
+        """Write the stat file of the process with the id `number`. `ticks` is the CPU time of the process itself, and
+        `ended` that of its children which have ended."""
         folder = self.root / "proc" / str(number)
         folder.mkdir(exist_ok=True)
         fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
         (folder / "stat").write_text(f"{number} (a) name) S {' '.join(map(str, fields))} 20 0 1\n")
 
     def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
-        """Write the CPU counters: the sum for cores 0 and 1, and the user time of each of the other five cores
-        (`elsewhere`)."""
+        """Write the kernel's counters of CPU time. `user`, `stolen` and `idle` are sums over the cores 0 and 1.
+        `elsewhere` is the user time of each of the other five cores."""
         lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
         lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
         (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
@@ -55,10 +56,10 @@ def read(machine: Machine, *sessions: int) -> HostMonitor:
 
 
 def test_processes_of_the_run_are_not_background_load(tmp_path: Path) -> None:
-    """Two cores have 20 s of CPU time in 10 s.
+    """In 10 s, two cores have 20 s of CPU time.
 
-    The run uses 13.5 s, kernel threads 0.5 s, background load 4 s, and other guests of the hypervisor 1 s. The cores
-    are idle for 1 s.
+    Processes of the run use 13.5 s, threads of the kernel 0.5 s, and other processes (the background load) 4 s. Other
+    guests of the hypervisor take 1 s, and the cores are idle for 1 s.
     """
     machine = Machine(tmp_path)
     monitor = read(machine, 100, 200)
@@ -85,7 +86,8 @@ def test_processes_of_the_run_are_not_background_load(tmp_path: Path) -> None:
 
 
 def test_background_load_is_unknown_if_a_rank_is_invisible(tmp_path: Path) -> None:
-    """Two ranks are in different containers on one machine, each with its own process ids."""
+    """Two ranks of a run are on one machine in different containers. Neither sees the process ids of the other, so its
+    CPU time would count as background load."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
     apart = HostMonitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)
@@ -128,7 +130,8 @@ def test_load_is_unknown_without_kernel_counters(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Process ids of processes that compute all the time. There is one per core, and their parent has ended."""
+    """Ids of processes that compute all the time, one for each core. Their parent has ended, so they do not belong to
+    the processes of the run."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]
@@ -158,7 +161,8 @@ def test_background_load_equals_the_kernels_counters(spinning: list[int]) -> Non
 
 
 def test_command_does_not_count_as_its_own_background_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First the command's process computes for 8 s, and then another process of its session."""
+    """First the process of the command itself computes for 8 s, which must not count. Then another process of its
+    session computes for 8 s, which counts."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     machine, session = Machine(tmp_path), os.getsid(0)
     machine.counted(user=0, stolen=0, idle=0)
@@ -198,7 +202,7 @@ def test_busy_machine_gets_one_warning_before_the_first_run(
 
 
 def quiet() -> bool:
-    """Return True if this machine currently has little background load."""
+    """Measure for 3 s. Return True if this machine currently has little background load."""
     monitor = HostMonitor([HERE])
     before = monitor.sample()
     time.sleep(3)

@@ -1,4 +1,4 @@
-"""Tests of the lock that allows only one local run at a time, with real processes that compete for it."""
+"""Tests of the lock by which only one run measures on this machine at a time. Real processes compete for it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holder() -> "subprocess.Popen[str]":
-    """Start a process that holds the lock until it receives a line of input."""
+    """Start a process that holds the lock until it reads a line from its standard input."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", HOLD], text=True, **pipes)
 
@@ -153,8 +153,8 @@ def test_commands_do_not_wait_if_locking_is_impossible(
 @pytest.mark.processes
 @pytest.mark.parametrize("waits", ["true", "false"])
 def test_two_commands_on_one_sweep_measure_each_point_once(tmp_path: Path, waits: str) -> None:
-    """Two sweep commands run one after another, or at the same time. The second must notice that the first has
-    started the point."""
+    """Two commands run the same sweep, one after the other or at the same time. When the second begins a point, it must
+    notice that the first has measured it or is measuring it."""
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]
     both = [
         subprocess.Popen(

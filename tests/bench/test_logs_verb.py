@@ -1,4 +1,5 @@
-"""Tests of `zeroscale logs`, which prints the logs of a point's attempts (tries at measuring it) and of their jobs."""
+"""Tests of `zeroscale logs`. It prints the logs of the attempts at a point (an attempt is one try to measure it) and
+the logs of their jobs."""
 
 from pathlib import Path
 
@@ -20,7 +21,7 @@ POINT = config_id(SPEC)
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Study with one point, two attempts and two jobs. The second job started no attempt."""
+    """Folder of a study with one point, two attempts at it, and two jobs. Both attempts were in the first job."""
     folder = tmp_path / "runs" / "s"
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={"name": "slurm"})
     requested = RequestedRun(spec=SPEC, circumstance=circumstance, config_id=POINT)

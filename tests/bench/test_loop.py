@@ -1,5 +1,5 @@
-"""Tests of the measured training loop, compared with hand calculations. The clocks of two ranks, the data and the
-losses have given values."""
+"""Tests of the training loop that measures step times. The step times of two ranks, the data and the losses are given,
+and results are compared with hand calculations."""
 
 import io
 import itertools
@@ -43,7 +43,7 @@ def a_spec(**changed: Any) -> RunSpec:
 
 
 class Scripted:
-    """Clock and engine in one object. The seconds and losses of each step on rank 0 are given."""
+    """Clock and engine in one object. It returns the given seconds and losses as those of rank 0, one per step."""
 
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
@@ -78,7 +78,8 @@ class Scripted:
 
 
 class TwoRanks:
-    """Rank 0 of two ranks. The step seconds of the other rank are given. All other values are equal on both ranks."""
+    """Communication of rank 0 with one other rank. The seconds of the other rank's steps are given. All its other
+    values equal those of rank 0."""
 
     are_real = True
     is_main = True
@@ -122,9 +123,10 @@ def in_window(series: Series) -> list[bool]:
 
 
 def test_step_times_of_a_window_add_up_to_its_duration() -> None:
-    """The warm-up has two blocks of two steps. The window has a block of two steps and a block of one step.
+    """The warm-up has two blocks of two steps. The window has a block of two steps and a block of one step. A step of
+    the window ends when its slowest rank has completed it.
 
-    The slowest rank completes the first block's steps at 2 s and 4 s. The second block's step takes 3 s.
+    In the window's first block, this is 2 s and 4 s after the block's start. The step of the second block takes 3 s.
     """
     steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
     assert (steps.cut, steps.stopped) == (4, "window")
@@ -149,7 +151,7 @@ def test_window_has_only_its_own_steps() -> None:
 
 
 def test_run_that_ends_in_its_warm_up_has_an_empty_window() -> None:
-    """The run ends in its warm-up because its loss is not finite, or because it is interrupted."""
+    """Two reasons for the end are tested: a loss that is not finite, and an interruption."""
     series = trained(Scripted([1] * 7, [1.0, math.nan]), [1] * 7)
     steps = observe.reduce_steps(series)
     assert (series.stopped, steps.cut, steps.window_s) == ("invalid", 2, 0.0)
@@ -165,14 +167,15 @@ def test_run_with_an_invalid_loss_in_its_window_keeps_its_warm_up() -> None:
 
 
 class WithoutLoss(Scripted):
-    """Engine on a rank that computes no loss, such as a rank of the first of two pipeline stages."""
+    """Engine on a rank that computes no loss, such as a rank with the first of two pipeline stages."""
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
         super().train_step(micro_batches)
 
 
 class OneLoss(TwoRanks):
-    """Rank 0 of two ranks. Only the other rank has a loss, which is 3.0."""
+    """Communication of rank 0 with one other rank. Rank 0 has no loss, and the other rank has a loss of 3.0 in every
+    step."""
 
     def all_gather(self, rows: torch.Tensor) -> list[torch.Tensor]:
         gathered = super().all_gather(rows)
@@ -204,7 +207,8 @@ def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss
 
 
 class Stepwise(Scripted):
-    """Engine that records, for each micro-batch that it receives, how many micro-batches have been fetched so far."""
+    """Engine that notes, whenever it receives a micro-batch, how many micro-batches have been fetched from the data
+    loader so far."""
 
     def __init__(self, fetched: list[int]) -> None:
         super().__init__(itertools.repeat(1.0))
@@ -218,8 +222,8 @@ class Stepwise(Scripted):
 
 
 def test_micro_batch_is_fetched_after_the_previous_one_was_computed() -> None:
-    """A micro-batch is fetched only after the engine has used the previous micro-batch. The data loader has this time
-    to prepare it."""
+    """A micro-batch is fetched only when the engine has computed the previous one. Meanwhile, the data loader can
+    prepare it."""
     fetched: list[int] = []
 
     def loaded() -> Iterator[MicroBatch]:
@@ -240,10 +244,10 @@ def test_micro_batch_is_fetched_after_the_previous_one_was_computed() -> None:
 
 
 class Device:
-    """Simulated device with a queue of work, and the clock of its simulated host.
+    """Simulated device that executes steps from a queue, together with the clock of its simulated host.
 
-    `launch_s` is the host's time to launch a step. `step_s` is the device's time to execute a step. `between_s` is
-    the host's time for the harness's work between two blocks.
+    `launch_s` is the time that the host needs to put a step into the queue. `step_s` is the time that the device needs
+    to execute it. `between_s` is the time that the host needs for the harness's work between two blocks of steps.
     """
 
     def __init__(self, step_s: float, launch_s: float, between_s: float = 0.0) -> None:
@@ -265,7 +269,8 @@ class Device:
 
 
 class PlaceInQueue:
-    """Event of a simulated device, with the interface of `torch.cuda.Event`."""
+    """Simulated CUDA event, with the interface of `torch.cuda.Event`. It marks a position in the queue of the
+    device."""
 
     def __init__(self, device: Device) -> None:
         self._device, self.at_s = device, 0.0
@@ -283,7 +288,7 @@ class PlaceInQueue:
 
 
 class OnDevice(Scripted):
-    """Engine that launches a step on a simulated device and does not wait for it."""
+    """Engine that puts each step into the queue of a simulated device, and does not wait for its end."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -295,7 +300,8 @@ class OnDevice(Scripted):
 
 
 class Alone(TwoRanks):
-    """Single rank whose all-gather takes some time of the simulated host."""
+    """Communication of a single rank, without another rank. An all-gather takes `between_s` seconds of the simulated
+    host."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -318,11 +324,11 @@ def timed_on(device: Device, ahead: int = 1, **measure: Any) -> Series:
 
 
 def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
-    """A step takes 100 ms, and its launch takes 10 ms. The work between two blocks takes 30 ms while the next block
-    runs.
+    """The device executes a step in 100 ms, and the host launches it in 10 ms. The harness's work between two blocks
+    takes 30 ms, while the device executes the next block.
 
-    The device is idle only once, when the window begins. For comparison, a second loop drains the device after each
-    block, so the first step of each block waits for its launch.
+    So the device is idle only once, when the window begins. In a second loop for comparison, the host waits for the
+    device after each block. There, the device waits for the launch of each block's first step.
     """
     device = Device(step_s=0.1, launch_s=0.01, between_s=0.03)
     series = timed_on(device)
@@ -334,9 +340,9 @@ def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
 
 
 def test_host_waits_for_the_event_of_the_previous_block() -> None:
-    """Blocks have 2 steps of 100 ms. Before the host reads the times of a block, it has launched the next block.
+    """A block has 2 steps of 100 ms. The host launches the next block before it reads the times of the previous one.
 
-    The host then waits only for the end of the first block.
+    So the host only waits for the end of the previous block, and the device always has work.
     """
     device = Device(step_s=0.1, launch_s=0.001)
     timed_on(device)
@@ -348,10 +354,11 @@ def test_host_waits_for_the_event_of_the_previous_block() -> None:
 
 
 def test_work_of_the_harness_between_blocks_is_not_timed() -> None:
-    """A launch takes 50 ms and a step 10 ms on the device. Without timing, a step therefore takes 50 ms.
+    """The host launches a step in 50 ms, and the device executes it in 10 ms. So without the harness, a step takes 50
+    ms.
 
-    The work between two blocks takes 30 ms. At most 10 ms of it, a device step, are added to the first step of a
-    block.
+    The harness's work between two blocks takes 30 ms of the host. It may lengthen the first step of a block by at most
+    10 ms, the time of one step on the device.
     """
     series = timed_on(Device(step_s=0.01, launch_s=0.05, between_s=0.03))
     assert series.step_s[series.warmup + 1 :: 2] == pytest.approx([0.05] * 6)
@@ -371,8 +378,8 @@ def test_block_in_progress_at_the_minimum_time_belongs_to_the_window() -> None:
 
 
 def test_window_lasts_its_minimum_time_for_short_steps() -> None:
-    """On a GPU, 500 steps of 5 ms take only 2.5 s. This is too short for the clock rate to settle, so a window has a
-    minimum time."""
+    """On a GPU, 500 steps of 5 ms take only 2.5 s, in which the clock rate does not settle. So a window has a minimum
+    time in addition to its minimum number of steps."""
     quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
     assert quick.stopped == "window" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
@@ -385,8 +392,8 @@ def test_window_with_long_steps_ends_at_its_time_limit() -> None:
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
 def test_length_of_a_window_does_not_depend_on_its_step_times(stalled: int | None) -> None:
-    """One step takes 3 s, and all other steps take 1 s. The window must have the same length in seconds as without the
-    slow step, with fewer steps."""
+    """All steps take 1 s, except step number `stalled`, which takes 3 s. With this step, the window has fewer steps,
+    and must last as many seconds as without it."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
     series = trained(Scripted(seconds), seconds, spec)
@@ -410,8 +417,8 @@ def test_invalid_loss_is_detected_one_block_later() -> None:
 
 
 def test_steps_without_barriers_add_up_to_those_of_the_slowest_rank() -> None:
-    """There is no barrier between two blocks. The ranks complete the first block at 3 s and 4 s, and the second at 7
-    s and 6 s."""
+    """Two ranks run two blocks without a barrier between them. They complete the first block at 3 s and 4 s, and the
+    second at 7 s and 6 s. Step times must add up to the 7 s of the slowest rank."""
     times = StepTimes()
     times.append([[1, 2], [2, 2]], together=True)
     times.append([[3, 1], [1, 1]], together=False)

@@ -1,5 +1,5 @@
-"""Tests of machine files. An implausible number in a file or on the command line leads to a one-line message with a
-remedy."""
+"""Tests of machine files. If a file or the command line has an implausible number, the error message has one line with
+a remedy."""
 
 import itertools
 import json
@@ -58,7 +58,8 @@ def test_implausible_number_on_the_command_line_is_refused(number: str) -> None:
 
 
 def test_measured_ceiling_may_exceed_the_published_peak() -> None:
-    """A measured rate may exceed the published peak. Otherwise files of `zeroscale calibrate` would be rejected."""
+    """`zeroscale calibrate` may measure a rate above the published peak. Its machine file must be accepted all the
+    same."""
     words = [
         "machine=a100_80",
         "machine.matmul_ceiling_tflops.bf16=320",
@@ -130,7 +131,8 @@ def list_shipped() -> list[Machine]:
 
 
 def test_shipped_offers_of_one_provider_cost_about_the_same_per_device() -> None:
-    """A device of a larger node of the same provider costs about as much, so that a mistyped price is found."""
+    """For one kind of device, the nodes of one provider have about the same price per device, whether large or small. A
+    price that differs more is probably mistyped."""
     machines = list_shipped()
     assert {"a100_40", "a100_80", "h100", "h200", "l4", "v100_16", "a10g"} <= {one.name for one in machines}
     compared = 0

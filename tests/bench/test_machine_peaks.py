@@ -1,5 +1,5 @@
-"""Test of the peak rates in conf/machine. The expected rate is multiprocessors × FLOPs per clock × clock rate, from the
-vendors' white papers."""
+"""Test of the peak rates in conf/machine. The expected rate of a GPU is the product of three numbers in its vendor's
+white paper: multiprocessors, FLOPs of each per clock cycle, and clock rate."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of the measuring functions, each compared with an independent value."""
+"""Tests of the functions that measure memory, collectives and the host. Each is compared with an independent value."""
 
 import gc
 import threading
@@ -54,7 +54,8 @@ def test_traced_peak_of_a_block_of_code_equals_a_hand_calculation() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_memory_freed_by_another_thread_is_counted() -> None:
-    """Another thread frees a tensor, as gloo's threads do. Memory events of torch's profiler would miss this."""
+    """A thread other than the one that allocated a tensor frees it, as gloo's threads do. The memory events of torch's
+    profiler would miss this."""
     before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
     thread = threading.Thread(target=box.clear)
@@ -65,7 +66,8 @@ def test_memory_freed_by_another_thread_is_counted() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_freed_empty_buffers_leave_the_count_unchanged() -> None:
-    """torch's fused attention allocates and frees an empty buffer."""
+    """torch's fused attention allocates and frees a buffer of 0 bytes, which must not disturb the count of live
+    bytes."""
     before = memory.read_live_bytes(CPU)
     query = torch.ones(2, 4, 64, 32, requires_grad=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -124,7 +126,8 @@ def test_payloads_of_collectives_are_counted_as_in_nccl_tests() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_functional_and_dtensor_collectives_are_counted() -> None:
-    """Rank 0 of four has a quarter of a DTensor with 32 elements. DTensor gathers all 32 elements, and reduces one."""
+    """On rank 0 of four, a DTensor of 32 elements has a local quarter. `full_tensor` gathers all 32 elements, and a sum
+    over the DTensor all-reduces a single element."""
     rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
     with CollectiveCounter(wait=lambda: None) as counter:
         (all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 1).sum()
@@ -143,8 +146,8 @@ def test_collective_counter_leaves_higher_order_operators_unchanged() -> None:
 
 
 def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
-    """While collectives are counted, compiled code must stay compiled. Otherwise other code would run, and the time
-    outside of collectives would be wrong."""
+    """If compiled code ran uncompiled while collectives are counted, the measured time outside of collectives would be
+    that of other code."""
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -163,7 +166,8 @@ def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
 
 @pytest.mark.processes
 def test_asynchronous_collective_is_timed_until_its_completion(tmp_path: Path) -> None:
-    """Two ranks call an all-reduce over gloo and do not wait for it. One rank calls it half a second later."""
+    """Two ranks start an asynchronous all-reduce over gloo, the second half a second after the first. On the first
+    rank, the measured time must include the wait for the second."""
     context = torch.multiprocessing.get_context("spawn")
     begun, results = context.Event(), context.Queue()
     ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, results)) for rank in range(2)]
@@ -257,7 +261,7 @@ def hold(megabytes: int, ready: Queue, end: Event) -> None:
 
 @pytest.mark.processes
 def test_memory_of_loaders_is_the_peak_of_their_resident_sets() -> None:
-    """Two processes, which are started like DataLoader processes, use 64 MiB each."""
+    """Two processes use 64 MiB each. They are started in the same way as DataLoader processes."""
     assert memory.read_loaders_rss_bytes() is None, "there is none"
     context = torch.multiprocessing.get_context("forkserver")
     ready, end = context.Queue(), context.Event()
@@ -297,7 +301,8 @@ def test_requested_bytes_are_read_from_the_allocator_message(message: str, asked
 def test_free_host_memory_is_that_of_the_tightest_limit(
     limit: int | None, free: int, total: int, tmp_path: Path
 ) -> None:
-    """The host has 8 GiB, of which 6 GiB are available. A control group has used 4 GiB of its limit."""
+    """The host has 8 GiB, of which 6 GiB are available. The process is in a control group that has used 4 GiB of its
+    `limit`. The smaller of the two remainders counts."""
     group = tmp_path / "sys/fs/cgroup/job"
     (tmp_path / "proc/self").mkdir(parents=True)
     group.mkdir(parents=True)

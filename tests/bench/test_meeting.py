@@ -1,4 +1,5 @@
-"""Tests of how an allocation's supervisors find each other, and how they treat unknown clients of their port."""
+"""Tests of how the supervisors of an allocation's nodes find and connect to each other. Unknown clients of their port
+must not disturb them."""
 
 import contextlib
 import json
@@ -41,7 +42,8 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def test_allocations_in_one_job_folder_meet_separately(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """Several allocations use one job folder, for example array tasks at the same time, or a requeued job."""
+    """Several allocations can use the same job folder at the same time: the tasks of an array, or two starts of a
+    requeued job. Their supervisors must not connect to each other."""
     allocations = ["37.0", "38.0", "38.1"]
 
     def conduct(allocation: str) -> Future[JobAgents]:
@@ -121,7 +123,7 @@ def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Return True if the other side has closed a connection."""
+    """Return True if the other side has closed this connection."""
     connection.settimeout(0.05)
     try:
         return connection.recv(1) == b""
@@ -156,8 +158,8 @@ def report(agent: AgentClient, *, done: bool = False, paused: tuple[float, float
 
 
 def test_agent_that_leaves_a_silent_coordinator_reports_the_reason(lead: CoordinatorServer) -> None:
-    """An agent (supervisor of another node) ends its ranks because node 0 is silent. Later reports of lost ranks on
-    other nodes are only a consequence."""
+    """An agent (the supervisor of a node other than node 0) receives nothing from node 0 and so ends its ranks. The
+    reason that it reports must take precedence over reports of lost ranks, which are only a consequence."""
     agent = AgentClient(Rendezvous("127.0.0.1", 0, lead.port, lead.token), 1, "hg2", 0.2)
     wait_for(lambda: lead.poll() == [] and 1 in lead.agents)
     assert lead.find_left() is None

@@ -1,4 +1,5 @@
-"""Tests of membership of hosts in Slurm's node lists. The lists were produced by `scontrol show hostlist`."""
+"""Tests of whether a host is in a node list of Slurm, such as n[1-4]. The lists of the tests were written by `scontrol
+show hostlist`."""
 
 import pytest
 

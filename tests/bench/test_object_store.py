@@ -1,5 +1,5 @@
-"""Tests of object stores: creation of objects, and copies of a study's folder. The stores are a folder, fsspec's memory
-file system, and an emulated bucket of Google Cloud Storage."""
+"""Tests of object stores: the creation of objects, and copies of a study's folder. The tests use three stores: a
+folder, fsspec's memory file system, and an emulated bucket of Google Cloud Storage."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ def record(folder: Path) -> RunRecord:
 
 
 def finish(folder: Path) -> None:
-    """Write the record and the steps of an attempt, as a run does."""
+    """Write the record of an attempt and the table of its steps into its folder, as a run does at its end."""
     (folder / store.STEPS).write_bytes(b"steps")
     store.write_reserved(folder / store.RECORD, store.to_json(record(folder)))
     store.release_reserved(folder)
@@ -150,7 +150,8 @@ def test_a_refusal_is_reported_at_once(
 def test_calls_are_repeated_until_the_store_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file replaces the bucket's folder, so every access fails, as with a network failure."""
+    """A file takes the place of the bucket's folder for some time, so that every access fails, as it does without a
+    network."""
     bucket, naps = tmp_path / "bucket", list[float]()
     bucket.write_bytes(b"")
     caplog.set_level(logging.WARNING)
@@ -202,7 +203,8 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
 
 
 def claim_many(url: str, folder: Path, plain: str, job: str, count: int) -> None:
-    """Reserve `count` attempts for a job. This function runs in another process."""
+    """Create `count` attempts of the job `job` in the store, in a separate process. `plain` is the spec of the attempts
+    as JSON."""
     spec = RunSpec.model_validate_json(plain)
     study = StudyStore(ObjectStore(url), folder)
     for _ in range(count):
@@ -280,7 +282,8 @@ def test_a_finished_attempt_is_pulled_whole_and_its_record_comes_last(
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[[str], object]) -> None:
-    """Call `note` with the name of every object that is written through this store."""
+    """From now on, call `note` with the name of each object that is written to the store `objects`, before it is
+    written."""
     backend = objects._backend
     create, write = backend.create, backend.write
     monkeypatch.setattr(backend, "create", lambda name, content: (note(name), create(name, content))[1])
@@ -288,8 +291,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[
 
 
 def test_a_lost_attempt_gets_one_record_and_the_first_counts(url: str, tmp_path: Path, spec: RunSpec) -> None:
-    """Two submitters write the record of an attempt whose job seems to be killed. The job itself is still alive, and
-    writes its own record too late."""
+    """The job of an attempt seems to be killed, so two submitters write a record for it. In fact the job still runs,
+    and later writes its own record. All must see the record that was written first."""
     job, one, other = (StudyStore(ObjectStore(url), tmp_path / name) for name in ("node", "one", "other"))
     folder = job.open_attempt(job.folder / config_id(spec), spec, circumstance()).folder
     place = Path(config_id(spec), "0.0")

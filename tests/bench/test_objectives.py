@@ -1,4 +1,4 @@
-"""Tests of objectives: how a user selects an objective, and the micro-batches of each objective."""
+"""Tests of objectives, such as causal language modelling: how a user selects one, and its micro-batches."""
 
 from itertools import islice
 from pathlib import Path
@@ -47,7 +47,8 @@ def test_defaults_of_a_spec_are_those_of_its_objective() -> None:
 
 @pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
 def test_no_token_kind_has_the_name_of_a_padding_column(name: str) -> None:
-    """A record has columns for the kinds of tokens and for their padding, so their names must not conflict."""
+    """A record has a column for each kind of tokens, and a column for its padding. No two of these columns may have the
+    same name."""
     assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 

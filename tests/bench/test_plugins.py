@@ -1,4 +1,4 @@
-"""Tests of loading a plug-in by name, from the package of its kind or from another installed package."""
+"""Tests of loading a plug-in by its name. It may be part of zeroscale, or of another installed package."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Tests of the table that gives each field of a point its role. Ids, verification, advice and variants must agree with
-these roles."""
+"""Tests of the table that states, for each field of a point, what the field may be ignored for. Ids, the check against
+a reference, advice and variants must agree with this table."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
 
 
 def changed(field: str) -> RunSpec:
-    """Return the spec ONE with another value of this field."""
+    """Return a copy of the spec ONE in which this field has another value."""
     plain = RunSpec.model_validate(ONE).model_dump(mode="json", by_alias=True)
     plain["batch"].pop("global")
     *way, name = field.split(".")
@@ -48,8 +48,8 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the table's entry for a field: the purposes for which the field may be ignored. None if no purpose may
-    ignore it."""
+    """Return the entry of the table for a field: the purposes for which the field is ignored. Return None if it is
+    never ignored."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

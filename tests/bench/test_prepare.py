@@ -1,4 +1,4 @@
-"""Tests of `zeroscale prepare`. A run without a network needs only the data and ops that it has stored.
+"""Tests of `zeroscale prepare`, which stores all data and compiled ops that a run without a network needs.
 
 A missing item is reported in one line.
 """
@@ -38,13 +38,14 @@ def command(*words: str) -> list[str]:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return environment variables with cache folders that are empty at first."""
+    """Return environment variables by which all libraries use new, empty cache folders inside `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TORCH_"))}
     return kept | {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 class Prepared:
-    """Call of `zeroscale prepare` with its own cache folders, and the findings that it printed."""
+    """Result of a call of `zeroscale prepare` with its own cache folders: its exit code, and the findings that it
+    printed."""
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         done = subprocess.run(
@@ -60,7 +61,8 @@ class Prepared:
 
 
 class Hub(ThreadingHTTPServer):
-    """Small server that imitates the Hugging Face hub. It serves one tokenizer with the headers that clients need."""
+    """Small HTTP server that replaces the Hugging Face hub. It serves a tokenizer, with the HTTP headers that
+    huggingface_hub needs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -164,7 +166,7 @@ def test_interrupted_build_leaves_no_files_and_no_processes(tmp_path: Path) -> N
 
 
 def users_of(folder: Path) -> list[str]:
-    """Return the command lines of running processes whose environment contains the path `folder`."""
+    """Return the command lines of running processes whose environment variables contain the path `folder`."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -310,7 +312,7 @@ def test_chosen_build_folder_and_runs_without_ops_are_unchanged() -> None:
 
 @pytest.fixture
 def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Register a small DeepSpeed op that takes about a second to build. Return the folder of builds."""
+    """Register a small op with DeepSpeed, which takes about a second to compile. Return the folder for compiled ops."""
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.ops import op_builder

@@ -1,5 +1,5 @@
-"""Tests that no file that zeroscale writes contains secrets. A secret is recognised by the name of its variable or by
-its format."""
+"""Tests that zeroscale never writes a secret to a file. It recognises secrets by the name of an environment variable or
+by their format."""
 
 import argparse
 import zipfile
@@ -74,7 +74,8 @@ def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str,
 @pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "\x1b[1;38;5;200m", "https://x/?token%3D", "«", "hf_x/"])
 @pytest.mark.parametrize("token", TOKENS)
 def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: str, before: str) -> None:
-    """JSON writes a line break as a backslash and the letter n. This letter before a token must not hide the token."""
+    """In JSON, a line break is written as a backslash and the letter n. If a token follows, the n must not count as its
+    first letter, because then the token would not be recognised."""
     text = f"Traceback:{before}{token}"
     assert token[8:] not in mask_tokens(text.encode()).decode()
     assert token[8:] not in to_json(Outcome(kind="error", reason=text)).decode()
@@ -82,8 +83,8 @@ def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: st
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_archive_of_a_whole_folder_masks_tokens_in_its_logs(token: str, tmp_path: Path) -> None:
-    """The scheduler itself writes the log of a job. So tokens in this log cannot be masked when they are written,
-    unlike in run.log."""
+    """The scheduler writes the log of a job, so zeroscale cannot mask tokens at that time. It must mask them when it
+    packs the folder into an archive."""
     job = tmp_path / "study/jobs/one"
     job.mkdir(parents=True)
     (job / "slurm-1.log").write_text(f"\0+ export X={token}\n")
@@ -110,9 +111,9 @@ def test_text_that_resembles_a_token_is_kept() -> None:
 
 
 def test_unknown_library_variable_is_recorded_only_if_numeric() -> None:
-    """The value of an unknown variable may be secret, even if its name has a library's prefix.
+    """An unknown environment variable with the prefix of a library may still contain a secret.
 
-    It is recorded only if it is a number or a switch such as `yes`.
+    So its value is recorded only if it is a number or a switch such as `yes`.
     """
     given = {"NCCL_IB_TIMEOUT": "22", "NCCL_SITE_PLUGIN": "s3cr3t", "UCX_MAX_RNDV_RAILS": "4", "NCCL_NTHREADS": "yes",
              "NCCL_ALGO": "Ring,Tree", "NCCL_SOCKET_IFNAME": "=ib0"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tests that processes of zeroscale never import files from the current folder."""
+"""Tests that zeroscale's processes never import modules from the current folder."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ HOSTILE = 'open({!r}, "a").write(__name__ + "\\n")\n'
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """Folder with modules that have the names of modules of zeroscale and of the standard library.
+    """Folder with modules that have the same names as modules of zeroscale and of the standard library.
 
-    Each module writes its name to a file when it is imported.
+    When such a module is imported, it writes its name to a file.
     """
     folder, ran = tmp_path / "here", tmp_path / "ran"
     (folder / "bench").mkdir(parents=True)
@@ -68,8 +68,8 @@ def test_modules_are_found_in_pythonpath_but_not_in_the_current_folder(tmp_path:
 
 
 def test_every_own_module_is_started_by_build_module_command() -> None:
-    """The command `zeroscale ab` starts other versions of the code, which may be too old for the option -P. It sets
-    PYTHONSAFEPATH, which has the same effect."""
+    """`build_module_command` uses Python's option -P. `zeroscale ab` is the exception: it starts other versions of the
+    code, which may need a Python without -P. It sets PYTHONSAFEPATH instead, which has the same effect."""
     code = Path(__file__).parents[2] / "bench"
     starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
     assert starting == {"core/processes.py", "sweep/ab.py"}

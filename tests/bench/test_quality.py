@@ -1,5 +1,5 @@
-"""Tests of the quality of answers. The measures are compared with values computed by hand, and greedy generation is
-compared with that of transformers."""
+"""Tests of the quality of generated answers. The quality measures are compared with hand calculations, and greedy
+generation with that of transformers."""
 
 from functools import partial
 from pathlib import Path
@@ -207,7 +207,7 @@ def test_decoder_continues_each_prompt_of_a_batch_as_if_alone(
 
 
 class Counting:
-    """Engine whose model always predicts the next number."""
+    """Engine whose model always predicts the next larger token id."""
 
     def predict_tokens(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         return tensors["input_ids"] + 1

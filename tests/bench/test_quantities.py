@@ -1,4 +1,4 @@
-"""Tests of quantities derived from a run, compared with hand calculations."""
+"""Tests of quantities that are computed from the record of a run, compared with hand calculations."""
 
 from pathlib import Path
 

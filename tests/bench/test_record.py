@@ -28,7 +28,8 @@ def test_recorded_runs_of_all_versions_match_the_schema_without_loss() -> None:
 
 
 def holds(whole: Any, part: Any) -> bool:
-    """Return True if `whole` contains all values of `part`. It may have fields that an older record lacks."""
+    """Return True if the JSON value `whole` contains all values of `part`. `whole` may have additional fields, which
+    the format of an older record lacks."""
     if isinstance(part, dict):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     if isinstance(part, list):

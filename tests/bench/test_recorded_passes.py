@@ -1,4 +1,4 @@
-"""Tests of which forward and backward passes of a pipeline step are stored in a record."""
+"""Tests of which forward and backward passes of a pipeline's step are stored in the record."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ def pipeline_of(places: int, ranks: int) -> RunSpec:
 
 
 def see(ranks: int) -> list[Inspection]:
-    """Return the inspections of several ranks. Each rank made one pass, and its micro-batch has the number of the
-    rank."""
+    """Return an inspection for each rank, which contains a single forward pass. The micro-batch of this pass has the
+    index of the rank."""
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 

@@ -1,5 +1,5 @@
-"""Tests of rehearsals, in which one rank of many is real. Rehearsals are compared with real runs and with ZeRO's
-formulas."""
+"""Tests of rehearsals, in which only one rank of a run is real and its collectives are simulated. They are compared
+with real runs and with the formulas of ZeRO's paper."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ STAGE_3 = (
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """Return, for each engine, a recorded real run of two ranks over gloo."""
+    """Return a recorded real run of two ranks over gloo for each of three engines. A run is a row of peaks.csv."""
     lines = (ROOT / "results" / "predictions" / "inputs" / "peaks.csv").read_text().splitlines()
     runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     return {
@@ -77,10 +77,10 @@ torch."""
 
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of all rehearsals of this file.
+    """Records of all rehearsals of this file, by name.
 
-    One rehearsal is made with `zeroscale rehearse`. The other rehearsals are made with the program that writes the
-    tables in results/predictions/inputs.
+    One rehearsal is made by `zeroscale rehearse`. The others are made by the script that writes the tables in
+    results/predictions/inputs.
     """
     results = tmp_path_factory.mktemp("rehearsals")
     named, others = (
@@ -112,10 +112,10 @@ def test_rehearsed_memory_equals_that_of_a_real_run(rehearsals: dict[str, RunRec
 
 
 def test_rehearsed_rank_of_1024_has_its_partition_of_the_states(rehearsals: dict[str, RunRecord]) -> None:
-    """The expected bytes follow ZeRO's formulas (arXiv 1910.02054, section 3) for Ψ parameters on n ranks.
+    """The expected bytes follow from ZeRO's formulas (arXiv 1910.02054, section 3) for Ψ parameters on n ranks.
 
-    Stages 1 and 2 have 2 Ψ + 12 Ψ / n bytes. Stage 3 has 14 Ψ / n bytes, because its gradients are freed between
-    steps. At stage 3 each of the 83 tensors is padded to a multiple of n elements.
+    Stages 1 and 2 have 2 Ψ + 12 Ψ / n bytes between steps. Stage 3 has 14 Ψ / n bytes, because it frees gradients
+    between steps. At stage 3, each of the 83 tensors is padded to a multiple of n elements.
     """
     last, first = (rehearsals[name].observations for name in ("the last of 1024", "the first of 1024"))
     assert last is not None
@@ -140,8 +140,8 @@ def test_rehearsed_record_has_no_step_times_link_or_tokens(rehearsals: dict[str,
 
 
 def test_rehearsed_collectives_have_the_bytes_of_real_collectives(rehearsals: dict[str, RunRecord]) -> None:
-    """At stage 2, every gradient is reduced once in bf16, together with a few scalars. The weights are then gathered,
-    padded to a multiple of the number of ranks."""
+    """At stage 2, every gradient is all-reduced once in bf16, and so are a few scalars. Then the updated weights are
+    gathered, padded to a multiple of the number of ranks."""
     observed = rehearsals["the last of 1024"].observations
     assert observed is not None
     assert observed.collectives is not None
@@ -151,7 +151,8 @@ def test_rehearsed_collectives_have_the_bytes_of_real_collectives(rehearsals: di
 
 @pytest.mark.parametrize("engine", SHAPES_ALONE)
 def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dict[str, RunRecord], engine: str) -> None:
-    """Memory is equal except for temporary memory inside kernels, which is less than 1 % of the peak here."""
+    """A rehearsal with `--shapes-only` skips large operations. So it lacks the temporary memory inside of kernels,
+    which is less than 1 % of the peak here. All other memory must be equal."""
     computed, by_shapes = (rehearsals[f"{engine} {how}"].observations for how in ("computed", "by shapes"))
     assert computed is not None
     assert by_shapes is not None

@@ -1,4 +1,5 @@
-"""Tests of the timeouts after which ranks stop waiting for each other, in torch's store and process groups."""
+"""Tests of the timeouts after which a rank stops waiting for other ranks, in torch's store and in its process
+groups."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of `zeroscale run` and `zeroscale sweep` with real processes, started as a user starts them."""
+"""Tests of `zeroscale run` and `zeroscale sweep` in real processes, started as a user starts them."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def test_record_of_a_measured_point_fills_the_table(zeroscale_run: Start) -> Non
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a completed run with two ranks."""
+    """Results folder of a run with two ranks that has ended."""
     run = Command(tmp_path_factory.mktemp("ended"), (*QUICK, "engine=ddp"))
     assert run.record().outcome.kind == "ok", run.errors
     return run.folder()
@@ -81,7 +81,8 @@ def test_repeated_run_is_the_next_repeat_and_overwrites_nothing(ended: Path, zer
 
 
 def test_seed_determines_a_run_with_dropout(zeroscale_run: Start, tmp_path: Path) -> None:
-    """Dropout depends only on the seed and on the rank. So two runs with the same seed must have equal losses."""
+    """The random numbers of dropout depend only on the seed and the rank. So two runs with the same seed must have
+    equal losses."""
     point = (*QUICK, "engine=ddp", "model.dropout=0.3", "measure.inspect=false")
     losses = []
     for name in ("once", "again"):
@@ -108,10 +109,10 @@ def test_straggler_has_the_longest_time_outside_collectives(zeroscale_run: Start
 
 @pytest.mark.timed
 def test_slow_rank_is_named_among_tensor_and_pipeline_peers(zeroscale_run: Start) -> None:
-    """One of four ranks is slow. Its tensor-parallel peer waits in the all-reduces, and the other pipeline stage
-    waits in transfers.
+    """One of four ranks is slow. Its tensor-parallel peer waits for it in all-reduces, and the ranks of the other
+    pipeline stage wait in transfers.
 
-    Step times alone do not show which rank is slow.
+    Step times alone do not show which rank is slow. The time outside of collectives does.
     """
     layout = ("engine=pipeline", "parallel.pipeline=2", "parallel.tensor=2", "batch.accumulation=2")
     drill = {"ZEROSCALE_DRILL": "rank=1 step=0 action=slow_compute"}
@@ -133,7 +134,8 @@ def test_ranks_refuse_a_machine_with_other_devices_before_timing(tmp_path: Path)
 
 
 def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
-    """Run a point as a launcher does, without the checks of a command. Return its record."""
+    """Run a point as a launcher does, without the checks that a command makes before. The run must fail. Return its
+    record."""
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=machine)
     folder = store.open_attempt(runs, spec, circumstance).folder
     ended = subprocess.run([sys.executable, "-m", "bench.runtime", str(folder)], timeout=PATIENCE_S, check=False)

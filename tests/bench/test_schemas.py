@@ -1,5 +1,5 @@
-"""Tests of the JSON schemas that editors use for config files. All config files of the project are valid, and mistakes
-are found."""
+"""Tests of the JSON schemas with which editors check config files. All config files of the project must be valid, and
+mistakes must be found."""
 
 from typing import Any
 

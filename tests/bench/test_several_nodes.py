@@ -1,6 +1,6 @@
-"""Tests of runs on several nodes with one supervisor each.
+"""Tests of runs on several nodes, with a supervisor for each node.
 
-All supervisors run on this machine and communicate over loopback, started as `srun` would start them.
+All supervisors run on this machine and communicate over loopback. They are started as `srun` would start them.
 """
 
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 
 class Nodes:
-    """Supervisors of one run, one process per node."""
+    """The supervisors of a run on several simulated nodes, one process for each node."""
 
     def __init__(self, runs: Path, overrides: tuple[str, ...], nodes: int, hang_s: float, **environment: str) -> None:
         asked = compose.compose_request(compose.parse_single([*overrides, f"nodes={nodes}", "devices_per_node=1"]))
@@ -47,7 +47,7 @@ class Nodes:
         ]
 
     def stepping(self) -> list[int]:
-        """Wait until every rank is making steps. Return the process ids in the order of ranks."""
+        """Wait until every rank has begun its steps. Return the process ids of the ranks, in the order of ranks."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             time.sleep(0.1)

@@ -1,5 +1,5 @@
-"""Tests of rehearsals with `--shapes-only`, in which large operations are skipped. They check the results of skipped
-operations, and which operations are still executed."""
+"""Tests of rehearsals with `--shapes-only`, in which large operations are skipped. They check the shapes of results of
+skipped operations, and which operations are still executed."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def test_large_product_has_its_shape_without_being_computed() -> None:
 
 
 def test_large_tensor_uses_no_memory_before_a_write() -> None:
-    """Tensors of 1 GiB with a total of 1 TiB are created, which is more than the host's memory."""
+    """The test creates 1024 tensors of 1 GiB. Their total of 1 TiB exceeds the host's memory."""
     parts = [torch.zeros(2**28).add_(1.0) for _ in range(1024)]
     assert sum(part.nbytes for part in parts) == 2**40
 

@@ -43,8 +43,8 @@ def test_identity_omits_defaults_so_new_fields_keep_old_ids() -> None:
 
 
 def test_config_id_with_version_2_of_the_defaults_is_fixed() -> None:
-    """A changed default would change the id of every earlier run. To change a default, raise the version of the
-    defaults."""
+    """If this test fails, a default of the spec has changed, and with it the id of every earlier run. Restore the
+    default, or raise the version of the defaults."""
     assert config_id(spec()) == "c7c3b3c193"
 
 
@@ -66,7 +66,7 @@ OLD_PROTOCOL = {
 
 
 def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
-    """The expected ids were computed by the code of version 1, with the defaults of that version."""
+    """The expected ids were computed by an earlier version of the code, with version 1 of the defaults."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
     assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL
@@ -75,8 +75,8 @@ def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
 
 
 def test_spec_with_an_older_protocol_has_the_loss_mean_of_version_1() -> None:
-    """All runs recorded with the older protocol averaged the loss over micro-batches. Their records do not contain this
-    fact."""
+    """All runs with the older measurement protocol averaged the loss over micro-batches. Their records lack the field
+    `loss_mean`, so it must be read as `micro_batches`."""
     old = spec(measure=OLD_PROTOCOL)
     assert (old.loss_mean, spec().loss_mean) == ("micro_batches", "tokens")
     assert RunSpec.model_validate_json(old.model_dump_json(by_alias=True)) == old
@@ -106,7 +106,8 @@ def test_error_in_the_protocol_names_the_key_as_written() -> None:
 def test_identity_omits_default_lengths_of_span_corruption(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
-    """Old records have ids from the time when sequence lengths were separate fields. These ids must stay the same."""
+    """The ids of old records must stay the same. They were computed when sequence lengths were separate fields, and
+    only lengths that differ from their defaults are part of an id."""
     found = spec(sequence=sequence)
     assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
     assert list(found.sequence) == ["encoder", "decoder"]
@@ -114,7 +115,8 @@ def test_identity_omits_default_lengths_of_span_corruption(
 
 
 def test_ids_from_before_objectives_and_layouts_are_unchanged() -> None:
-    """The expected ids were computed by a revision without the fields `objective` and `parallel`."""
+    """The expected ids were computed by an earlier version of the code, whose specs lacked the fields `objective` and
+    `parallel`."""
     assert config_id(spec(sequence={"decoder": 64}, measure=OLD_PROTOCOL)) == "da82cc1bbb"
     assert config_id(spec(sequence={"encoder": 3, "decoder": 4}, measure=OLD_PROTOCOL)) == "1d1555711c"
 

@@ -1,4 +1,4 @@
-"""Tests of step times computed from the completion times of several ranks."""
+"""Tests of the step times of a run, which are computed from the times at which each rank completes each step."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from bench.core.steps import compute_step_s, list_block_lengths
 def test_delay_recovered_in_the_next_step_counts_once() -> None:
     """The first rank completes its two steps at 1 s and 3 s, and the second rank at 2 s and 3 s.
 
-    The slowest rank therefore determines step times of 2 s and 1 s, 3 s in total.
+    A step ends with its slowest rank, so the step times are 2 s and 1 s, 3 s in total.
     """
     assert compute_step_s([[1, 2], [2, 1]], [2]) == [2, 1]
 

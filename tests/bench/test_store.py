@@ -67,9 +67,10 @@ def test_reserved_file_is_unused_if_too_small(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [True, False], ids=["no hard links", "no inodes either"])
 def test_record_is_written_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
-    """Hard links fail on exFAT, on some network file systems, and if the inode table is full.
+    """Hard links fail on exFAT, on some network file systems, and if the table of inodes is full. The record must be
+    written without them.
 
-    Of two writers, the first must still win.
+    If two processes write it, the first must still win.
     """
 
     def refused(*paths: Path) -> None:
@@ -91,7 +92,8 @@ def test_record_is_written_without_hard_links(tmp_path: Path, monkeypatch: pytes
 
 
 def test_link_repeated_by_a_network_file_system_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system may execute a call, lose the reply, and execute the call a second time."""
+    """A network file system may create a link, lose the reply, and try to create the link again. The second try fails,
+    but the record is written."""
     link = os.link
 
     def twice(*paths: Path) -> None:
@@ -199,7 +201,8 @@ def test_record_is_read_as_written(tmp_path: Path, spec: RunSpec) -> None:
 
 
 def test_consecutive_records_have_their_own_specs(tmp_path: Path, spec: RunSpec) -> None:
-    """Equal specs of consecutive records are decoded only once and shared."""
+    """If consecutive records have equal specs, the spec is decoded only once and shared. Records with different specs
+    must not share one."""
     other = spec.model_copy(update={"seed": 7})
     written = [record(one) for one in (spec, spec, other, spec, other)]
     for number, one in enumerate(written):
@@ -234,7 +237,7 @@ def put(folder: Path, content: bytes) -> Path:
 
 
 def whole(spec: RunSpec, **changes: Any) -> bytes:
-    """Return the content of a record of about 6 KiB, with some of its fields replaced."""
+    """Return the content of a file with a record of about 6 KiB. `changes` replace fields of the record."""
     plain = json.loads(store.to_json(record(spec).model_copy(update={"observations": observed((0.1,) * 60)})))
     return json.dumps(plain | changes, indent=1).encode() + b"\n"
 
@@ -275,7 +278,8 @@ def test_record_with_an_invalid_outcome_is_unreadable(tmp_path: Path, spec: RunS
 
 
 def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
-    """A named pipe would block the reader forever, /dev/zero never ends, and a link may point out of the folder."""
+    """Reading a named pipe would wait forever, /dev/zero never ends, and a symbolic link may point out of the
+    folder."""
     good = put(tmp_path / "elsewhere", whole(spec))
     for number, what in enumerate((good, Path("/dev/zero"), tmp_path / "nowhere", Path("record.json"))):
         (tmp_path / f"{number}.0").mkdir()

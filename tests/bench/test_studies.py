@@ -1,4 +1,5 @@
-"""Tests of the studies in conf/study. Every point is valid, and the costs are those stated in the study's file."""
+"""Tests of the studies in conf/study. Every point of a study must be valid, and its costs must be those that the
+study's file states."""
 
 import json
 import re
@@ -47,7 +48,7 @@ def points_of(name: str) -> Expansion:
 
 
 def costs(name: str) -> str:
-    """Return the section "Cost" of a study file's header comment as one line."""
+    """Return the section "Cost" of the comment at the start of a study's file, as one line."""
     head = (
         (compose.find_conf_folder() / "study" / f"{name}.yaml")
         .read_text()
@@ -154,8 +155,8 @@ def test_same_point_in_two_studies_has_the_same_config_id() -> None:
 
 
 def test_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
-    """The recorded smoke study had twenty points. Its windows ended after a number of steps, and its loss was the
-    mean over micro-batches."""
+    """The recorded runs have an older protocol: windows ended after a number of steps, and the loss was the mean over
+    micro-batches. With these two settings, every point of today's study must be among the recorded ones."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}

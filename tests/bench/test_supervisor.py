@@ -1,4 +1,4 @@
-"""Tests of supervisors. Small Python programs replace the training processes of the ranks."""
+"""Tests of the supervisors of a run. Small Python programs take the place of the ranks' training processes."""
 
 import contextlib
 import gc
@@ -59,14 +59,14 @@ def attempt(runs: Path, nodes: int = 1, devices_per_node: int = 2) -> Path:
 
 
 def running(program: str) -> StartRank:
-    """Return a function that starts each rank as this Python program."""
+    """Return a function that starts the Python code `program` in place of each rank."""
     return lambda command, environment, descriptors, output: start_process(
         [sys.executable, "-c", program, *command[len(build_module_command("")) :]], environment, descriptors, output
     )
 
 
 def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
-    """Wait in a separate thread until `ready()` is true, and then call `action`."""
+    """Start a thread that waits until `ready()` is true, and then calls `action`."""
 
     def wait() -> None:
         until = time.monotonic() + PATIENCE_S
@@ -78,7 +78,7 @@ def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
 
 
 def noticed(supervisor: RunCoordinator) -> bool:
-    """Return True if the coordinator has noticed that a rank is lost."""
+    """Return True if the coordinator (the supervisor of node 0) has noticed the loss of a rank."""
     return supervisor._lost_at is not None
 
 
@@ -93,9 +93,10 @@ def test_rank_finds_its_descriptors_in_environment_variables(tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """Context manager in which a killed process does not end, like a process in an uninterruptible system call.
+    """While this context is active, the process `pid` does not end when it is killed, like a process in an
+    uninterruptible system call.
 
-    The process is traced, and it ends only after its tracer has waited for it.
+    For this, a tracer is attached to the process. A traced process ends only after its tracer has waited for it.
     """
     with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout
@@ -208,7 +209,7 @@ def test_stalled_file_system_is_no_hang(tmp_path: Path) -> None:
 
 
 def limited(folder: Path, **limits: float) -> Path:
-    """Set the time limits of an attempt, and return its folder."""
+    """Set time limits in the description of an attempt, and return its folder. `limits` are fields of Limits."""
     circumstance = store.read_value(folder / store.CIRCUMSTANCE, Circumstance)
     changed = circumstance.model_copy(update={"limits": Limits(startup_s=60, **limits)})
     store.write_json(folder / store.CIRCUMSTANCE, changed)
@@ -307,9 +308,9 @@ def test_rank_that_gets_the_signal_first_is_interrupted_and_not_lost(tmp_path: P
 
 
 def test_failure_caused_by_an_interrupted_rank_is_an_interruption(tmp_path: Path) -> None:
-    """Rank 1 is ended by SIGTERM, and the other rank then fails with a communication error.
+    """Rank 1 is ended by SIGTERM. The other rank then fails with a communication error, which is only a consequence.
 
-    This happens if a scheduler regards the first node as lost and ends only the processes on the other nodes.
+    A scheduler causes this if it regards the first node as lost, and ends only the processes on other nodes.
     """
     folder = attempt(tmp_path)
     fails = "import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 15);"
@@ -333,7 +334,8 @@ def test_rank_lost_before_the_signal_decides_the_outcome(tmp_path: Path) -> None
 
 
 class CoordinatorThread:
-    """Coordinator (supervisor of node 0) that runs in a thread, with the address that it has announced."""
+    """Coordinator (the supervisor of node 0) that runs in a thread. `point` is the address to which other supervisors
+    connect."""
 
     record: RunRecord
 

@@ -1,4 +1,4 @@
-"""Tests that a stalled file system delays neither ranks nor supervisors."""
+"""Tests that ranks and supervisors do not wait for a stalled file system."""
 
 import json
 import os
@@ -22,7 +22,8 @@ PATIENCE_S = 120.0
 
 
 class Stalled:
-    """Simulated file system that blocks all writes until it is released. Code that waits for it hangs."""
+    """Simulated file system on which every write blocks until `released` is set. Code that waits for the write
+    hangs."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -49,7 +50,8 @@ def test_every_log_line_begins_with_its_rank(tmp_path: Path) -> None:
 
 
 def test_rank_ends_even_if_its_output_is_not_read(tmp_path: Path) -> None:
-    """A pipe holds 64 KiB. If the supervisor waited for the log file, a rank that prints more would wait forever."""
+    """A pipe holds 64 KiB of a rank's output. If the supervisor stopped reading while it waits for the log file, a rank
+    that prints more would wait forever."""
     os.mkfifo(tmp_path / "run.log")  # opening a pipe without a reader blocks forever
     log = RankLog(tmp_path / "run.log")
     command = [sys.executable, "-c", "for _ in range(20_000): print('x' * 100)"]
@@ -89,7 +91,8 @@ def test_failed_heartbeat_is_skipped(tmp_path: Path) -> None:
 
 
 def test_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
-    """Another thread writes heartbeats at irregular times. The reader reads until it has several heartbeats."""
+    """A separate thread writes each heartbeat to the file at an unknown time. The test reads the file until it has seen
+    five different heartbeats, all of them complete."""
     heartbeat, seen, until = HeartbeatWriter(tmp_path, 0.0), set(), time.monotonic() + PATIENCE_S
     while len(seen) < 5 and time.monotonic() < until:
         heartbeat.show("running", beat(len(seen)))
@@ -101,7 +104,7 @@ def test_heartbeat_is_never_read_half_written(tmp_path: Path) -> None:
 
 
 def test_heartbeat_on_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
-    """On a full disk, the file can be created but accepts no bytes."""
+    """On a full disk, a file can be created, but nothing can be written to it. The empty file must be removed."""
     heartbeat, (soft, hard) = HeartbeatWriter(tmp_path, 0.0), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

@@ -1,5 +1,5 @@
-"""Tests of offload of the optimizer's state and of the weights to files on a disk. The losses equal those with offload
-to host memory, and no file is left."""
+"""Tests of offload to files on a disk, of optimizer states and of weights. Losses must equal those with offload to host
+memory, and no file may be left."""
 
 import time
 from collections.abc import Callable

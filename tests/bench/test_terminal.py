@@ -1,5 +1,5 @@
-"""Tests of the command's output. Table columns are the same on a terminal and in a pipe, and the remaining time is
-shown only on a terminal."""
+"""Tests of the output on a terminal and in a pipe. Tables have the same columns on both. The remaining time is shown
+only on a terminal."""
 
 import os
 import pty
@@ -139,7 +139,8 @@ def test_progress_of_a_run_is_relative_to_its_longest_duration() -> None:
 
 
 def _show_on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
-    """Run a command with standard error on a pseudo-terminal. Return its standard output and its progress lines."""
+    """Run a command whose standard error is a pseudo-terminal. Return its standard output, and its standard error,
+    which has the progress lines."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "140", "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen(

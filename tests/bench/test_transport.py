@@ -1,5 +1,5 @@
-"""Tests that the transport of the bytes is found from a host's network counters. The InfiniBand counters are not from a
-real port. They follow the kernel's manual."""
+"""Tests that the transport of the traffic between nodes (such as InfiniBand) is found from network counters of the
+host. The InfiniBand counters follow the kernel's manual, because no real port was available."""
 
 from pathlib import Path
 
@@ -14,7 +14,8 @@ MB = 10**6
 
 
 def host(root: Path, **counters: int) -> Path:
-    """Write counter files for network interfaces (in bytes) and for an InfiniBand port (in words of four bytes)."""
+    """Write the counter files of sent bytes below the folder `root`, and return it. Keys are network interfaces, with
+    their counts in bytes. The key `ib` is an InfiniBand port, whose counter has the unit of four bytes."""
     for name, count in counters.items():
         path = root / f"sys/class/net/{name}/statistics/tx_bytes"
         if name == "ib":

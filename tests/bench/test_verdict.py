@@ -1,4 +1,5 @@
-"""Tests of the outcome of a run that follows from the evidence of its ranks, with one case per line."""
+"""Tests of the outcome of a run (such as `oom`), which follows from how its ranks ended. Each line of the parameters is
+one case."""
 
 import errno
 import signal
@@ -95,8 +96,8 @@ def test_outcome_is_the_failure_that_no_other_failure_explains(
 
 
 def test_memory_shortage_has_a_field_and_a_one_line_reason() -> None:
-    """A device has 80 GiB. Tensors use 60 of the 64 GiB that the allocator reserved, other processes use 12, and 2
-    are free. An allocation of 5 GiB fails."""
+    """A device has 80 GiB. The allocator reserved 64 GiB, of which tensors use 60. Other processes use 12 GiB, and 2
+    GiB are free. An allocation of 5 GiB fails."""
     in_gib = {"where": "device", "requested_bytes": 5, "lacking_bytes": 3, "free_bytes": 2, "total_bytes": 80,
             "live_bytes": 60, "reserved_bytes": 64, "others_bytes": 12}  # fmt: skip
     in_bytes = {name: value * 2**30 if isinstance(value, int) else value for name, value in in_gib.items()}
@@ -159,8 +160,8 @@ def test_exception_is_classified_by_type_and_message(error: BaseException, kind:
 
 
 def test_failed_pinning_of_host_memory_is_no_device_shortage() -> None:
-    """CUDA reports the same message for device memory and for host memory. The function that raised the error shows
-    which memory ran out."""
+    """If memory runs out, CUDA reports the same message for the device and for pinned host memory. The function that
+    raised the error shows which of the two it was."""
 
     def pin_memory() -> None:
         raise torch.AcceleratorError("CUDA error: out of memory")
@@ -189,8 +190,8 @@ except Exception as error:
 
 @pytest.mark.processes
 def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
-    """The kernel counts the processes that its out-of-memory killer ends. This count shows whether it ended the data
-    loader's process."""
+    """The kernel counts the processes that its out-of-memory killer has ended. If this count rose, it also ended the
+    data loader's process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -202,7 +203,8 @@ def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
     ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
 )
 def test_out_of_memory_next_to_another_process_is_not_final(others_bytes: int | None, kind: str) -> None:
-    """Memory of other processes below 256 MiB, such as a display server or a site's monitor, is ignored."""
+    """If other processes use the device's memory, running out of memory is only an `error`, which is not final. Less
+    than 256 MiB of other processes is ignored, because a display server or a site's monitor may use as much."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
     assert ("of other processes on the device" in rule) == (kind == "error")

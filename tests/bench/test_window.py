@@ -1,5 +1,5 @@
-"""Tests of the begin and the end of the measured window, compared with hand calculations and with a simulation whose
-truth is known."""
+"""Tests of the begin and the end of the measured window. They are compared with hand calculations, and with simulated
+steps whose true step time is known."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from bench.measure.loop import find_stop_reason, is_slower, is_warmup_done
     ("n", "ranks"), [(6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (15, (4, 12)), (30, (10, 21)), (50, (18, 33))]
 )
 def test_median_interval_has_the_order_statistics_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
-    """The ranks of the interval's bounds at 95 % are those of Conover, Practical Nonparametric Statistics, table A3
-    (binomial distribution)."""
+    """The 95 % interval of a median extends from one of the sorted values to another. Their ranks must be those of
+    table A3 (binomial distribution) in Conover, Practical Nonparametric Statistics."""
     assert median_interval(range(1, n + 1)) == ranks
 
 
@@ -77,8 +77,8 @@ def test_window_ends_at_its_time_limit_below_its_minimum() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Simulate a window of 100 autocorrelated steps with this median. Return True if the limit of 1.1 s, which is
-    checked every 5 steps, ends it early."""
+    """Simulate 100 autocorrelated steps with this median. A limit of 1.1 s is checked every 5 steps. Return True if the
+    steps are found to be slower than the limit, which ends the window early."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()
@@ -87,8 +87,8 @@ def end_early(median_s: float, generator: np.random.Generator) -> bool:
 
 
 def test_slow_trials_are_ended_early_and_close_ones_rarely() -> None:
-    """The limit is 10 % above the best median. A trial that is at most 5 % slower than the best must not be ended
-    early."""
+    """The best trial has a median of 1 s, and the limit is 10 % above it. A trial that is at most 5 % slower than the
+    best must never be ended early, and one that is 50 % slower almost always."""
     generator = np.random.default_rng(0)
     ended = {median: sum(end_early(median, generator) for _ in range(100)) for median in (1.0, 1.05, 1.1, 1.5)}
     assert (ended[1.0], ended[1.05]) == (0, 0)

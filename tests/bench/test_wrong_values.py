@@ -1,5 +1,5 @@
-"""Tests that a wrong value of any key is reported in one line, with value, rule and remedy, and without a message of
-pydantic."""
+"""Tests that a wrong value of any key is reported in one line, with the value, the rule and a remedy. The line must not
+contain a message of pydantic."""
 
 import functools
 import re
@@ -32,8 +32,8 @@ PYDANTIC = re.compile(
 
 
 def list_choices(section: KeySection) -> list[Pair]:
-    """Return a choice of a file of conf/ (group and name) whose plug-in has the keys of this section. Return an empty
-    list if the section does not belong to a plug-in."""
+    """Return the group and the name of a file in conf/, as a list of one pair, that selects the plug-in whose keys are
+    in this section. Return an empty list if the section does not belong to a plug-in."""
     if not section.plugin:
         return []
     group = section.group

@@ -1,5 +1,5 @@
-"""Tests of the machine files of calibrated machines, which have published and measured numbers. Predictions read these
-files."""
+"""Tests of the YAML file that `zeroscale calibrate` writes for a machine. It contains the machine's published numbers
+and its measured numbers, and predictions use it."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Tests of the parts of a calibration, without processes. They check which operations are measured, and how results are
-computed."""
+"""Tests of the steps of a calibration, without processes: which operations are measured within the given time, and how
+results are computed from the measured times."""
 
 import pytest
 
@@ -94,8 +94,8 @@ def test_parts_share_the_time() -> None:
 
 
 class Stopwatch:
-    """Simulated device with 0.1 TFLOP/s on which a product takes at least 1 ms. Its clock advances with each
-    measurement."""
+    """Simulated device with a clock. A matrix product runs at 0.1 TFLOP/s and takes at least 1 ms. Each measurement of
+    a product advances the clock by the time of four products."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -111,9 +111,9 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> None:
-    """All shapes together take 1000 s, and the largest takes 350 s. With less time than that, only shapes that would
-    take most of this time may lack a measured neighbour. For every smaller shape, some shape with a tenth to ten times
-    its FLOPs is measured."""
+    """Measuring all shapes would take 1000 s, and the largest shape alone 350 s. With a shorter limit (`seconds`), only
+    some shapes are measured. Every shape that takes less than 1 % of the limit must have a similar measured shape, with
+    a tenth to ten times its FLOPs. At least one measured shape must take more than 1 % of the limit."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

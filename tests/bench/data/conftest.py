@@ -22,8 +22,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_spec() -> Callable[..., RunSpec]:
-    """Function that builds the RunSpec of a tiny run with data from `source`. `options` are options of the source, and
-    `fields` are fields of RunSpec."""
+    """Function that builds the RunSpec of a tiny run. `source` is the name of its data source, `options` are the
+    options of this source, and `fields` replace other fields of RunSpec."""
 
     def make(source: str = "synthetic", options: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
         loading = {key: fields.pop(key) for key in ("workers", "prefetch") if key in fields}

@@ -22,7 +22,8 @@ DOCUMENTS = ["Attention is all you need.", "Über ZeRO: 1 ≤ 2.", "", "Third."]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Folder with the same documents in every supported format."""
+    """Folder with the same documents as JSON Lines, compressed JSON Lines, Parquet, and plain text. The plain text is
+    in one file, and again in one file per document."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,5 +1,5 @@
-"""Order and padding of micro-batches, tested with samples that consist of their own index. The order must be the same
-for any number of workers."""
+"""Tests of the order and the padding of micro-batches. The order must be the same for any number of loader processes.
+Each sample consists of its own index, so that a batch shows which samples it contains."""
 
 import os
 import subprocess
@@ -22,7 +22,8 @@ MakeSpec = Callable[..., RunSpec]
 
 
 class Indices:
-    """A stream whose sample i consists of tokens with the value i. Lengths differ between samples."""
+    """Data stream that returns the encoder tokens and the decoder tokens of a sample. All tokens of sample i have the
+    value i. Samples have different lengths."""
 
     padded = frozenset({"encoder", "decoder"})
 
@@ -31,7 +32,8 @@ class Indices:
 
 
 def steps(spec: RunSpec, count: int) -> list[list[int]]:
-    """Return the sample indices of each optimizer step, over all data-parallel ranks."""
+    """Return the sample indices of each of `count` optimizer steps. The indices of a step include the samples of all
+    data-parallel ranks."""
     ranks = [loader.micro_batches(Indices(), spec, rank) for rank in range(spec.data_parallel)]
     return [
         sorted(

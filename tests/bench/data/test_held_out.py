@@ -1,4 +1,4 @@
-"""Held-out text: its selection, its exclusion from training, and its use in evaluations."""
+"""Tests of held-out text: its selection from a corpus, its exclusion from training, and its use in evaluations."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -20,7 +20,8 @@ MakeSpec = Callable[..., RunSpec]
 
 
 def corpus(*documents: str) -> Corpus:
-    """Return a corpus whose tokens are the character codes of the documents, each document followed by a 1."""
+    """Return a corpus of these documents. Its tokens are the documents' character codes, and a token 1 (end of
+    sequence) follows each document."""
     tokens = [np.array([*map(ord, document), 1], np.int32) for document in documents]
     return Corpus("letters", len(documents), 0, "", np.concatenate(tokens), np.cumsum([len(one) for one in tokens]))
 
@@ -58,8 +59,7 @@ def test_held_out_text_of_a_single_document_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """File of documents of 30 bytes. Each document repeats one character, and no two documents have the same
-    character."""
+    """Path of a text file with 60 documents of 30 bytes. Each document repeats a different character."""
     path = tmp_path_factory.mktemp("text") / "lines.txt"
     path.write_text("\n".join(chr(33 + number) * 30 for number in range(60)))
     return str(path)
@@ -67,8 +67,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make_learning(make_spec: MakeSpec, lines: str) -> MakeSpec:
-    """Function that builds the RunSpec of a training on the documents of `lines`, without span corruption and with six
-    samples per step."""
+    """Function that builds the RunSpec of a training of a tiny GPT on the documents of the file `lines`, with six
+    samples per step and with held-out samples."""
 
     def make(**fields: Any) -> RunSpec:
         chosen = {"tokens": 1000, "held_out": 0.2, "evaluation_samples": 12} | fields.pop("learning", {})

@@ -1,4 +1,4 @@
-"""The data source instructions: samples of prompts with answers and of chats, their labels, packing and order."""
+"""Tests of the data source `instructions` (prompts with answers, or chats): labels, packing, and order of samples."""
 
 import gzip
 import json
@@ -42,8 +42,8 @@ MakeSpec = Callable[..., RunSpec]
 
 @pytest.fixture
 def make(make_spec: MakeSpec, tmp_path: Path) -> MakeSpec:
-    """Function that builds the RunSpec of a run on JSON lines, for a decoder-only model or a T5. `lines` are the
-    contents of the lines."""
+    """Function that builds the RunSpec of a run on the JSON objects `lines`. With the objective seq2seq, the model is a
+    tiny T5, otherwise a tiny GPT."""
 
     def build(lines: Any = PAIRS, objective: str = "causal_lm", **fields: Any) -> RunSpec:
         path = tmp_path / "lines.jsonl"
@@ -66,7 +66,7 @@ def byt5(text: str) -> list[int]:
 
 
 def read(row: Any) -> str:
-    """Return the text of a row of tokens, with ⊣ for EOS and · for padding or a token without a loss."""
+    """Return the text of a row of tokens, with ⊣ for EOS and · for padding or a label without a loss."""
     marks = {EOS: b"\xe2\x8a\xa3", 0: b"\xc2\xb7", IGNORED: b"\xc2\xb7"}
     return b"".join(marks[token] if token in marks else bytes([token - 3]) for token in row.tolist()).decode()
 
@@ -129,7 +129,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def templated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Function that saves a tokenizer of single characters with a chat template, and returns its folder."""
+    """Function that saves a tokenizer of single characters with this chat template, and returns its folder."""
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -405,7 +405,7 @@ def test_packing_puts_whole_samples_into_few_sequences() -> None:
 def test_packed_batch_has_the_loss_and_gradients_of_its_separate_samples(
     make: MakeSpec, shape: dict[str, Any], attention: str
 ) -> None:
-    """The lines have chats, so that EOS also stands inside of a sample."""
+    """The samples are chats with EOS inside. So EOS cannot mark the boundary between two packed samples."""
     lines = [{"messages": CHAT[1 : 3 + number % 3]} for number in range(1, 8)]
     spec = make(
         lines, "causal_lm_documents", batch={"micro": 2}, options={"messages": "messages", "packing": True},

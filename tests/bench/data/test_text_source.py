@@ -22,7 +22,7 @@ WORDS = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + n for n, word in enumer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Path of a file of documents with 10, 20, …, 200 bytes."""
+    """List with the path of one text file. The file has 20 documents of 10, 20, …, 200 bytes, one per line."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "lines.txt").write_text("\n".join(chr(96 + n) * 10 * n for n in range(1, 21)))
     return [str(folder / "lines.txt")]
@@ -38,7 +38,8 @@ def equal(one: data.MicroBatch, other: data.MicroBatch) -> bool:
 
 
 def raw(batch: data.MicroBatch) -> list[bytes]:
-    """Return the original texts of a corrupted micro-batch that was tokenised with ByT5."""
+    """Return the original text of each sample of a micro-batch with span corruption, tokenised with ByT5. Each sentinel
+    of the input is replaced by its tokens from the labels."""
     texts = []
     for inputs, labels in zip(batch.tensors["input_ids"].tolist(), batch.tensors["labels"].tolist(), strict=True):
         hidden: dict[int, list[int]] = {}

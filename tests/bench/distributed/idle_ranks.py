@@ -1,7 +1,9 @@
-"""Script with the ranks of a pipeline whose passes only sleep: `python idle_ranks.py OUT SCHEDULE RANKS STAGES MICRO`.
+"""Script that runs the ranks of a pipeline whose forward and backward passes only sleep: `python idle_ranks.py OUT
+SCHEDULE RANKS STAGES MICRO`.
 
-The ranks are forked and connect through a file next to OUT. Each rank writes OUT-<rank>.json with two times in seconds:
-the time from its first to its last action, and how much of this time it waited for neighbours.
+STAGES is the number of stages per rank, and MICRO the number of micro-batches. The ranks are forked and connect through
+a file next to OUT. Each rank writes OUT-<rank>.json with two numbers of seconds: the time from its first to its last
+action, and the part of this time in which it waited for neighbouring ranks.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Script with two ranks that make the same computations with our code and with torch's: `python oracle_ranks.py OUT`.
+"""Script that forks two ranks, which make the same computations with our code and with torch's: `python oracle_ranks.py
+OUT`.
 
-The ranks are forked and connect through a file next to OUT. Each rank writes OUT-<rank>.pt with the results of our code
-and of torch's, by name of the comparison.
+The computations are pipeline schedules and tensor-parallel layers. The ranks connect through a file next to OUT. Each
+rank writes OUT-<rank>.pt with pairs of results (ours, torch's) by names of the comparison and the tensor.
 """
 
 import os
@@ -91,7 +92,8 @@ class Layer(nn.Module):
 
 
 class Stage(nn.Module):
-    """Layer with the interface by which our executor calls stages."""
+    """Pipeline stage with one layer, which our executor can call. It returns the loss if it is the last stage, and its
+    output otherwise."""
 
     def __init__(self, layer: Layer, *, last: bool) -> None:
         super().__init__()
@@ -103,7 +105,8 @@ class Stage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, rank: int) -> Both:
-    """Return the losses of micro-batches and the gradients of this rank's stages, ours and torch's."""
+    """Run a step of a pipeline schedule with our executor and with torch's. Return pairs of results (ours, torch's):
+    the gradients of this rank's stages and, on the last rank, the loss of each micro-batch."""
     kind, stages = SCHEDULES[name]
     size = PipelineSize(RANKS, stages, MICRO_BATCHES)
     torch.manual_seed(1)
@@ -149,8 +152,9 @@ class FeedForward(nn.Module):
 
 
 def run_region(among: TensorRanks, mesh: DeviceMesh) -> Both:
-    """Compare a feed-forward layer with sliced matrices. The first matrix is sliced by rows, the second by columns, and
-    the second bias is whole."""
+    """Compare a feed-forward layer under tensor parallelism: ours with torch's `parallelize_module`. The rows of the
+    first weight matrix and the columns of the second are divided between the ranks. The second bias is whole on each
+    rank."""
     torch.manual_seed(2)
     whole, states, upstream = FeedForward(), *torch.randn(2, SAMPLES, TOKENS, WIDTH)
     # `keep_own_tokens` divides the last dimension
@@ -216,8 +220,8 @@ def run_backward(run: Callable[[Tensor], Tensor], states: Tensor, upstream: Tens
 
 
 def list_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's share of each parameter's gradient. For parameters that all ranks hold whole, return the sum
-    over the ranks."""
+    """Return this rank's slice of each parameter's gradient, by name. For a parameter that is not sliced, return the
+    gradient summed over all ranks."""
     return {name: take_own(parameter.grad, parameter) for name, parameter in module.named_parameters()}
 
 

@@ -1,4 +1,5 @@
-"""Division of a model into stages: no other division has a cheaper most expensive stage."""
+"""Tests of the division of a model into pipeline stages. In any other division, the most expensive stage costs at least
+as much."""
 
 import itertools
 import json
@@ -73,8 +74,9 @@ def test_flops_of_all_units_add_up_to_the_flops_of_the_model(name: str) -> None:
 def test_cut_by_flops_is_more_balanced_than_a_cut_by_number_of_blocks(
     name: str, ranks: int, even: float, by_flops: float
 ) -> None:
-    """The values are the cost of the slowest stage divided by the mean cost. With 1024 encoder and 256 decoder tokens,
-    an encoder block of mT5 costs twice as much as a decoder block."""
+    """Two divisions into stages are compared by the cost of the most expensive stage divided by the mean cost. `even`
+    is this ratio for equal numbers of blocks, and `by_flops` its limit for a division by FLOPs. With 1024 encoder and
+    256 decoder tokens, an encoder block of mT5 costs twice as much as a decoder block."""
     costs = count_unit_flops(network_of(name), SAMPLES)
     blocks = len(costs) - 2
     bounds = [0, *(1 + blocks * rank // ranks for rank in range(1, ranks)), len(costs)]

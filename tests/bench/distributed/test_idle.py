@@ -1,5 +1,5 @@
-"""Idle time measured on real ranks equals the simulated pipeline bubble. Passes only sleep, so ranks do not compete for
-cores."""
+"""Test that the idle time measured on real ranks equals the pipeline bubble of a simulation. The passes only sleep, so
+that ranks do not compete for cores."""
 
 import json
 import os
@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timed, pytest.mark.timeout(120)
 def test_measured_idle_time_equals_the_simulated_bubble(
     tmp_path: Path, name: ScheduleName, size: PipelineSize, bubble: float
 ) -> None:
-    """The bubble is (p - 1) / (v m + p - 1) of a step, with p ranks, v stages per rank and m micro-batches. It has two
-    parts: waiting for neighbours, and the time from a rank's last pass to the last pass of all ranks."""
+    """The bubble is (p - 1) / (v m + p - 1) of a step, with p ranks, v stages per rank and m micro-batches. A rank's
+    idle time has two parts: waiting for neighbouring ranks, and waiting after its last pass until all ranks have ended
+    the step."""
     script = Path(__file__).with_name("idle_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "seen"), name, *map(str, size)],

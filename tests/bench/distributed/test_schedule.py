@@ -1,5 +1,5 @@
-"""Pipeline schedules compared with torch's schedules and with closed forms. They are also executed with blocking
-transfers to show that no deadlock occurs."""
+"""Tests of pipeline schedules. They are compared with torch's schedules and with closed forms. They are also executed
+with blocking transfers, to show that they do not deadlock."""
 
 import itertools
 from collections import Counter
@@ -35,12 +35,14 @@ FULL = [(name, size) for name, size in CASES if size.ranks > 1 and size.micro_ba
 
 
 def simulate(name: ScheduleName, size: PipelineSize, hop_s: float = 0.0) -> SimulatedStep:
-    """Simulate a schedule with stages that take 1 s for forward and 2 s for backward."""
+    """Simulate a step of a schedule. Each stage takes 1 s for a forward pass and 2 s for a backward pass. A transfer
+    between ranks takes `hop_s` seconds."""
     return simulate_schedule(build_schedule(name, size), size, [1.0] * size.stages, [2.0] * size.stages, hop_s)
 
 
 def bubble(step: SimulatedStep) -> float:
-    """Return idle seconds divided by busy seconds of rank 0. All ranks are equally busy."""
+    """Return the idle seconds of rank 0 divided by its busy seconds. In the tests, all ranks are busy for the same
+    time."""
     return (step.total_s - step.busy_s[0]) / step.busy_s[0]
 
 
@@ -49,7 +51,8 @@ def bubble(step: SimulatedStep) -> float:
 
 @pytest.fixture(scope="module")
 def pipelining() -> Any:
-    """torch's module of pipeline schedules, in a fake process group of one rank."""
+    """Return torch's module of pipeline schedules. While the fixture is in use, there is a fake process group of one
+    rank."""
     import torch.distributed as dist
     from torch.distributed.pipelining import schedules
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -64,7 +67,7 @@ def order_of_torch(pipelining: Any, name: str, size: PipelineSize) -> list[list[
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):
-        """Stage on the first of several ranks, although the process group has only one rank."""
+        """Stage on the first rank of a pipeline. The other ranks exist only in a fake process group."""
 
         def __init__(self, index: int) -> None:
             layer, device = torch.nn.Linear(1, 1), torch.device("cpu")
@@ -141,8 +144,8 @@ def test_schedules_have_no_deadlock_with_blocking_transfers() -> None:
 
 
 def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
-    """Execute all lists of actions with blocking transfers. A send completes only when the other rank has reached its
-    receive, and a pass needs its input. This is stricter than any communication library."""
+    """Execute the actions of all ranks with blocking transfers, and fail if the ranks deadlock. A send completes only
+    when the other rank has reached the matching receive. Real communication libraries are less strict."""
     left, here = [list(order[::-1]) for order in schedule], set[Action]()
     while any(left):
         moved = False
@@ -177,7 +180,7 @@ def peer_of(action: Action, size: PipelineSize) -> int:
 
 
 def list_transfers(order: Order, other: int, size: PipelineSize) -> list[Action]:
-    """Return the sends and receives in `order` that are to or from the rank `other`."""
+    """Return the sends to the rank `other` and the receives from it, in the order in which a rank executes them."""
     return [action for action in order if not action.computes and peer_of(action, size) == other]
 
 
@@ -237,8 +240,8 @@ def test_schedule_for_an_unsupported_size_is_refused(name: ScheduleName, size: P
 
 
 def test_bubble_equals_the_closed_form() -> None:
-    """The bubble relative to busy time is (P − 1) / (v·m), with P ranks, v stages per rank and m micro-batches (arXiv
-    2104.04473, section 2.2, and 2211.05953)."""
+    """The idle time divided by the busy time is (P − 1) / (v·m), with P ranks, v stages per rank and m micro-batches
+    (arXiv 2104.04473, section 2.2, and 2211.05953)."""
     for name, size in FULL:
         assert bubble(simulate(name, size)) == pytest.approx(
             (size.ranks - 1) / (size.stages_per_rank * size.micro_batches)
@@ -275,7 +278,8 @@ def test_passes_in_flight_of_1f1b_do_not_grow_with_micro_batches() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
 def test_at_most_4_receives_are_posted_before_their_use(name: ScheduleName) -> None:
-    """At most 4 receive buffers wait for their use at any time, for any number of micro-batches."""
+    """On every rank, at most 4 receive buffers are waiting at any time for the pass that reads them. The limit holds
+    for any number of micro-batches; the test has 64."""
     size = PipelineSize(4, 1, 64)
     for order in build_schedule(name, size):
         posted = most = 0
@@ -363,8 +367,9 @@ def test_gradients_of_a_stage_are_reduced_once_after_its_last_backward(name: Sch
 
 
 def test_gathers_of_layered_accumulation_do_not_grow_with_micro_batches() -> None:
-    """A rank with twelve stages gathers weights 22 times, with 8 and with 64 micro-batches. With depth-first
-    accumulation, 8 micro-batches would need about 200 gathers."""
+    """In layered accumulation, a stage runs all micro-batches before the next stage runs. So a rank with twelve stages
+    gathers weights 22 times, with 8 and with 64 micro-batches. If each micro-batch ran through all stages before the
+    next one, 8 micro-batches would need about 200 gathers."""
     few, many = (
         sum(action.kind == "gather" for action in add_gathers(build_schedule("breadth_first", size)[0]))
         for size in (PipelineSize(1, 12, 8), PipelineSize(1, 12, 64))

@@ -1,5 +1,5 @@
-"""If the loss of a step is the mean over its target tokens, it does not depend on the division of samples into
-micro-batches."""
+"""Tests of the loss as a mean over all target tokens of a step. This loss must not depend on the division of samples
+into micro-batches."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -24,7 +24,7 @@ OPTIONS = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "static_graph":
 
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
-    """Create a process group that contains only this process."""
+    """Create a process group that contains only this process, for the duration of the tests."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -44,8 +44,8 @@ def spec(micro: int, **more: Any) -> RunSpec:
 def micro_batches(
     of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
 ) -> list[dict[str, torch.Tensor]]:
-    """Return the micro-batches of a step, whose samples have 1 to 6 target tokens. Samples whose index is in `without`
-    have none. The samples are the same for every micro-batch size."""
+    """Return the micro-batches of a step. The samples are the same for every micro-batch size. They have 1 to 6 target
+    tokens, or 6 each if `padded` is false. Samples whose index is in `without` have no target token."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):
@@ -56,7 +56,8 @@ def micro_batches(
 
 
 def train(of: RunSpec, **samples: Any) -> list[float]:
-    """Return the loss and the gradient norm of each of three steps, in turn."""
+    """Train for three steps. Return the loss and the gradient norm of the first step, then those of the second and
+    third. `samples` are options of `micro_batches`."""
     module = t5.build(of)
     t5.initialise(module, of)
     engine, found = build_ddp(module, of), list[float]()
@@ -78,8 +79,8 @@ def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(micro: int) -> N
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
 def test_micro_batch_without_targets_does_not_change_the_loss(chunked: dict[str, int]) -> None:
-    """In a large micro-batch, torch's mean ignores samples without targets. In a micro-batch of one such sample, the
-    mean would be 0 / 0."""
+    """If a micro-batch also contains other samples, torch's mean ignores samples without target tokens. If all its
+    samples lack target tokens, torch's mean is 0 / 0, which must not reach the loss of the step."""
     model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
     whole = train(spec(SAMPLES), without=(0, 2, 3, 7))
     for micro in (1, 2):
@@ -87,7 +88,8 @@ def test_micro_batch_without_targets_does_not_change_the_loss(chunked: dict[str,
 
 
 def test_loss_weights_of_micro_batches_equal_a_computation_by_hand() -> None:
-    """Three micro-batches have 3, 0 and 1 of the 4 target tokens. Their weights are 3 · 3 / 4, 0 and 3 · 1 / 4."""
+    """A step of three micro-batches has 4 target tokens: 3, 0 and 1. A weight is the number of micro-batches times the
+    share of the target tokens: 3 · 3 / 4, 0 and 3 · 1 / 4."""
     first, second, third = (torch.full((1, 6), -100) for _ in range(3))
     first[0, :3], third[0, 1] = 5, 7
     batches = [{"labels": labels} for labels in (first, second, third)]

@@ -1,5 +1,5 @@
-"""Our executor compared with torch's pipeline schedules, and our slices compared with DTensor: results on two real
-ranks are equal up to rounding."""
+"""Tests of our code for pipeline and tensor parallelism, with torch's as the reference. On two real ranks, our executor
+must give the same results as torch's pipeline schedules, and our sliced layers the same as DTensor, up to rounding."""
 
 import os
 import subprocess
@@ -18,7 +18,8 @@ NEAR = 2e-6
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Both]]:
-    """Results of each rank, by name of the comparison."""
+    """Results of each rank, by name of the comparison. A result maps the name of a tensor to our value and torch's
+    value."""
     folder, script = tmp_path_factory.mktemp("ranks"), Path(__file__).with_name("oracle_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), str(folder / "seen")],

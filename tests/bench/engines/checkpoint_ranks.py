@@ -1,8 +1,9 @@
-"""Script that runs one rank of a group of ranks, which train jobs: `python checkpoint_ranks.py JOBS OUT`, with
-torchrun's variables set.
+"""Script that runs one rank, which trains jobs together with the other ranks: `python checkpoint_ranks.py JOBS OUT`.
+torchrun's environment variables must be set.
 
-If a job has no checkpoint, the rank trains it, saves a checkpoint and continues. Otherwise it resumes the job from its
-checkpoint. The checkpoints lie next to the folder of JOBS.
+JOBS is the path of a JSON file that maps labels to RunSpecs. If a job has no checkpoint yet, the rank trains it, saves
+a checkpoint and continues. Otherwise it resumes the job from its checkpoint. OUT-<rank>.json gets the results of both,
+by label. The checkpoints lie next to the folder that contains JOBS.
 """
 
 import json

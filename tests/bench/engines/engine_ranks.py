@@ -1,10 +1,10 @@
-"""Script that runs one rank of a group of ranks, which train jobs one after another: `python engine_ranks.py JOBS OUT`,
-with torchrun's variables set.
+"""Script that runs one rank, which trains jobs together with the other ranks: `python engine_ranks.py JOBS OUT`.
+torchrun's environment variables must be set.
 
-JOBS is a JSON object from label to RunSpec. OUT-<rank>.json gets the observations of each job; if the label begins with
-MEMORY, it gets the job's memory in bytes. The ranks connect through a file next to OUT, because a free port may be
-taken before they use it. If PRETENDED is set, this is the only rank, and its collectives run on a fake process group as
-in a rehearsal.
+JOBS is the path of a JSON file that maps labels to RunSpecs. OUT-<rank>.json gets the observations of each job. If a
+label begins with MEMORY, these are only the job's memory in bytes. The ranks connect through a file next to OUT,
+because another process could take a free port first. If the variable PRETENDED is set, no other rank exists. The rank
+then runs as in a rehearsal, with a fake process group.
 """
 
 import contextlib
@@ -94,13 +94,13 @@ def train(spec: RunSpec) -> dict[str, Any]:
 
 
 def is_equal(one: Tensor, other: Tensor) -> bool:
-    """Return True if all bytes are equal. Bytes are compared, because quantised weights are packed into a dtype in
-    which some of them are NaN."""
+    """Return True if all bytes of the tensors are equal. Values are not compared, because packed quantised weights look
+    like NaN in some dtypes, and NaN does not equal itself."""
     return one.flatten().view(torch.uint8).equal(other.flatten().view(torch.uint8))
 
 
 def count_moments(engine: Any) -> int:
-    """Return the number of elements of AdamW's first moments on this rank."""
+    """Return the number of elements of AdamW's first moments that this rank holds."""
     update = engine._engine.basic_optimizer if hasattr(engine, "_engine") else engine._update
     optimizer = getattr(update, "optimizer", getattr(update, "_optimizer", update))
     moments = [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]  # AdamW's
@@ -121,8 +121,8 @@ def list_measuring(engine: Any) -> list[str]:
 
 
 def take_memory(spec: RunSpec) -> dict[str, int]:
-    """Return the bytes of live tensors: at the peak of building the engine, between the second and third step, and at
-    the peak of the third step."""
+    """Return the bytes of live tensors at three times: at the peak of building the engine (`init_peak`), between the
+    second and the third step (`resident`), and at the peak of the third step (`peak`)."""
     gc.collect()
     before = memory.read_live_bytes(CPU)
     memory.reset_peak(CPU)
@@ -144,7 +144,7 @@ def take_memory(spec: RunSpec) -> dict[str, int]:
 
 
 def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return a whole copy of every parameter, by name."""
+    """Return a copy of every parameter, by name. Partitioned parameters are gathered for the copy."""
     copies = {}
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):  # FSDP's engine has partitioned the parameter
@@ -156,8 +156,8 @@ def copy_whole_weights(backend: EngineBuilder, module: torch.nn.Module) -> dict[
 
 
 def micro_batches(spec: RunSpec, step: int) -> list[dict[str, Tensor]]:
-    """Return the micro-batches of a step with random tokens. They differ by rank, step and micro-step, and are the same
-    for every engine."""
+    """Return the micro-batches of a step. Their tokens are random, and depend on the rank, the step and the micro-step
+    but not on the engine."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + int(os.environ["RANK"]))

@@ -1,7 +1,8 @@
-"""Script that forks ranks from one process, which has already imported their modules: `python forked_ranks.py SCRIPT
-JOBS OUT RANK...`.
+"""Script that runs SCRIPT, another script of this folder, on several ranks: `python forked_ranks.py SCRIPT JOBS OUT
+RANK...`.
 
-torchrun's variables must be set, except those of a single rank. The exit code is 1 if a rank failed.
+It imports all modules once, and then forks a process for each RANK. torchrun's environment variables must be set,
+except RANK and LOCAL_RANK. The exit code is 1 if a rank failed.
 """
 
 import gc

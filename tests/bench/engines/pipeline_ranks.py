@@ -1,7 +1,8 @@
-"""Script whose ranks train jobs, most of them in a pipeline: `python pipeline_ranks.py JOBS OUT`.
+"""Script that trains jobs on several ranks, most of them in a pipeline: `python pipeline_ranks.py JOBS OUT`.
 
-JOBS is a JSON object from label to RunSpec. The ranks of each spec are forked after all imports, and connect through
-files next to OUT. OUT-<world size>-<rank>.pt gets the observations of a rank by label, including its weights by name.
+JOBS is the path of a JSON file that maps labels to RunSpecs. After all imports, ranks are forked for each world size.
+They connect through files next to OUT. OUT-<world size>-<rank>.pt gets the observations of a rank by label, such as
+losses, gradient norms, and weights by name.
 """
 
 import contextlib
@@ -71,8 +72,8 @@ def run_rank(rank: int, world: int, jobs: dict[str, RunSpec]) -> None:
 
 
 def train(spec: RunSpec, rank: int) -> dict[str, Any]:
-    """Return the observations of a training. If the engine evaluates, train once more without evaluations, and list the
-    results that differ."""
+    """Train a job and return its observations. If the engine supports evaluations, the job is trained a second time
+    without them, and `changed` lists the results that differ between the two trainings."""
     seen = train_once(spec, rank, evaluates="evaluate" in engines.facts(spec).members)
     seen["changed"] = []
     if seen["evaluations"]:
@@ -122,7 +123,8 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
 
 
 def build_module(spec: RunSpec, rank: int) -> Any:
-    """Return this rank's stages; for an engine that does not divide the model, return the whole model."""
+    """Return this rank's pipeline stages. If the engine does not divide the model into stages, return the whole
+    model."""
     backend, cut = engines.load_builder(spec.engine.backend), engines.facts(spec).cut
     if cut is None:
         return models.load_builder(spec.model.family).build(spec, backend.construction(spec))
@@ -131,7 +133,8 @@ def build_module(spec: RunSpec, rank: int) -> Any:
 
 
 def read_weights(engine: PipelineEngine, module: Any) -> dict[str, Tensor]:
-    """Return copies of the whole weights of this rank's stages, by name."""
+    """Return copies of the weights of this rank's stages, by name. Weights that are partitioned among model copies are
+    gathered first."""
     for gathered in engine.gathered.values():
         gathered.gather()
         gathered.wait()
@@ -146,8 +149,8 @@ def copy_weights(module: Any) -> dict[str, Tensor]:
 
 
 def micro_batches(spec: RunSpec, step: int, data: int) -> list[dict[str, Tensor]]:
-    """Return the micro-batches of a step with random tokens, which depend on data-parallel rank, step and micro-step.
-    Some labels are ignored, and some inputs are masked."""
+    """Return the micro-batches of a step on the data-parallel rank `data`. Tokens are random and depend on this rank,
+    the step and the micro-step. Some labels are excluded from the loss. For some models, some inputs are masked."""
     batches = []
     for micro_step in range(spec.accumulation):
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + data)

@@ -1,4 +1,5 @@
-"""Functions that run pipeline_ranks.py, and functions that repeat its trainings in one process for comparison."""
+"""Functions that run pipeline_ranks.py, and functions that repeat its trainings in one process, as the reference for
+the comparison."""
 
 import json
 import os
@@ -21,8 +22,8 @@ Ranks = list[dict[str, Any]]
 
 
 def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
-    """Train each job on the ranks of its spec, and return the observations by label. Raise RuntimeError with the output
-    of the ranks if a rank fails."""
+    """Train each job with pipeline_ranks.py on the ranks of its spec. Return the observations of all ranks, by label.
+    If a rank fails, raise RuntimeError with the output of the ranks."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in jobs.items()}
     (folder / "jobs.json").write_text(json.dumps(plain))
     script = Path(__file__).with_name("pipeline_ranks.py")
@@ -39,8 +40,9 @@ def run_jobs(jobs: dict[str, RunSpec], folder: Path) -> dict[str, Ranks]:
 
 
 def train_alone(job: RunSpec) -> dict[str, Any]:
-    """Return the observations of a training in one process, which has the whole model and all samples. It uses plain
-    torch and AdamW in fp32. Dropout for each rank's samples is drawn from that rank's seed."""
+    """Train a job in one process, which has the whole model and the samples of all data-parallel ranks, and return its
+    observations. Uses torch without an engine, and AdamW in fp32. Dropout for a rank's samples is drawn from that
+    rank's seed."""
     family = models.load_builder(job.model.family)
     module = family.build(job, on_device(job.precision))
     family.initialise(module, job)
@@ -89,7 +91,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
 
 
 def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[float]:
-    """Return the loss of each held-out micro-batch of a data-parallel rank."""
+    """Return the loss of each held-out micro-batch of the data-parallel rank `data`."""
     module.eval()
     with torch.no_grad():
         losses = [float(module(**batch).loss) for batch in micro_batches(job, HELD_OUT, data)]
@@ -98,8 +100,8 @@ def evaluate_alone(job: RunSpec, module: torch.nn.Module, data: int) -> list[flo
 
 
 def answer_alone(job: RunSpec, module: Any, data: int) -> list[list[int]]:
-    """Return the tokens of the most likely answer to each prompt of a data-parallel rank. Each prompt is a batch of its
-    own, without padding."""
+    """Return the most likely answer, as tokens, to each prompt of the data-parallel rank `data`. Each prompt is a batch
+    of its own without padding."""
     module.eval()
     answers = []
     for row, length in zip(micro_batches(job, HELD_OUT, data)[0]["input_ids"], PROMPT_TOKENS, strict=True):
@@ -119,8 +121,8 @@ def answer_alone(job: RunSpec, module: Any, data: int) -> list[list[int]]:
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
-    """Return the weight of each micro-batch's mean loss in the loss of the step. The weights are equal, or proportional
-    to the numbers of target tokens."""
+    """Return the weight of each micro-batch's mean loss in the loss of the step. Depending on the job, weights are
+    equal, or proportional to the number of target tokens."""
     if not objectives.weighs_targets(job):
         return [1 / len(batches)] * len(batches)
     first = int("decoder" not in job.sequence)  # nothing predicts the first token of a decoder-only model
@@ -130,20 +132,22 @@ def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float
 
 
 def average_losses(ranks: Ranks) -> list[float]:
-    """Return the loss of each step, averaged over the ranks that have a loss."""
+    """Return the loss of each step, averaged over the ranks that compute a loss. In a pipeline, ranks without the last
+    stage compute none."""
     with_loss = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
     return [sum(step) / len(step) for step in zip(*with_loss, strict=True)]
 
 
 def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
-    """Return a rank's slice of a whole parameter; the whole parameter if it is not sliced."""
+    """Return the slice of the whole parameter that a tensor-parallel rank holds, or the whole parameter if it is not
+    sliced. `rank` has the observations of the rank."""
     part = rank["slices"].get(name)
     return Slice(*part).cut(whole) if part else whole
 
 
 def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
-    """Return the names of parameters whose initial weights on some rank differ bitwise from the weights of the single
-    process (`begun`), and of parameters that no rank has."""
+    """Compare initial weights bitwise with those of the single process (`begun`). Return the names of parameters that
+    differ on some rank, and of parameters that no rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
     otherwise = {
         name
@@ -155,8 +159,8 @@ def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> li
 
 
 def list_unequal_shared_weights(ranks: Ranks) -> list[str]:
-    """Return the names of parameters that several ranks hold (whole, or the same slice) and whose final values are not
-    bitwise equal."""
+    """Compare the final weights that several ranks hold, whole or as the same slice. Return the names of parameters
+    whose values differ bitwise between these ranks."""
     held: dict[Any, list[Tensor]] = {}
     for rank in ranks:
         for name, weight in rank["weights"].items():
@@ -165,8 +169,8 @@ def list_unequal_shared_weights(ranks: Ranks) -> list[str]:
 
 
 class Differences(NamedTuple):
-    """Largest relative deviations of a run from the same training in one process. Deviations of a weight are relative
-    to its largest element."""
+    """Largest relative deviations between a run on several ranks and the same training in one process. The deviation of
+    a weight is divided by the largest weight of its tensor."""
 
     losses: float
     norms: float
@@ -176,8 +180,8 @@ class Differences(NamedTuple):
 
 
 def compare_to_one_process(job: RunSpec, ranks: Ranks) -> Differences:
-    """Return the deviations of a run from the same training in one process, and the names of values that differ
-    although they should be bitwise equal."""
+    """Repeat a run in one process. Return the largest deviations of the run, and the names of values that should be
+    bitwise equal but differ."""
     alone = train_alone(job)
     losses = max(abs(here / there - 1) for here, there in zip(average_losses(ranks), alone["losses"], strict=True))
     norms = max(

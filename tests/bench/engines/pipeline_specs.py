@@ -1,4 +1,4 @@
-"""Specs of tiny models in a pipeline. Some tests run them, others only build the models."""
+"""Specs of tiny models in a pipeline. Some tests train them, and others only build the models."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,12 @@ def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
     by_tokens: bool = False, sharding: str = "zero1", preset: str = "pipeline", **fields: Any,
 ) -> RunSpec:  # fmt: skip
-    """Return the spec of a tiny model in a pipeline, or of the whole model with another engine preset. Clipping, weight
-    decay and accumulation all have an effect."""
+    """Return the spec of a tiny model that is trained in a pipeline, or whole if `preset` names another engine preset.
+
+    `model` is a key of SHAPES. `pipeline`, `data` and `tensor` are numbers of ranks, `stages` is the number of stages
+    per rank, and `by_tokens` turns on sequence parallelism. Gradient clipping, weight decay and accumulation are chosen
+    so that an error in one of them changes the result.
+    """
     shape = SHAPES[model]
     encodes = "encoder_layers" in shape
     options = {"name": preset, "backend": preset, "schedule": schedule, "sharding": sharding}
@@ -57,14 +61,15 @@ def spec(
 
 
 def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
-    """Return the spec with padded data, whose micro-batches have different numbers of target tokens."""
+    """Return a copy of the spec with padded data, in which micro-batches have different numbers of target tokens.
+    `loss_mean` is the mean that forms the loss of a step: over `tokens` or over `micro_batches`."""
     data = {"name": "text", "source": "text", "options": {"packing": False}}
     plain = job.model_dump(mode="json", by_alias=True)
     return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})
 
 
 def drop(job: RunSpec) -> RunSpec:
-    """Return the spec with dropout in its model."""
+    """Return a copy of the spec whose model has dropout."""
     return job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.1})})
 
 

@@ -1,8 +1,8 @@
-"""Script that rehearses ranks of pipelines one after another, each alone in this process, and measures their memory:
-`python rehearsed_memory.py JOBS`.
+"""Script that measures the memory of pipeline ranks: `python rehearsed_memory.py JOBS`. The ranks run in this process,
+one after another. Each is a rehearsal: the rank is real, and the other ranks are simulated.
 
-JOBS is a JSON object from label to RunSpec. The output is a JSON object that maps each label to a list with the memory
-of the first rank in each place of the pipeline. The memory of a rank is three numbers of bytes: at the peak of its
+JOBS is a JSON object from label to RunSpec. The output is a JSON object from label to a list, with the memory of the
+first rank at each position of the pipeline. The memory of a rank is three numbers of bytes: at the peak of its
 initialisation, at the peak of a step, and between steps.
 """
 

@@ -1,4 +1,4 @@
-"""Function that starts the ranks of a script and returns their observations. The ranks communicate over gloo."""
+"""Function that runs a script on several ranks, which communicate over gloo, and returns their observations."""
 
 import json
 import os
@@ -12,8 +12,11 @@ Seen = list[dict[str, Any]]
 
 
 def start_ranks(script: str, jobs: dict[str, Any], ranks: int, folder: Path, pretended: int | None = None) -> Seen:
-    """Run a script of this folder with JOBS and OUT on `ranks` ranks, and return the content of each OUT-<rank>.json.
-    If `pretended` is the index of a rank, run only this rank, as a rehearsal in which the other ranks are simulated."""
+    """Run a script of this folder on `ranks` ranks, and return the observations of each rank. `jobs` maps labels to
+    RunSpecs as plain data.
+
+    If `pretended` is the index of a rank, only this rank runs, as a rehearsal in which the other ranks are simulated.
+    """
     present = range(ranks) if pretended is None else [pretended]
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))

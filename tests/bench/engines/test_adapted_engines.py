@@ -1,4 +1,5 @@
-"""All engines train the same adapters on frozen weights. Frozen weights have no optimizer state and are not reduced."""
+"""Tests that all engines give the same training of adapters on frozen weights. Frozen weights must have no optimizer
+state, and their gradients must not be reduced."""
 
 from typing import Any
 
@@ -41,7 +42,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.fixture
 def trained() -> int:
-    """Number of elements of all adapters: rank × (inputs + outputs) of each matrix of each block."""
+    """Number of trained elements, which are those of all adapters. An adapter has rank × (inputs + outputs) elements,
+    and every matrix of every block has an adapter."""
     width, inner, ff = SHAPE["d_model"], SHAPE["heads"] * SHAPE["d_kv"], SHAPE["d_ff"]
     attention, mlp = 4 * (width + inner), 3 * (width + ff)
     return RANK * (SHAPE["encoder_layers"] * (attention + mlp) + SHAPE["decoder_layers"] * (2 * attention + mlp))

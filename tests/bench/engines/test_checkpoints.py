@@ -1,4 +1,5 @@
-"""Every engine that writes checkpoints resumes from them with bitwise equal results."""
+"""Tests that every engine which writes checkpoints resumes from them. The results must be bitwise equal to those
+without an interruption."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def test_resuming_from_a_checkpoint_in_a_new_process_is_bitwise_exact(tmp_path: Path) -> None:
-    """Dropout is drawn in every step, so results are equal only if the random state is restored."""
+    """Every step draws random numbers for dropout. So results are equal only if the state of the random generator is
+    restored."""
     first = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "first")
     second = start_ranks("checkpoint_ranks.py", SAVED, 2, tmp_path / "second")
     for saved, loaded in zip(first, second, strict=True):

@@ -1,5 +1,5 @@
-"""Costs that engines predict. They agree with the engine's partition of states, engines of other packages are predicted
-too, and missing predictions are reported."""
+"""Tests of the costs that engines predict, such as memory. They agree with how the engine partitions its states.
+Engines of other packages are predicted too, and an engine without predictions is reported."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,8 @@ ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
-    """Return the command-line words that choose the engine `toy`."""
+    """Install a plug-in engine `toy` that predicts no costs. Return the command-line words with which a command finds
+    it."""
     install("zeroscale.engine", "toy = their_engine", WITHOUT_COSTS)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
@@ -55,8 +56,8 @@ def toy_spec() -> RunSpec:
 
 @pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_predicted_states_are_divided_by_the_engines_division(name: str) -> None:
-    """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. There are
-    8 ranks."""
+    """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. Each is
+    divided by the number of ranks among which the engine partitions it, of 8 ranks in total."""
     spec, parameters = asked(f"engine={name}"), 582_401_280
     divided, held = engines.facts(spec).division, predict_engine_memory(spec, "cuda").resident()
     assert divided

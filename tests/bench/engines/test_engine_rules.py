@@ -1,4 +1,4 @@
-"""A spec that an engine cannot run raises an error before any rank starts."""
+"""Tests that a spec which an engine cannot run raises an error before any rank starts."""
 
 import subprocess
 import sys
@@ -140,7 +140,7 @@ def test_loading_an_engine_imports_no_torch() -> None:
 
 
 class WithIdleTime:
-    """Engine with `idle_s` as its only method."""
+    """Engine whose only optional method is `idle_s`. It lacks `save` and `load`."""
 
     def idle_s(self) -> float:
         return 0.0

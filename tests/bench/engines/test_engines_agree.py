@@ -1,5 +1,5 @@
-"""All engines give the same training. Real ranks communicate over gloo; two processes run all jobs of an engine
-library."""
+"""Tests that all engines give the same training, on real ranks over gloo. One group of two processes runs all jobs with
+DeepSpeed and DDP, and a second group runs those with FSDP2."""
 
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,9 @@ SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_lay
 
 
 def spec(engine: str, precision: str = "fp32", more: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the spec of a tiny T5 with the engine preset `engine`, as plain data. Clipping, weight decay and
-    accumulation all have an effect."""
+    """Return the spec of a tiny T5 as plain data. `engine` is an engine preset, `more` are further options of the
+    engine, and `fields` replace fields of the spec. Gradient clipping, weight decay and accumulation are chosen so that
+    an error in one of them changes the result."""
     options = yaml.safe_load((CONF / f"{engine}.yaml").read_text()) | SMALL.get(engine, {}) | (more or {})
     plain = {
         "model": {"name": "test", "shape": SHAPE},
@@ -81,8 +82,8 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job. FSDP2 runs in processes of its own: after DeepSpeed in the same process, it
-    once ended in glibc's "double free". A user's run never has both libraries in one process."""
+    """Observations of each rank, by job. FSDP2 runs in separate processes: after DeepSpeed in the same process, it once
+    ended in glibc's "double free". A user's run never has both libraries in one process."""
     fsdp = {label: job for label, job in JOBS.items() if label.startswith("fsdp")}
     rest = {label: job for label, job in JOBS.items() if label not in fsdp}
     first, second = (

@@ -1,5 +1,6 @@
-"""Dropout is drawn from each rank's seed. Evaluations and answers between steps have no dropout, draw no random numbers
-and change nothing. Real ranks over gloo are compared with one process."""
+"""Tests of dropout and evaluations on real ranks over gloo, compared with one process. Dropout is drawn from each
+rank's seed. Evaluations and generated answers between steps have no dropout, draw no random numbers, and do not change
+the training."""
 
 from pathlib import Path
 

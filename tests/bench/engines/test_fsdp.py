@@ -1,5 +1,6 @@
-"""FSDP2 on four ranks. With hybrid shards or resharding among neighbours, it trains like DDP. Its transfers and memory
-are as predicted, and a rehearsed rank has the same memory."""
+"""Tests of FSDP2 on four ranks. With hybrid sharding, or with resharding among two neighbouring ranks, it trains like
+DDP. Its collectives and its memory equal the predictions. A rehearsed rank, which runs without the other ranks, has the
+same memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,8 @@ pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
 def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Return the predicted number of calls and payload bytes of a step, by kind of collective."""
+    """Return the prediction for the collectives of a step: the number of calls and their payload in bytes, by kind of
+    collective."""
     found: dict[str, tuple[int, int]] = {}
     for transfer in predict_engine_step(spec, "cpu").transfers:
         calls, payload = found.get(transfer.kind, (0, 0))
@@ -53,8 +55,9 @@ def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_packed_weights() -> Iterator[None]:
-    """Keep oneDNN from packing bf16 weights, as it does on CPUs with AMX. Its packed copies come from torch's
-    allocator, and predictions do not count them. The variable is read at the first operation of each rank."""
+    """Keep oneDNN from packing bf16 weights, which it does on CPUs with AMX. The packed copies use torch's allocator,
+    so they would count as memory, and predictions do not include them. oneDNN reads the variable at the first operation
+    of each rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
         yield
@@ -62,13 +65,13 @@ def _without_packed_weights() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job."""
+    """Observations of four real ranks, one dict per rank. The keys of a dict are labels of jobs."""
     return start_ranks("engine_ranks.py", JOBS | HELD, RANKS, tmp_path_factory.mktemp("four"))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Memory of one rehearsed rank in bytes, by job."""
+    """Memory in bytes of one rehearsed rank, by job. The other ranks are simulated."""
     return start_ranks("engine_ranks.py", HELD, RANKS, tmp_path_factory.mktemp("alone"), REHEARSED)[0]
 
 
@@ -100,8 +103,8 @@ def test_collectives_of_fsdp_equal_the_prediction(seen: Seen, label: str) -> Non
 
 
 def test_fsdp_gathers_each_block_twice_per_micro_step_and_other_weights_once(seen: Seen) -> None:
-    """Hand calculation for two micro-steps, two blocks in each stack and fp32. States have width 32, attention has 4
-    heads of width 8, and the MLP has an inner width of 64."""
+    """The expected bytes are calculated by hand for two micro-steps in fp32. The model has two blocks in each stack,
+    states of width 32, 4 attention heads of width 8, and an MLP of inner width 64."""
     attention, mlp, table = 4 * 32 * 32 + 32, 3 * 32 * 64 + 32, 128 * 32
     blocks = 2 * (attention + mlp) + 2 * (2 * attention + mlp) + 2 * 32 * 4  # the position bias of each stack
     outside = 2 * table + 2 * 32
@@ -136,8 +139,8 @@ def test_predicted_memory_equals_that_of_real_and_rehearsed_fsdp_ranks(
 
 
 def test_fsdp_memory_between_steps_is_12_bytes_per_parameter(seen: Seen) -> None:
-    """The 12 bytes are fp32 weights and two moments, whatever the run's precision. They are partitioned among all
-    ranks, or with hybrid shards among the ranks of a node."""
+    """The 12 bytes are weights and two moments in fp32, for any precision of the run. They are partitioned among all
+    ranks. With hybrid sharding, they are partitioned only among the ranks of a node."""
     layer, mlp = 4 * 64 * 64 + 64, 3 * 64 * 128 + 64
     parameters = 2 * 2000 * 64 + 3 * (layer + mlp) + 3 * (2 * layer + mlp) + 2 * 32 * 4 + 2 * 64
     for label, ranks in (("fp32", 4), ("kept", 4), ("hybrid", 2)):

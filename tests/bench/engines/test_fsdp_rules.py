@@ -1,4 +1,5 @@
-"""A spec that FSDP2 cannot run raises an error before it starts. Also facts about FSDP2 and its predicted costs."""
+"""Tests that a spec which FSDP2 cannot run raises an error before the run starts. Other tests check the predicted costs
+of FSDP2 without running it."""
 
 from typing import Any
 
@@ -97,7 +98,8 @@ def asked(*words: str) -> RunSpec:
 
 
 def test_predicted_mt5_base_with_fsdp_has_12_bytes_per_parameter_over_the_shard_ranks() -> None:
-    """The model has 582,401,280 parameters. The rows of all its parameters are divisible by 8 ranks."""
+    """The model has 582,401,280 parameters. The number of rows of each parameter is divisible by the 8 ranks, so no
+    shard is padded."""
     for name, ranks in (("fsdp", 16), ("fsdp_hybrid", 8)):
         run = asked(f"engine={name}", "nodes=2", "devices_per_node=8")
         held = predict_engine_memory(run, "cuda").resident()

@@ -1,5 +1,5 @@
-"""8-bit AdamW and Adafactor train as their libraries do on the plain model, with every engine that supports them, and
-take the predicted memory."""
+"""Tests of 8-bit AdamW and Adafactor with every engine that supports them. They train like the original implementation
+of their library on the whole model, and use the predicted memory."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job. FSDP2 runs in processes of its own, for the reason given in
+    """Observations of each rank, by job. FSDP2 runs in separate processes, for the reason given in
     test_engines_agree.py."""
     fsdp = {label: plain for label, plain in JOBS.items() if "fsdp" in label}
     rest = {label: plain for label, plain in JOBS.items() if label not in fsdp}
@@ -49,7 +49,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def train_alone(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Return the losses of each rank's samples in a training of the whole model with the optimizer's library."""
+    """Train the whole model in this process with the optimizer of its library. Return the losses of the samples of each
+    rank, as a list of steps per rank."""
     asked = RunSpec.model_validate(plain)
     family = models.load_builder(asked.model.family)
     module = family.build(asked, on_device("fp32"))
@@ -87,8 +88,8 @@ def test_engines_with_whole_parameters_train_like_the_optimizer_library(
 
 @pytest.mark.parametrize("engine", DIVIDED)
 def test_8_bit_adamw_on_partitions_is_close_to_that_on_whole_parameters(seen: Seen, engine: str) -> None:
-    """8-bit moments are quantised in blocks of 256. A partition has other blocks than a whole parameter, so the
-    quantisation differs."""
+    """8-bit moments are quantised in blocks of 256 elements. The blocks of a partition have other boundaries than those
+    of a whole parameter, so quantised values differ slightly."""
     allowed = find_tolerance(RunSpec.model_validate(JOBS[f"{engine} 8 bits"]))
     for rank in seen:
         losses, reference = (rank[f"{name} 8 bits"]["losses"] for name in (engine, "ddp"))

@@ -1,5 +1,5 @@
-"""With padded samples, a step trains like one process whose loss is the mean over all target tokens. Ranks are real and
-communicate over gloo. Every micro-batch has a different number of target tokens."""
+"""Tests of steps with padded samples, on real ranks over gloo. Every micro-batch has a different number of target
+tokens. A step must equal that of one process whose loss is the mean over all target tokens."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def padded(*fields: Any, loss_mean: str = "tokens", **more: Any) -> RunSpec:
-    """Return a spec of pipeline_specs.py with padded data."""
+    """Return a spec of pipeline_specs.py with padded data. `fields` and `more` are the arguments of its function
+    `spec`."""
     return pad(build_spec(*fields, **more), loss_mean)
 
 
@@ -39,8 +40,8 @@ ALL = {
 
 
 def check(jobs: dict[str, RunSpec], seen: dict[str, Ranks]) -> None:
-    """Compare losses, norms and weights with those of one process. With DDP, also compare the collectives with the
-    predicted ones."""
+    """Check that each job has the losses, gradient norms and weights of the same training in one process. With DDP,
+    also check that the collectives equal the predicted ones. `seen` has the observations of the ranks by label."""
     for label, job in jobs.items():
         near = 1e-6 if job.parallel.tensor == 1 else 1e-5
         losses, norms, weights, _, unequal = compare_to_one_process(job, seen[label])

@@ -1,5 +1,5 @@
-"""A pipeline trains the same model as one process. Real ranks over gloo run both families, every schedule, and one or
-more copies."""
+"""Tests that a pipeline trains the same model as one process. Real ranks over gloo run both model families, every
+schedule, and one or several copies of the model."""
 
 import functools
 from collections import Counter
@@ -74,13 +74,13 @@ Seen = dict[str, Ranks]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job."""
+    """Observations of a training by label of the job, such as losses and weights, as a list with one dict per rank."""
     return run_jobs(JOBS, tmp_path_factory.mktemp("ranks"))
 
 
 @functools.cache
 def alone(label: str) -> dict[str, Any]:
-    """Return the observations of the same training in one process."""
+    """Train the job with this label in one process, as the reference for its ranks, and return its observations."""
     return train_alone(JOBS[label])
 
 
@@ -125,7 +125,8 @@ def test_only_ranks_of_the_last_stage_have_a_loss_and_all_ranks_have_idle_time(s
 
 
 def list_holders(job: RunSpec, name: str) -> tuple[int, ...]:
-    """Return the places in the pipeline that share a parameter; empty if only one place has it."""
+    """Return the positions in the pipeline whose ranks share a parameter, such as a tied embedding. Return an empty
+    tuple if a single position has the parameter."""
     stages = models.load_builder(job.model.family).find_shared(job, parts_of(job)).get(name, ())
     places = sorted({stage % job.parallel.pipeline for stage in stages})
     return tuple(places) if len(places) > 1 else ()
@@ -158,8 +159,9 @@ SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.wor
 
 @pytest.mark.parametrize("label", UNSLICED)
 def test_zero3_pipeline_gathers_stages_for_forward_and_backward_and_reduces_once(seen: Seen, label: str) -> None:
-    """There are two exceptions. Stages at the turn from forward to backward stay whole. Parameters that several stages
-    share are never partitioned."""
+    """The weights of a stage are gathered for its forward passes and again for its backward passes. Its gradients are
+    reduced once. There are two exceptions. Stages at the turn from forward to backward stay gathered in between.
+    Parameters that several stages share are never partitioned."""
     job, ranks = JOBS[label], seen[label]
     family = models.load_divided_builder(job.model.family)
     shared, parts = family.find_shared(job, parts_of(job)), parts_of(job)
@@ -181,9 +183,9 @@ def test_zero3_pipeline_gathers_stages_for_forward_and_backward_and_reduces_once
 
 @pytest.mark.parametrize("label", SLICED)
 def test_tensor_parallel_exchanges_equal_the_closed_form(seen: Seen, label: str) -> None:
-    """Each sub-layer, the embedding and the head sum their output and the gradient of their input over ranks.
-    Cross-attention also sums the gradient of the encoder states. With sequence parallelism, each sum is a
-    reduce-scatter and an all-gather."""
+    """In forward, tensor-parallel ranks sum the output of each sub-layer, of the embedding and of the head. In
+    backward, they sum the gradients of their inputs. Cross-attention also sums the gradient of the encoder states. With
+    sequence parallelism, a reduce-scatter and an all-gather replace each sum."""
     job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
     shape, lengths = job.model.shape, list(job.sequence.values())
     if job.model.family == "t5":

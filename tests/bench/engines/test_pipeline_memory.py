@@ -1,4 +1,5 @@
-"""Predicted memory of a pipeline's ranks, compared with hand calculations and with rehearsed ranks."""
+"""Tests of the predicted memory of a pipeline's ranks. It is compared with hand calculations and with the measured
+memory of rehearsed ranks."""
 
 import itertools
 import json
@@ -65,9 +66,9 @@ def test_states_of_a_tensor_parallel_rank_are_half_of_the_matrices_and_whole_nor
 
 
 def test_model_copies_partition_optimizer_states_with_zero1_and_all_states_with_zero3() -> None:
-    """In bf16, zero1 keeps weights and gradients (4 bytes per parameter) whole, and partitions 12 bytes of master
-    weights and moments. zero3 keeps only its share of 12 bytes. The exception is a table of position biases that
-    several stages share."""
+    """In bf16, a parameter has 4 bytes of weights and gradients, and 12 bytes of master weights and moments. There are
+    four copies of the model. With zero1, each copy holds the 4 bytes whole and a quarter of the 12 bytes. With zero3,
+    it holds only a quarter of the 12 bytes between steps. Position biases that several stages share stay whole."""
     states = {
         sharding: [
             place.resident
@@ -84,7 +85,8 @@ def test_model_copies_partition_optimizer_states_with_zero1_and_all_states_with_
 
 
 def test_layered_accumulation_holds_gathered_weights_of_two_stages_and_gradients_of_one() -> None:
-    """In layered gradient accumulation, one stage computes while the weights of the next stage are gathered."""
+    """In layered gradient accumulation, the weights of the next stage are gathered while the current stage computes. So
+    gathered weights of two stages are in memory."""
     job = spec("gpt", "breadth_first", 1, 4, 2, sharding="zero3", precision="bf16")
     network = models.get_network(job.model)
     sizes = [count_part_elements(network, [part]) for part in parts_of(job)]
@@ -127,8 +129,9 @@ RUN = {
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_memory_of_rehearsed_pipeline_ranks_equals_the_prediction() -> None:
-    """Memory between steps equals the prediction, except for AdamW's step counts and 128 bytes that bitsandbytes keeps
-    per process. While building, it is within 1 %; at a step's peak, within 5 %."""
+    """Memory between steps equals the prediction up to 200 bytes: AdamW's step counts, and 128 bytes that bitsandbytes
+    keeps per process. The peak while the engine is built is within 1 % of the prediction, and the peak of a step within
+    5 %."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in RUN.items()}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("rehearsed_memory.py")), json.dumps(plain)],

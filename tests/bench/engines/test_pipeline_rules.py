@@ -1,5 +1,5 @@
-"""Facts about a pipeline that need no run: its parts make up the whole model, and an invalid spec raises a one-line
-error."""
+"""Tests of pipelines without running one. The stages and slices of all ranks together make up the whole model. A spec
+that a pipeline cannot run raises an error of one line."""
 
 from typing import Any
 
@@ -98,8 +98,9 @@ def test_tensor_parallel_size_that_gives_unequal_slices_is_refused(model: str, r
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_slices_of_all_ranks_make_up_the_whole_model(model: str, by_tokens: bool) -> None:
-    """The model has three stages, each built for both of two tensor-parallel ranks. Parameters have the whole model's
-    names, their slices fit together, and their number of elements is as predicted."""
+    """The model has three stages, and each stage is built for both of two tensor-parallel ranks. Parameters have the
+    same names as in the whole model. The slices of the two ranks together have its shapes. The number of elements
+    equals the prediction."""
     job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
     family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
     assert network

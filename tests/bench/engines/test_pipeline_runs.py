@@ -1,4 +1,5 @@
-"""Pipelines as a user runs them: the record, its rehearsal, and the error message for an incomplete first command."""
+"""Tests of pipelines that are started as a user starts them: their record, the record of a rehearsal, and the error
+message for a command that lacks settings of the pipeline."""
 
 import json
 import os
@@ -59,9 +60,9 @@ def find_one(folder: Path) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the records of a pipeline on four real ranks and of its DDP reference. Both run in one allocation, so
-    that ranks import modules only once. The folder also has rehearsals of all four ranks, and of one rank of a pipeline
-    with 1,024 ranks."""
+    """Folder with records. A pipeline on four real ranks and its reference with DDP ran in one job, so that ranks
+    import modules only once. All four ranks of the pipeline were also rehearsed, each without the others. So was one
+    rank of a pipeline with 1,024 ranks."""
     made = tmp_path_factory.mktemp("pipelines")
     points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
     allocation = Allocation(made / "real" / "adhoc", points)
@@ -115,8 +116,8 @@ def test_idle_time_of_every_rank_is_recorded_and_printed(real: RunRecord, tmp_pa
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_record_has_the_time_of_each_pass_in_schedule_order(real: RunRecord) -> None:
-    """Passes are recorded for the first rank in each place of the pipeline. They are in the order of the schedule and
-    do not overlap."""
+    """The record has the passes of the first rank at each position of the pipeline. Their order is that of the
+    schedule, and their times do not overlap."""
     observed = real.observations
     assert observed and observed.passes
     orders = build_computation("breadth_first", PipelineSize(2, 2, 4))

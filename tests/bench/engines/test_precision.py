@@ -1,4 +1,4 @@
-"""Loss scaling, and the dtype in which models are built."""
+"""Tests of loss scaling, and of the dtype in which models are built."""
 
 import random
 from typing import Any

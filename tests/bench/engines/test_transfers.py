@@ -1,4 +1,4 @@
-"""Predicted collectives of a step, compared with those counted in recorded runs over gloo."""
+"""Tests that the predicted collectives of a step equal those counted in recorded runs over gloo."""
 
 from collections import Counter
 from pathlib import Path
@@ -16,7 +16,8 @@ PADDING = 5e-5
 
 
 def predict_collectives(spec: RunSpec) -> dict[str, tuple[int, int]]:
-    """Return the predicted number of calls and payload bytes of a step, by kind of collective."""
+    """Return the prediction for the collectives of a step: the number of calls and their payload in bytes, by kind of
+    collective."""
     calls: Counter[str] = Counter()
     payload: Counter[str] = Counter()
     for transfer in predict_engine_step(spec, "cpu").transfers:
@@ -26,7 +27,7 @@ def predict_collectives(spec: RunSpec) -> dict[str, tuple[int, int]]:
 
 
 def select_records() -> dict[str, RunRecord]:
-    """Return one recorded run for each configuration with several ranks, by configuration."""
+    """Return one recorded run with several ranks for each configuration, by `config_id`."""
     found = {}
     for file in store.find_records([RUNS]):
         record = store.read_record(file)

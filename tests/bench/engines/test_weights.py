@@ -1,5 +1,5 @@
-"""Weights in transformers' format are loaded and saved by every engine. The models are tiny and written by
-transformers; no published weights are used."""
+"""Tests that every engine loads and saves weights in transformers' format. The checkpoints are tiny models with random
+weights that transformers wrote, not published models."""
 
 import json
 import shutil
@@ -42,7 +42,8 @@ KINDS = "t5", "t5_v1_1", "gpt2", "llama", "opt"
 
 
 def build_theirs(kind: str) -> Any:
-    """Return a model of transformers whose weights are all random, biases and norms included."""
+    """Return a tiny model of transformers of this kind (one of KINDS). All its weights are random, including biases and
+    norms, which otherwise start as zeros and ones."""
     torch.manual_seed(5)
     if kind.startswith("t5"):
         config = T5Config(
@@ -72,7 +73,7 @@ def build_theirs(kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with a checkpoint of each kind, as transformers writes it."""
+    """Folder with a checkpoint for each of KINDS, written by transformers in a subfolder of that name."""
     folder = tmp_path_factory.mktemp("theirs")
     for kind in KINDS:
         build_theirs(kind).save_pretrained(folder / kind)
@@ -80,8 +81,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compute_loss(folder: Path, spec: RunSpec, data_rank: int, adapter: Path | None = None) -> float:
-    """Return the loss that transformers computes for a rank's micro-batch with the weights in `folder`. If `adapter` is
-    given, peft adds the adapters in that folder."""
+    """Load the weights in `folder` with transformers, and return its loss for the micro-batch of a data-parallel rank.
+    If `adapter` is given, peft adds the adapters in that folder."""
     kind: Any = AutoModelForCausalLM if "tokens" in spec.sequence else AutoModelForSeq2SeqLM
     model, found = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     assert not any(found.values()), found
@@ -91,7 +92,8 @@ def compute_loss(folder: Path, spec: RunSpec, data_rank: int, adapter: Path | No
 
 
 def ask(folder: Path, *words: str) -> RunSpec:
-    """Return the spec of a user who names only the folder of a checkpoint."""
+    """Return the spec of a run with `model=hugging_face` and the checkpoint in `folder`. `words` are further
+    overrides."""
     lengths = (
         ["sequence.encoder=12", "sequence.decoder=6"] if "t5" in folder.name.split()[0] else ["sequence.tokens=12"]
     )
@@ -102,7 +104,7 @@ def ask(folder: Path, *words: str) -> RunSpec:
 
 
 def load(spec: RunSpec) -> Any:
-    """Return the whole model of a spec in one process, with the weights of its checkpoint."""
+    """Build the whole model of a spec in this process, with the weights of its checkpoint, and return it."""
     module = models.load_builder(spec.model.family).build(spec)
     folder = find_folder(str(spec.model.checkpoint))
     load_weights(module, spec, whole, folder, is_main=True)
@@ -129,7 +131,8 @@ def test_chunked_loss_loads_the_head_of_the_checkpoint(written: Path, kind: str)
 
 
 def test_old_and_sharded_gpt2_checkpoints_are_loaded(written: Path, tmp_path: Path) -> None:
-    """The published GPT-2 has names without their first word, and masks. Larger models have several files."""
+    """In the published checkpoint of GPT-2, tensor names lack the prefix `transformer.`, and there are mask buffers.
+    Checkpoints of larger models consist of several files."""
     theirs = build_theirs("gpt2")
     theirs.transformer.save_pretrained(tmp_path / "base")
     masks = {"h.0.attn.bias": torch.ones(1, 1, 16, 16), "h.0.attn.masked_bias": torch.zeros(())}
@@ -161,8 +164,8 @@ def test_written_config_has_no_special_tokens_outside_the_vocabulary() -> None:
 
 
 def test_saving_a_model_that_transformers_lacks_is_refused() -> None:
-    """transformers has no config for a GPT-2 with Llama's norms, so a run that must save such a model is refused before
-    its first step."""
+    """transformers has no config for a GPT-2 with RMS norms as in Llama. A run that must save such a model is refused
+    before its first step."""
     words = ["model=gpt2_tiny", "model.name=own", "model.parameters=null", "model.shape.norm=rms"]
     spec = compose.compose_request(compose.parse_single([*words, "devices_per_node=1", "machine=cpu"])).spec
     with pytest.raises(UserError, match="model=own: transformers has no model of this shape"):
@@ -195,7 +198,8 @@ ENGINES = {
 
 
 def build_jobs(written: Path) -> dict[str, RunSpec]:
-    """Return the specs of runs on two ranks, by label: kind of model, engine and precision."""
+    """Return the specs of runs on two ranks. The label of a spec consists of the kind of model, the engine, the
+    precision, and `lora` for a run with adapters."""
     described = [kind for kind in KINDS if kind != "opt"]
     asked = [(kind, engine, "fp32") for kind in described for engine in ENGINES]
     asked += [("opt", engine, "fp32") for engine in ("ddp", "zero3", "fsdp")]  # cannot be divided into parts
@@ -212,8 +216,9 @@ def build_jobs(written: Path) -> dict[str, RunSpec]:
 
 @pytest.mark.processes
 def test_every_engine_loads_trains_and_saves(written: Path, tmp_path: Path) -> None:
-    """transformers computes the same loss as the run, with the loaded weights and with the saved weights or adapters. A
-    second run with the saved folder as its checkpoint also has the same loss. Rank 0 writes files of limited size."""
+    """transformers must compute the same loss as the run, both with the loaded weights and with the weights or adapters
+    that the run saved. If a second run loads the saved folder, it must have the same loss, too. Rank 0 divides the
+    weights into files of limited size."""
     jobs = build_jobs(written)
     plain = {label: spec.model_dump(mode="json", by_alias=True) for label, spec in jobs.items()}
     seen = start_ranks("weight_ranks.py", plain, RANKS, tmp_path / "ranks")
@@ -237,9 +242,9 @@ def test_every_engine_loads_trains_and_saves(written: Path, tmp_path: Path) -> N
 
 
 def check_peaks(written: Path, seen: list[dict[str, Any]]) -> None:
-    """Check the largest number of live bytes on each rank. While partitioned weights are loaded, a rank has its share
-    of the model and a few whole tensors. While they are saved, a rank has a few whole tensors; rank 0 also has the
-    tensors of one file."""
+    """Check the largest number of bytes of live tensors on each rank. While partitioned weights are loaded, a rank
+    holds its share of the model and a few whole tensors. While weights are saved, it holds a few whole tensors, and
+    rank 0 also the tensors of one file."""
     for label in seen[0]:
         kind, engine, precision, *adapted = label.split()
         stored = load_file(written / kind / WEIGHTS).values()
@@ -257,8 +262,8 @@ def check_peaks(written: Path, seen: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_peft_loads_saved_adapters(written: Path, tmp_path: Path, kind: str) -> None:
-    """peft computes the loss of the adapted model from transformers' weights and the saved adapters. All matrices of
-    the blocks are adapted, and no adapter is zero."""
+    """The adapters of a model are saved. With the original weights and the saved adapters, peft must compute the loss
+    of our model with its adapters. All matrices of the blocks have adapters, and no adapter is zero."""
     spec = ask(written / kind, "devices_per_node=1", "adapter=lora", "adapter.rank=4")
     module = load(spec)
     outside = {"lm_head", "embed_tokens", "embed_positions", "shared"}
@@ -278,8 +283,9 @@ def test_peft_loads_saved_adapters(written: Path, tmp_path: Path, kind: str) -> 
 
 @pytest.mark.processes
 def test_training_continues_from_a_saved_model_with_another_engine(tmp_path: Path) -> None:
-    """The held-out loss at the end of one training equals the held-out loss at the start of a second training, which
-    loads the saved weights with another engine. The records have the seconds of loading and of writing."""
+    """A training saves its weights, and a second training with another engine loads them. The held-out loss at the end
+    of the first training must equal that at the start of the second. The records have the seconds of loading and the
+    bytes written."""
     pytest.importorskip("datasets")
     training = (
         "data=text", "data.max_bytes=100000", "machine=cpu", "precision=fp32", "sequence.tokens=32", "batch.micro=4",
@@ -357,7 +363,8 @@ def test_damaged_or_missing_weight_files_are_refused_in_one_line(written: Path, 
 
 
 def test_prepare_checks_the_checkpoint(written: Path, tmp_path: Path) -> None:
-    """The weights are found, and their tensors are compared with the model before a job is submitted."""
+    """Before a job is submitted, `zeroscale prepare` finds the weights and compares the names and shapes of their
+    tensors with the model."""
     spec = ask(written / "gpt2")
     needs = staging.StagingNeeds(device="cpu", models=(spec,), elsewhere=True)
     name, size = f"weights {spec.model.checkpoint}", (written / "gpt2" / WEIGHTS).stat().st_size
@@ -393,7 +400,8 @@ def test_unreadable_checkpoint_is_refused_before_the_run(
 def test_checkpoint_name_on_the_hub_is_found_in_the_cache(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a network, a checkpoint that was fetched before is found in the cache of huggingface_hub."""
+    """Without a network, a checkpoint that was downloaded earlier is found in huggingface_hub's cache by its name on
+    the hub."""
     repository, revision = tmp_path / "models--someone--small", "ab" * 20
     shutil.copytree(written / "gpt2", repository / "snapshots" / revision)
     (repository / "refs").mkdir()

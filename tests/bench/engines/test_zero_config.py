@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration as built from a spec, without torch."""
+"""Tests of the configuration that is built for DeepSpeed from a spec. They do not import torch."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ PRESETS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 
 def preset(name: str, **fields: Any) -> RunSpec:
-    """Return a spec with the preset conf/engine/<name>.yaml. Its options are normalised as when a user's configuration
-    is read."""
+    """Return a spec with the engine preset conf/engine/<name>.yaml. Options that equal their defaults are removed, as
+    when a user's configuration is read."""
     plain = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     assert plain.pop("name") == name
     backend = plain.pop("backend")

@@ -1,8 +1,8 @@
-"""Replay of DeepSpeed's stage 3 coordinator, compared with a hand calculation for three tensors of 10, 20 and 30
-elements.
+"""Tests of a replay of DeepSpeed's stage 3 coordinator, which gathers and releases weights. The results are compared
+with a hand calculation for three tensors of 10, 20 and 30 elements.
 
-A stop is the execution of one module. Backward has one stop more than there are weights. The additional stop is the
-first module, which forward never enters and which has no weight here.
+The replay gives the gathered weights at each stop. A stop is the execution of one module. Backward has one stop more
+than there are weights: the first module, which forward never enters and which has no weight here.
 """
 
 from bench.core.engine_costs import ModelSizes

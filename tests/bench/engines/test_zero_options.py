@@ -1,5 +1,5 @@
-"""Our options are the same as DeepSpeed's. If a new version of DeepSpeed adds, renames or changes an option, these
-tests fail."""
+"""Tests that our options for DeepSpeed have the names, types and defaults of DeepSpeed's own options. If a new version
+of DeepSpeed adds, renames or changes an option, these tests fail."""
 
 import typing
 from types import UnionType
@@ -30,7 +30,8 @@ each = pytest.mark.parametrize(("mine", "theirs", "left_out"), PAIRS, ids=lambda
 
 
 def fields(model: Any, left_out: set[str]) -> dict[str, Any]:
-    """Return the fields of a config class by their names in a config.json, without deprecated fields."""
+    """Return the fields of a config class, by their names in a config.json. Deprecated fields and the names in
+    `left_out` are omitted."""
     return {
         field.alias or name: field
         for name, field in model.model_fields.items()
@@ -50,8 +51,8 @@ def plain(default: Any) -> Any:
 
 
 def kinds(annotation: Any) -> set[str]:
-    """Return the names of the plain types that an annotation allows. A section counts as dict, and an enumeration as
-    the type of its values."""
+    """Return the names of the plain types (such as int) that a type annotation allows. A nested config class counts as
+    dict, and an enumeration as the type of its values."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {type(value).__name__ for value in typing.get_args(annotation)}

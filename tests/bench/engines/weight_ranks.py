@@ -1,9 +1,8 @@
-"""Script that runs one rank of a group of ranks, which load checkpoints of transformers, train and save: `python
-weight_ranks.py JOBS OUT`.
+"""Script that runs one rank, which loads checkpoints of transformers, trains and saves them together with the other
+ranks: `python weight_ranks.py JOBS OUT`. torchrun's environment variables must be set.
 
-torchrun's variables must be set.
-
-JOBS is a JSON object from label to RunSpec. A trained model is saved in a folder next to OUT that has the job's label.
+JOBS is the path of a JSON file that maps labels to RunSpecs. OUT-<rank>.json gets the results by label. A trained model
+is saved in a folder next to JOBS, named after the job's label.
 """
 
 import gc
@@ -44,8 +43,9 @@ def main() -> None:
 
 
 def train(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
-    """Return the loss of the loaded weights, the largest number of live bytes while they were loaded, and the loss of
-    the saved weights or adapters."""
+    """Load the checkpoint of a spec, train and save. Return the loss of the loaded weights (`loaded`), the loss of the
+    weights or adapters at the end (`saved`), and the largest numbers of live bytes while loading and saving. If the
+    engine divides the model into stages, nothing is saved."""
     backend, family = engines.load_builder(spec.engine.backend), models.load_builder(spec.model.family)
     gc.collect()
     memory.reset_peak(CPU)
@@ -79,7 +79,7 @@ def train(spec: RunSpec, folder: Path, rank: int) -> dict[str, Any]:
 
 
 def micro_batch(spec: RunSpec, data_rank: int) -> dict[str, Tensor]:
-    """Return a micro-batch of random tokens, which depend only on the data-parallel rank."""
+    """Return a micro-batch of random tokens. They depend only on the data-parallel rank."""
     generator = torch.Generator().manual_seed(data_rank)
 
     def tokens(length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Helpers for tests of the Slurm launcher: a job, a site's options, and the job's script."""
+"""Helpers for tests of the Slurm launcher. They build a job, the options of a site file, and the script of a job."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ FOLDER = STUDY / "jobs/paper-1121-a1b2c3"
 
 
 def work(**changes: Any) -> Work:
-    """Return the work of a job on two nodes with eight devices each, with changed fields if given."""
+    """Return a job's `Work`: a job on two nodes with eight devices each. `changes` replace its fields."""
     job = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (str(FOLDER),), 2, 8, time_limit_min=90)
     return job._replace(**changes)
 
 
 def options(site: str = "slurm", *overrides: str) -> Options:
-    """Return the launcher options of a site file in conf/launcher, with overrides."""
+    """Return the launcher options of the site file conf/launcher/<site>.yaml, with overrides."""
     found = compose.compose_request(
         compose.parse_single([f"launcher={site}", "devices_per_node=2", *overrides])
     ).launcher_options

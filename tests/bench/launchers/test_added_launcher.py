@@ -1,4 +1,4 @@
-"""Test of an example in docs/extend: a launcher that starts work immediately on this machine."""
+"""Test of an example on the pages of docs/extend: a launcher plug-in that starts work immediately on this machine."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ PROGRAM = "import os, sys; open(sys.argv[1], 'w').write(str(os.nice(0)))"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """Folder with the example files of the page. The launchers in it can be imported."""
+    """Folder with the files of the example launchers. While the fixture is in use, these launchers can be imported."""
     write(tmp_path, "launcher")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launchers, "__path__", [*launchers.__path__, str(tmp_path / "bench/launchers")])

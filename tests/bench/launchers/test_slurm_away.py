@@ -1,4 +1,4 @@
-"""Tests of the launcher with a Slurm that does not answer, or answers too late.
+"""Tests of the launcher while Slurm does not respond, or responds too late.
 
 Shell scripts replace Slurm's programs, so that a program can fail in the middle of a submission.
 """
@@ -27,9 +27,10 @@ class Programs:
         self._calls.touch()
 
     def play(self, name: str, *, says: str = "", error: str = "", then: str = "") -> None:
-        """Write a script that replaces the program `name`. It prints `says`, or fails with the message `error`.
+        """Write a shell script that replaces the program `name`. It prints `says`. If `error` is given, it prints this
+        error message and fails instead.
 
-        From the second call on, it first executes the shell code `then`.
+        From the second call on, the script first executes the shell code `then`.
         """
         done = f"echo '{name}: error: {error}' >&2; exit 1" if error else f"printf '%s' '{says}'; exit 0"
         second = self.folder / f"{name}.second"
@@ -57,7 +58,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def row(name: str, number: int = 77, state: str = "PENDING") -> str:
-    """Return a line of squeue's output for a job."""
+    """Return a line of squeue's output. `name`, `number` and `state` are those of the job in this line."""
     values = {"ArrayJobID": number, "ArrayTaskID": "N/A", "State": state, "RestartCnt": 0, "NumNodes": 1, "Name": name}
     columns = [column.split(":") for column in states.SQUEUE_FORMAT.split(",")]
     return "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in columns) + "\n"

@@ -88,7 +88,8 @@ REFUSED = (
 
 
 def begin(value: str) -> str:
-    """Return the error for a begin time; empty if it is accepted."""
+    """Return the error message for this value of the option `launcher.begin` (the time before which a job must not
+    start). Return an empty text if the value is accepted."""
     try:
         compose.compose_request([("launcher", "slurm"), ("devices_per_node", 1), ("launcher.begin", value)])
     except UserError as error:
@@ -110,7 +111,8 @@ def test_begin_time_refused_by_sbatch_is_refused_before_submission(value: str) -
 @pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("sbatch"), reason="needs sbatch")
 def test_installed_sbatch_accepts_and_refuses_the_same_begin_times(tmp_path: Path) -> None:
-    """sbatch reads its options in order and stops at the first wrong option, before it contacts a controller."""
+    """sbatch stops at the first wrong option, before it contacts a controller. A second, wrong option follows the begin
+    time. So the error names the begin time only if sbatch refuses it."""
     (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\n")
     variables = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
 
@@ -137,7 +139,8 @@ GPUS = "launcher.gpus=--gres=gpu:{devices}"
 
 @pytest.mark.parametrize("words", [[GPUS], ["launcher.extra=[--gpus=8]"], ["launcher.exclusive=true"]])
 def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
-    """Without this rule, the job's ranks would find no GPU and fail after hours in the queue."""
+    """Without a request for GPUs, the job would wait in the queue for hours, and then fail because its ranks find no
+    GPU."""
     asked = ["machine=h200", "devices_per_node=8", "launcher=slurm"]
     without = compose.compose_request(compose.parse_single(asked))
     with pytest.raises(UserError) as refused:

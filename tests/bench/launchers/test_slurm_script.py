@@ -1,7 +1,5 @@
-"""Tests of job scripts. They check the script of a job with the options of a site file, and the quoting of names.
-
-A quoted name is never executed as a command.
-"""
+"""Tests of job scripts. They check the script of a job for the options of a site file. They also check that names in a
+script are quoted, so that a shell never executes a name as a command."""
 
 import re
 import shlex
@@ -212,7 +210,8 @@ def test_srun_ends_all_tasks_if_one_fails_and_exports_the_environment() -> None:
 
 
 def bindings(**chosen: Any) -> list[str]:
-    """Return the srun options that bind processes to cores, memory and GPUs."""
+    """Return the options of srun that bind processes to cores, memory and GPUs. `chosen` are options of the
+    launcher."""
     return [word for word in command(script(work(), Options.model_validate(chosen))) if "-bind" in word]
 
 

@@ -1,14 +1,13 @@
 """Tests of parsing the output of Slurm's programs.
 
-The output was recorded on three versions: Slurm 22.05 with accounting (recorded/), 24.11.5 of Debian 13
+The output was recorded on three versions: Slurm 22.05 with accounting (folder recorded/), 24.11.5 of Debian 13
 (recorded/24.11), and 26.05.5 of Debian sid without accounting (recorded/26.05). Some output was copied from the
-manuals. There are no recordings of 23.11, 24.05 and 25.05, because no package was available, and output published on
-the web has other columns.
+manuals. Versions 23.11, 24.05 and 25.05 have no recordings: no package was available, and output published on the web
+has other columns.
 
-The commands are the same for all versions and request columns by name. JSON output is not used, because its format
-differs: a state became a list in 23.11, and `nodes` became an object in 24.05. Versions after 22.05 differ only in how
-squeue prints exit codes and unknown times. The parser supports all forms of both. Output in an unknown format is
-refused.
+All versions get the same commands, which request columns by name. JSON output is not used, because its format changed:
+a state became a list in 23.11, and `nodes` became an object in 24.05. Newer versions than 22.05 only print exit codes
+and unknown times of squeue in another form. The parser supports both forms. Output in an unknown format is refused.
 """
 
 import time
@@ -182,8 +181,7 @@ def test_limits_of_slurm_26_are_parsed() -> None:
 
 
 def test_output_in_an_unknown_format_is_refused_in_one_line() -> None:
-    """Output in an unknown format must not be interpreted as missing jobs. Otherwise zeroscale would submit all
-    points again."""
+    """If output in an unknown format counted as an empty list of jobs, zeroscale would submit all points again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
         with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
@@ -338,7 +336,8 @@ def test_exit_codes_are_described(code: int, number: int, words: str) -> None:
 
 
 def queued_line(exit_code: int | str, state: str = "FAILED", reason: str = "NonZeroExitCode") -> JobState:
-    """Return the state of a job from a generated line of squeue's output."""
+    """Write a line of squeue's output for a job with this exit code, state and reason. Return the job's state that the
+    parser reads from this line."""
     values = {
         "ArrayJobID": 7,
         "ArrayTaskID": "N/A",

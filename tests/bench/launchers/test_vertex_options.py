@@ -1,4 +1,5 @@
-"""Tests of launcher=vertex without the service: options, messages for wrong values, and the request of a job."""
+"""Tests of launcher=vertex without Google's service: options, error messages for wrong values, and the request that
+submits a job."""
 
 import json
 import re
@@ -42,7 +43,8 @@ def options(*overrides: str) -> Options:
 
 
 def request(chosen: Options, **changes: Any) -> dict[str, Any]:
-    """Return the request of a job on two nodes with two devices each, with changed fields of its work if given."""
+    """Return the request that submits a job on two nodes with two devices each. `chosen` are options of the launcher,
+    and `changes` replace fields of the job's `Work`."""
     work = Work(FOLDER.name, FOLDER, "bench.sweep.allocation", (str(FOLDER),), 2, 2, time_limit_min=90)
     (text,) = plan(work._replace(**changes), chosen).files.values()
     found: dict[str, Any] = json.loads(text)
@@ -277,7 +279,8 @@ def test_a_machine_with_other_devices_than_the_job_is_refused(
 
 
 def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
-    """The type that a machine file offers at Google has the devices of the file."""
+    """A machine file lists types of rented machines at Google. The accelerators of these types must have a device name
+    that the machine file contains."""
     for path in sorted((ROOT / "conf/machine").glob("*.yaml")):
         plain = yaml.safe_load(path.read_text())
         for offer in plain.get("rented", ()):
@@ -287,7 +290,8 @@ def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
 
 
 def test_defaults_are_those_of_the_file() -> None:
-    """The reference and `explain` print the defaults of the class; a run has those of the file."""
+    """The defaults of the class, which the reference and `explain` print, must equal those in
+    conf/launcher/vertex.yaml, which a run has."""
     plain = yaml.safe_load((ROOT / "conf/launcher/vertex.yaml").read_text())
     assert plain.pop("name") == "vertex"
     assert Options.model_validate(plain) == Options()

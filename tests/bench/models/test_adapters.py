@@ -1,5 +1,5 @@
-"""Adapters in our models compute the same as peft's in transformers' models. Quantised matrices equal their dequantised
-values, and unsupported adapters are refused."""
+"""Tests of adapters. Our models with adapters must compute the same as transformers' models with peft's adapters.
+Quantised matrices must compute the same as their dequantised values. Unsupported adapters must be refused."""
 
 import sys
 from typing import Any
@@ -29,12 +29,12 @@ THEIR_NAMES = {"qkv_proj": "c_attn", "o_proj": "c_proj", "up_proj": "c_fc", "dow
 
 
 def put(module: nn.Module, spec: RunSpec, **adapter: Any) -> Any:
-    """Return the module with adapters on it."""
+    """Add adapters to the module and return it. `adapter` are the fields of AdapterSpec, such as `rank`."""
     return adapt(module, spec.model_copy(update={"adapter": AdapterSpec(**adapter)}), DDP)
 
 
 def list_adapters(module: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
-    """Return the name and the two matrices of each adapter, in the order of the model's layers."""
+    """Return the name and the two matrices (A and B) of each adapter, in the order of the model's layers."""
     return [
         (name, layer.lora_A.default.weight, layer.lora_B.default.weight)
         for name, layer in module.named_modules()
@@ -43,18 +43,23 @@ def list_adapters(module: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def by_head(rows: Tensor, name: str, heads: int = 4) -> Tensor:
-    """Return the rows of transformers' fused matrix of GPT-2 in the order of our model: query, key and value of the
-    first head, then of the second head. Matrices with other names are returned unchanged."""
+    """Convert rows from the order of transformers' fused matrix `c_attn` to the order of our fused matrix.
+
+    transformers has the queries of all heads, then the keys, then the values. Ours has query, key and value of the
+    first head, then those of the second head. Rows of other matrices (by `name`) are returned unchanged.
+    """
     return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2) if name.endswith("c_attn") else rows
 
 
 def by_kind(rows: Tensor, name: str, heads: int = 4) -> Tensor:
-    """Return the inverse of `by_head`."""
+    """Convert rows from the order of our fused matrix to that of transformers' `c_attn`. This is the inverse of
+    `by_head`."""
     return rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2) if name.endswith("c_attn") else rows
 
 
 def check_equal(ours: nn.Module, theirs: nn.Module, compute_loss: Any) -> None:
-    """Give both models the same adapters. Compare losses and all gradients of adapters."""
+    """Copy the adapters of our model to the transformers model. Check that both models then have the same loss and the
+    same gradients of the adapters."""
     torch.manual_seed(1)
     pairs = list(zip(list_adapters(ours), list_adapters(theirs), strict=True))
     with torch.no_grad():
@@ -83,8 +88,8 @@ def peft_of(model: Any, targets: list[str]) -> nn.Module:
 @pytest.mark.parametrize("targets", [["qkv_proj"], []], ids=["attention", "all"])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_gpt2_with_adapters_has_the_loss_and_gradients_of_peft(targets: list[str], chunk: int | None) -> None:
-    """An adapter on transformers' c_attn corresponds to an adapter on the fused matrix here. In both, queries, keys and
-    values together have one adapter of the given rank."""
+    """Our fused matrix of queries, keys and values corresponds to `c_attn` in transformers. In both models, one adapter
+    serves the whole fused matrix."""
     theirs = test_gpt.theirs_of("gpt2")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump(), {"loss_chunk_tokens": chunk})
     ours = build_gpt(spec)
@@ -169,7 +174,8 @@ def test_quantised_t5_keeps_wo_head_and_embedding_unquantised(
 
 
 def test_t5_with_quantised_wo_has_a_wrong_loss() -> None:
-    """T5 converts its activations to the dtype of `wo`. The test shows why `wo` is not quantised."""
+    """transformers' T5 converts activations to the dtype of the matrix `wo`, so a quantised `wo` gives a wrong loss.
+    This is the reason why our adapters leave `wo` unquantised."""
     spec = test_t5.spec_of(test_t5.SMALL, precision="fp32")
     expected = test_t5.loss_of(test_t5.initialised(spec)).item()
     in_bytes = test_t5.initialised(spec)
@@ -183,7 +189,7 @@ def test_t5_with_quantised_wo_has_a_wrong_loss() -> None:
 
 
 def test_conv1d_matrices_of_transformers_gpt2_are_quantised() -> None:
-    """They are Conv1D modules, with transposed weights."""
+    """transformers' GPT-2 has modules of class Conv1D in place of Linear, with transposed weights."""
     theirs, plain = test_gpt.theirs_of("gpt2"), test_gpt.theirs_of("gpt2")
     spec = test_gpt.spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump())
     put(theirs, spec, **NF4)

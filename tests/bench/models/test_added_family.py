@@ -1,5 +1,5 @@
-"""The example plug-ins on the pages of docs/extend (a family, an objective and a data source), compared with torch and
-transformers."""
+"""Tests of the example plug-ins on the pages of docs/extend: a model family, an objective and a data source. They are
+compared with torch and transformers."""
 
 import importlib
 import sys
@@ -29,7 +29,7 @@ ADDED = ((models, "decoder"), (objectives, "continuation"), (data, "counting"))
 
 @pytest.fixture(scope="module")
 def plugins_importable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make the example plug-ins importable."""
+    """Make the example plug-ins importable for the duration of the tests."""
     root = tmp_path_factory.mktemp("pages")
     write(root, "family", "objective", "data")
     with pytest.MonkeyPatch.context() as patch:
@@ -47,12 +47,13 @@ def plugins_importable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture
 def gpt(plugins_importable: None) -> Any:
-    """Builder of the example family."""
+    """Module that builds models of the example family."""
     return importlib.import_module("bench.models.decoder.build")
 
 
 def small(**more: Any) -> RunSpec:
-    """Return a spec whose model has no two equal sizes."""
+    """Return the spec of a small model in which width, layers, heads, vocabulary and positions all differ, so that a
+    confusion of two sizes changes the result. `more` are further fields."""
     return RunSpec.model_validate({
         "model": {"name": "small", "family": "decoder", "shape": SIZES}, "engine": {"name": "ddp", "backend": "ddp"},
         "data": {"name": "synthetic", "source": "synthetic"}, "objective": "causal_lm", "sequence": {"tokens": TOKENS},
@@ -103,8 +104,8 @@ def test_evaluation_of_the_example_family_has_no_dropout_and_draws_no_random_num
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_described_flops_of_the_example_family_equal_the_count_of_torch(gpt: Any, checkpointing: bool) -> None:
-    """Model FLOPs equal those that torch counts, with eager attention. A fused kernel recomputes its scores in
-    backward, which model FLOPs exclude, and torch does not count the CPU's kernel at all."""
+    """Attention is eager, because torch does not count the CPU's fused kernel. A fused kernel also recomputes the
+    attention scores in backward, which model FLOPs do not include."""
     spec = small(activation_checkpointing=checkpointing)
     model, described = gpt.build(spec), models.build_network(spec.model)
     gpt.initialise(model, spec)

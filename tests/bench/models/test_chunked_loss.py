@@ -1,4 +1,5 @@
-"""A chunked loss equals the plain loss, with the same gradients and FLOPs and far less memory."""
+"""Tests of the chunked loss, which computes logits for a few tokens at a time. It must have the loss, gradients and
+FLOPs of the plain loss, with far less memory."""
 
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_chunked_loss_adds_no_flops() -> None:
 
 
 def test_chunked_loss_never_holds_all_logits_in_memory() -> None:
-    """In fp32, the logits of 4,096 tokens with a vocabulary of 8,192 take 134 MB. The logits of a chunk of 256 tokens
+    """In fp32, the logits of all 4,096 tokens with a vocabulary of 8,192 take 134 MB. Those of a chunk of 256 tokens
     take 8 MB."""
     memory.install_counter(CPU)
     if memory.read_live_bytes(CPU) is None:

@@ -1,5 +1,5 @@
-"""flex_attention computes the same as T5's own attention. It runs uncompiled here, because its kernels can train only
-on a GPU."""
+"""Tests that T5 with torch's flex_attention computes the same as with its own attention. flex_attention is not compiled
+here, because compiled kernels support training only on a GPU."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def clear_compiled_code() -> Iterator[None]:
-    """Clear torch's compiled code. Otherwise a later test would count its fake tensors."""
+    """Clear torch's compiled code after the test. Otherwise its fake tensors would count as memory in a later test."""
     yield
     torch._dynamo.reset()
 
@@ -23,8 +23,8 @@ def clear_compiled_code() -> Iterator[None]:
 @pytest.mark.usefixtures("clear_compiled_code")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_adds_the_position_bias_to_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch has three samples. With transformers' own flex attention, the second sample raises an IndexError on a
-    CPU, and reads beyond the bias on a GPU."""
+    """The batch has three samples. transformers' own flex attention fails from the second sample on: it raises an
+    IndexError on a CPU, and reads beyond the end of the position bias on a GPU."""
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
     tokens = torch.arange(36).reshape(3, 12) % 96
     with torch.no_grad():

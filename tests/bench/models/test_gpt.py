@@ -1,5 +1,5 @@
-"""Decoder-only models compute the same as transformers' GPT-2 and Llama. Parameters and FLOPs counted by torch equal
-the closed forms."""
+"""Tests of decoder-only models. They must compute the same as transformers' GPT-2 and Llama. Their parameters and the
+FLOPs that torch counts must equal our closed forms."""
 
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ def loss_of(model: Any, samples: int = 3, **more: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_has_its_stated_parameters_and_the_flops_counted_by_torch(name: str) -> None:
-    """FLOPs are compared for two layers with eager attention. A fused kernel recomputes its scores in backward, which
-    model FLOPs exclude."""
+    """FLOPs are compared for a model of two layers with eager attention. A fused kernel would recompute the attention
+    scores in backward, which model FLOPs do not include."""
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     whole = spec_of(model["shape"])
     built, described = build(whole, torch.device("meta")), models.build_network(whole.model)
@@ -109,8 +109,9 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
 
 
 def test_gpt_175b_has_the_number_of_parameters_in_frontiers_log() -> None:
-    """TOTAL_PARAMS in the log is the sum over 16 stages of four tensor-parallel ranks. Each of these ranks holds norms,
-    positions and the biases after a sum whole. Both the first and the last stage hold the embedding."""
+    """TOTAL_PARAMS in the log is a sum over the ranks: 16 pipeline stages with four tensor-parallel ranks each. The sum
+    counts some parameters several times. The four ranks each hold whole norms, positions, and biases that are added
+    after a sum over ranks. The first and the last stage both hold the embedding."""
     shape = gpt.Shape.model_validate(yaml.safe_load((CONF / "gpt_175b.yaml").read_text())["shape"])
     whole_on_each = shape.layers * 6 * shape.width + shape.positions * shape.width + 2 * shape.width
     counted = count_parameters(gpt.stacks(shape)) + 3 * whole_on_each + shape.vocab * shape.width
@@ -154,7 +155,7 @@ def theirs_of(kind: str, **more: Any) -> Any:
 
 
 def take_weights(ours: Any, theirs: Any) -> None:
-    """Copy transformers' weights to our model."""
+    """Copy the weights of a transformers model (`theirs`) to our model."""
     spec, stored = spec_of(gpt.from_hugging_face(theirs.config.to_dict()).model_dump()), theirs.state_dict()
     forms = {name: stored_form(spec, name) for name in ours.state_dict()}
     ours.load_state_dict({name: form.from_stored(stored[form.name]) for name, form in forms.items()})
@@ -304,8 +305,8 @@ def test_attention_kernels_checkpointing_and_chunked_loss_have_the_same_gradient
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_initial_parameters_have_the_mean_and_deviation_of_transformers(kind: str) -> None:
-    """Sizes are large enough to estimate standard deviations, which differ between parameters: GPT-2's residual
-    matrices start with smaller values."""
+    """Standard deviations differ between parameters: those of GPT-2's residual matrices are smaller. The matrices are
+    large enough to estimate them."""
     torch.manual_seed(0)
     theirs: Any = (
         GPT2LMHeadModel(GPT2Config(**{**SMALL_CONFIGS["gpt2"], "n_embd": 128}))

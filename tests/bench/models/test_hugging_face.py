@@ -1,4 +1,5 @@
-"""Models of any transformers architecture have the parameters and initial weights of transformers."""
+"""Tests of the model family hugging_face. A model of any transformers architecture must have the number of parameters
+and the initial weights that transformers gives it."""
 
 from typing import Any
 
@@ -94,8 +95,8 @@ def test_initial_weights_depend_on_the_seed() -> None:
 
 
 def test_tied_weight_stays_tied_and_residual_projection_is_scaled() -> None:
-    """GPT-2's own standard deviations are 0.02, and 0.02 / √(2 × layers) for matrices whose output is added to the
-    residual stream."""
+    """transformers initialises GPT-2 with a standard deviation of 0.02. For matrices whose output is added to the
+    residual stream, it is 0.02 / √(2 × layers)."""
     model = built(spec(config("gpt2")))
     assert model.lm_head.weight is model.transformer.wte.weight
     assert float(model.transformer.h[0].mlp.c_proj.weight.detach().std()) == pytest.approx(0.02 / 2, rel=0.05)
@@ -164,8 +165,9 @@ def test_flops_of_transformers_models_are_not_predicted() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_counted_flops_equal_a_calculation_by_hand(attention: str) -> None:
-    """FLOPs of GPT-2 per token, by hand: 24 d² in each layer, 2 d × vocabulary in the head, and 4 d × tokens for
-    attention. Backward takes twice as much. The embedding is a lookup, and its gradient is not a matrix product."""
+    """The forward pass of GPT-2 needs per token: 24 d² FLOPs in each layer, 2 d × vocabulary in the head, and 4 d ×
+    tokens in each layer's attention. Backward needs twice as many. The embedding has no FLOPs, because it is a lookup,
+    and its gradient is not a matrix product."""
     asked = spec(config("gpt2"), model={"attention": attention})
     model, tokens = built(asked), torch.arange(32).view(2, 16)
     forward = 32 * (2 * (24 * 64**2 + 4 * 64 * 16) + 2 * 64 * 96)
@@ -173,8 +175,8 @@ def test_counted_flops_equal_a_calculation_by_hand(attention: str) -> None:
 
 
 def test_counted_flops_equal_the_closed_form() -> None:
-    """Counted FLOPs equal those of a family with described layers. The family is T5, whose first layer needs gradients
-    of its weights but not of its input."""
+    """FLOPs that torch counts for T5 equal the closed form of our T5 family. The first layer needs the gradients of its
+    weights, but not the gradient of its input."""
     shape = {
         "d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2, "decoder_layers": 2, "heads": 4, "vocab": 96,
         "gated": True, "activation": "gelu_new", "separate_head": True,

@@ -1,5 +1,5 @@
-"""T5: closed forms equal the counts of torch, and weights depend only on seed and name, with the distributions of
-transformers."""
+"""Tests of T5. Its closed forms for parameters and FLOPs must equal torch's counts. Its initial weights must depend
+only on the seed and the parameter's name, and have the distributions of transformers."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,8 @@ def loss_of(module: torch.nn.Module, encoder: int = 12, decoder: int = 7) -> tor
 
 
 def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
-    """Return the matmul FLOPs of one training step with one sample, as torch counts them on the meta device."""
+    """Return the FLOPs of matrix products in forward and backward for one sample, counted by torch on the meta device.
+    `encoder` and `decoder` are numbers of tokens."""
     # no mask, because transformers would read its values, which a meta tensor lacks
     inputs = torch.zeros(1, encoder, dtype=torch.long, device="meta")
     labels = torch.zeros(1, decoder, dtype=torch.long, device="meta")
@@ -65,7 +66,8 @@ def counted_flops(module: torch.nn.Module, encoder: int, decoder: int) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_has_its_stated_parameters_and_the_flops_counted_by_torch(name: str) -> None:
-    """FLOPs are compared for two encoder layers and one decoder layer; further layers have the same FLOPs."""
+    """FLOPs are compared for a model of two encoder layers and one decoder layer. Each further layer has the same
+    FLOPs."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     module = build(spec_of(model["shape"]), torch.device("meta"))
@@ -101,7 +103,8 @@ def test_flan_t5_has_the_shape_of_t5_v1_1(size: str) -> None:
 
 @pytest.mark.parametrize("size", ["small", "base", "xl", "xxl"])
 def test_umt5_is_mt5_with_a_larger_vocabulary_and_position_biases_in_every_layer(size: str) -> None:
-    """umT5 has a table of position biases (32 × heads) in every layer. mT5 has one table in each of its two stacks."""
+    """umT5 has a table of position biases (32 × heads elements) in every layer. mT5 has only one table in the encoder
+    and one in the decoder."""
     ours, mt5 = preset(f"umt5_{size}"), preset(f"mt5_{size}")
     more = 2 * (256_384 - 250_112) * ours["shape"]["d_model"]
     tables = 32 * ours["shape"]["heads"] * 2 * (ours["shape"]["encoder_layers"] - 1)
@@ -348,7 +351,8 @@ def test_unsupported_configs_are_refused_in_one_line(config: dict[str, Any], mes
 
 @pytest.mark.parametrize("name", ["umt5_small", "mt5_small", "t5_3b"])
 def test_fsdp_units_have_every_parameter_once(name: str) -> None:
-    """umT5 has a table of position biases in every layer, and the other models have one per stack."""
+    """umT5 has a table of position biases in every layer. The other two models have only one in the encoder and one in
+    the decoder."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     assert sum(unit.elements for unit in units(network)) == count_parameters(network)

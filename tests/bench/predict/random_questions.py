@@ -1,4 +1,5 @@
-"""Random command lines of `predict` and `advise` with random machine files, and a check of their results.
+"""Helper for tests: it draws random command lines of `predict` and `advise` with random machine files, and checks their
+results.
 
 A command line may have any input of a user: engines with their options, layouts, models, batches, lengths and
 precisions. A machine file may lack numbers, have impossible numbers, or be calibrated. Each command must give a
@@ -76,7 +77,7 @@ ODD = (0, -1, math.nan, math.inf, "much", [1, 2], {"bf16": 1}, 1e-300, 1e300, Tr
 
 
 class Question(NamedTuple):
-    """A command line of `predict` or `advise`, and the folder of its machine files."""
+    """A command line of `predict` or `advise` for a test, with the folder that contains its machine files."""
 
     verb: str
     overrides: tuple[str, ...]
@@ -94,7 +95,8 @@ class Fault(NamedTuple):
 
 
 def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
-    """Yield `count` random command lines, drawn with this seed. Their machine files are written into `folder`."""
+    """Yield `count` random command lines, which depend only on `seed`. Their machine files are written into
+    `folder`."""
     dice = Random(seed)
     models = sorted(path.stem for path in (find_conf_folder() / "model").glob("*.yaml") if path.stem != "hugging_face")
     machines = sorted(path.stem for path in (find_conf_folder() / "machine").glob("*.yaml") if path.stem != "auto")
@@ -111,7 +113,7 @@ def draw_questions(seed: int, count: int, folder: Path) -> Iterator[Question]:
 
 
 def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
-    """Return a machine file in which some numbers are missing, and sometimes one number is impossible."""
+    """Return the content of a random machine file. Some numbers are missing, and sometimes one number is impossible."""
     drawn: dict[str, Any] = {"name": name, "device": dice.choice(["cuda", "cuda", "cpu"])}
     for field, (low, high) in MACHINE_NUMBERS.items():
         if dice.random() < 0.85:
@@ -129,7 +131,8 @@ def _draw_machine(dice: Random, name: str) -> dict[str, Any]:
 
 
 def _draw_calibration(dice: Random, peaks: dict[str, float]) -> dict[str, Any]:
-    """Return a calibration with a few random shapes and payloads. No rate is above the peak."""
+    """Return the calibration section of a machine file, with a few random shapes of matrix products and payloads of
+    collectives. No measured rate exceeds the peak of its precision. Some entries are missing."""
 
     def draw_sizes(count: int) -> list[int]:
         return [2 ** dice.randint(0, 15) for _ in range(count)]
@@ -217,8 +220,8 @@ def _draw_advised(dice: Random, models: Sequence[str]) -> Iterator[str]:
 
 
 def find_faults(question: Question) -> tuple[str, list[Fault]]:
-    """Run a command. Return "answered" if it had a result or "refused" if it raised an error, and the faults of the
-    result or of the error."""
+    """Run a command. Return "answered" if it had a result, or "refused" if it raised an error. Also return a list of
+    faults: inconsistencies in the result, or an error that is not a UserError of one line."""
     verb, overrides, config_dir = question
     try:
         if verb == "advise":
@@ -236,10 +239,10 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
 
 
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:
-    """Yield a text for each inconsistent value in one prediction.
+    """Yield a description of each inconsistency in one prediction.
 
-    It looks for negative terms, NaN, intervals whose ends are in the wrong order, and less memory or time with twice
-    the micro-batch.
+    Inconsistencies are negative terms, NaN, and intervals whose low end is above their high end. Memory or time that is
+    smaller with twice the micro-batch is another.
     """
     spec, machine = found.point.composed.spec, found.point.composed.machine
     if found.memory:

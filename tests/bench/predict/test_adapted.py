@@ -1,4 +1,5 @@
-"""Predictions for networks with low-rank adapters, compared with closed forms and with models that peft adapted."""
+"""Tests of predictions for models with low-rank adapters. They are compared with closed forms, and with models to which
+peft added the adapters."""
 
 import gc
 import os
@@ -54,7 +55,7 @@ def spec_of(shape: dict[str, Any], adapter: dict[str, Any], dropout: float = 0.0
 
 
 def adapted(spec: RunSpec) -> nn.Module:
-    """Return the model of a spec with its adapters, in the run's precision, on the CPU."""
+    """Build the model of a spec with its adapters on the CPU, in the precision of the run, and return it."""
     builder = models.load_builder(spec.model.family)
     module = builder.build(spec, on_device(spec.precision))
     builder.initialise(module, spec)
@@ -79,8 +80,8 @@ def test_trained_parameters_of_a_t5_equal_the_closed_form() -> None:
 
 
 def test_trained_parameters_of_llama_3_8b_equal_the_number_printed_by_peft() -> None:
-    """peft prints 41,943,040 for rank 16 on all seven matrices of each of the 32 blocks, and 3,407,872 for rank 8 on
-    queries and values."""
+    """The numbers of trained parameters that peft prints for Llama 3 8B are 41,943,040 for rank 16 on all seven
+    matrices of each of the 32 blocks, and 3,407,872 for rank 8 on queries and values."""
     llama = compose.compose_request(
         compose.parse_single(["model=llama_3_8b", "objective=causal_lm", "launcher=slurm", "devices_per_node=1"])
     )
@@ -122,7 +123,9 @@ def test_activation_bytes_equal_the_tensors_saved_by_autograd(
 
 
 def test_frozen_matrix_without_an_adapter_saves_no_input_for_backward() -> None:
-    """The MLPs of a Llama keep their three inner tensors, but neither their input nor the input of the last matrix."""
+    """Two models are compared: one with adapters on all matrices, and one with adapters only on the queries. In the
+    second, an MLP still saves its three inner tensors for backward, but neither its own input nor the input of its last
+    matrix."""
     rows, width, inner = 60, 48, 80
     keeps, none = (
         sum(
@@ -139,7 +142,8 @@ def test_frozen_matrix_without_an_adapter_saves_no_input_for_backward() -> None:
 
 @pytest.mark.parametrize(("name", "bits"), [("nf4", 4.5), ("nested", 4.127), ("int8", 8.0)])
 def test_quantised_weights_have_the_published_bits_per_parameter(name: str, bits: float) -> None:
-    """Scales of int8 are one fp32 number per row, which adds 32 bits over 4096 columns."""
+    """int8 has one fp32 scale for each row of a matrix. With 4096 columns, these scales add 32 / 4096 bits per
+    parameter to the published 8."""
     adapter = {"rank": 8, "quantization": "int8" if name == "int8" else "nf4", "double_quantization": name == "nested"}
     shape = LLAMA | {"width": 4096, "heads": 32, "key_heads": 32, "inner": 4096, "vocab": 128}
     sizes = get_model_sizes(get_network(spec_of(shape, adapter)))
@@ -220,7 +224,8 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some: bool, checkpointing: bool) -> None:
-    """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
+    """Attention is eager. A fused kernel would recompute the attention scores in backward, which model FLOPs do not
+    include."""
     adapter = {"rank": 4, "targets": SOME[name] * some}
     spec = spec_of(SHAPES[name], adapter, attention="eager", precision="fp32", activation_checkpointing=checkpointing)
     module, tokens = adapted(spec), batch(spec)
@@ -232,8 +237,8 @@ def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some:
 
 
 def test_frozen_weights_have_4_flops_per_token_and_adapter_weights_6() -> None:
-    """The model is a Llama of 3 blocks. Backward computes no gradient for the input of the first block. This saves one
-    product for each matrix that reads this input, and one for its adapter. Attention has 12 FLOPs per pair of tokens
+    """The model is a Llama of 3 blocks. Backward does not need the gradient for the input of the first block. So each
+    matrix that reads this input saves one product, and so does its adapter. Attention has 12 FLOPs per pair of tokens
     and element of a head."""
     d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (d, f), (f, d)]

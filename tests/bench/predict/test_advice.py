@@ -1,4 +1,5 @@
-"""Advice: the candidates, the best choice for each question, and choices whose difference is within the error."""
+"""Tests of the advice: its candidates, the best candidate for each kind of question, and candidates that cannot be told
+apart because their difference is within the prediction error."""
 
 import functools
 import statistics
@@ -48,8 +49,9 @@ def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
-    """Return a choice whose step has these parts in seconds. True computing time may be `rate[0]` to `rate[1]` times
-    the prediction."""
+    """Return a choice with a made-up step. `parts` are the seconds of the parts of the step, and `hidden_s` those that
+    overlap with others. The uncertainty range of forward, recomputation and backward is `rate[0]` to `rate[1]` times
+    their prediction."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
@@ -239,13 +241,15 @@ def recorded(engine: str, **changes: Any) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def machine() -> Any:
-    """Return the machine of the recorded runs, to which the rates needed by a prediction are added."""
+    """Return the machine of the recorded runs. Its file lacks rates that a prediction needs, such as the peak of matrix
+    products, so they are added."""
     rates = {"peak_tflops": {"fp32": 0.1}, "memory_bytes_per_s": 1e10, "intra_node_bytes_per_s": 1e9}
     return recorded("zero2").circumstance.machine.model_copy(update=rates)
 
 
 def chosen(record: RunRecord, machine: Any, *others: RunRecord) -> Choice:
-    """Return the choice for the configuration of `record`, if `others` are the only measured runs."""
+    """Return the choice for the configuration of `record`. Only the runs `others` count as measured, so that the step
+    time is predicted or corrected by them."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, machine, "cpu")

@@ -1,5 +1,5 @@
-"""Layouts that the advice searches: only those that the engine supports, with a useful number of ranks per model copy,
-printed as overrides."""
+"""Tests of the layouts (numbers of pipeline, tensor-parallel and data-parallel ranks) among which the advice searches.
+The engine must support each layout, and the layout is printed as overrides."""
 
 import json
 

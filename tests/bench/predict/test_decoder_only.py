@@ -1,4 +1,4 @@
-"""Predictions for a network other than T5: GPT-2, described as stacks, is compared with the transformers model."""
+"""Tests of predictions for a model other than T5. They are compared with the GPT-2 of transformers."""
 
 from collections import Counter
 from typing import Any
@@ -84,7 +84,8 @@ def test_described_matrices_are_those_of_projections_and_head() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_flops_of_a_sample_equal_the_count_of_torch(dropout: float, checkpointing: bool) -> None:
-    """Attention is eager, since a fused kernel recomputes its scores in backward and model FLOPs exclude this."""
+    """Attention is eager. A fused kernel would recompute the attention scores in backward, which model FLOPs do not
+    include."""
     described, sample = network(**SMALL), {"tokens": TOKENS}
     model = built(dropout=dropout, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:
@@ -151,8 +152,8 @@ def test_described_family_is_predicted_with_every_engine(engine: str, gpt2: Stac
 
 
 def test_logits_and_loss_of_gpt2_equal_a_calculation_by_hand(gpt2: Stacks) -> None:
-    """By hand: logits of 4 × 1,024 tokens and 50,257 words in fp32 are 0.82 GB. Log-probabilities and two gradients
-    have this size."""
+    """In fp32, the logits of 4 × 1,024 tokens and 50,257 vocabulary entries take 0.82 GB. The log-probabilities and two
+    gradients take as much each."""
     (backward,) = (phase for phase in predict_memory(spec_of("ddp"), "cuda").phases if phase.name == "backward")
     assert backward.terms["logits and loss"] == pytest.approx(3 * 4 * 4096 * 50257, rel=0.001)
 

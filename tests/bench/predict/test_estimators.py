@@ -1,4 +1,5 @@
-"""DeepSpeed's memory estimators, as the page of predictions computes them, equal the functions of DeepSpeed."""
+"""Tests of DeepSpeed's memory estimators in the page on predictions. The page computes them without DeepSpeed, and must
+give the results of DeepSpeed's functions."""
 
 import itertools
 
@@ -35,8 +36,8 @@ def test_estimate_of_stage_3_equals_deepspeeds(nodes: int, per_node: int) -> Non
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_largest_layer_is_the_largest_matrix(name: str) -> None:
-    """DeepSpeed's model_to_params finds the module that has the most parameters of its own. In a T5 every such module
-    has one matrix."""
+    """DeepSpeed's `model_to_params` takes as the largest layer the module that directly owns the most parameters. In a
+    T5, each such module owns a single matrix."""
     shape = compose.compose_request(
         compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
     ).spec.model.shape

@@ -1,5 +1,5 @@
-"""The page of predictions lists published reports of what fits into memory. Its specs for them equal the specs that
-Hydra composes."""
+"""Test of the published reports of what fits into memory, which the page on predictions lists. The spec that the page
+has for a report must equal the spec that Hydra composes."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""FLOPs of a step equal the samples times the closed form of the model family, without recomputation."""
+"""Tests of the FLOPs of a step. Without recomputation, they equal the number of samples times the closed form of the
+model family."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Goodput: Young's and Daly's formulas by hand, the optimal interval, simulated failures, and published rates."""
+"""Tests of goodput, the share of time in which a job with failures makes progress. Young's and Daly's formulas for the
+checkpoint interval are compared with hand calculations. The predicted goodput is compared with simulated failures and
+with published rates."""
 
 import math
 
@@ -26,7 +28,8 @@ def test_young_interval_equals_a_calculation_by_hand() -> None:
 
 
 def test_daly_interval_equals_a_calculation_by_hand() -> None:
-    """By hand: 1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 − 100."""
+    """The hand calculation of Daly's formula is 1200 · (1 + ⅓ · √(1/144) + ⅑ · 1/144) − 100 = 1200 + 33.333 + 0.926 −
+    100."""
     assert compute_daly_interval(mtbf_s=7200, write_s=100) == pytest.approx(1134.259, abs=1e-3)
     # writing a checkpoint takes longer than the mean time between failures
     assert compute_daly_interval(mtbf_s=50, write_s=100) == 50
@@ -46,13 +49,14 @@ def test_daly_interval_has_the_highest_goodput_of_the_complete_model(write_s: fl
 
 
 def simulate_goodput(reliability: Reliability, interval_s: float, stretches: int, seed: int) -> float:
-    """Return the goodput of a simulated job with random failures. The job ends after `stretches` intervals between
-    checkpoints."""
+    """Simulate a job with random failures and return its goodput. The job ends after `stretches` intervals of
+    `interval_s` seconds, each followed by a checkpoint. A failure repeats the current interval."""
     draw = np.random.default_rng(seed)
     clock_s, next_failure_s = 0.0, draw.exponential(reliability.mtbf_s)
 
     def advance(length_s: float) -> bool:
-        """Advance the clock by `length_s`, or to an earlier failure. Return True if no failure occurred."""
+        """Advance the clock by `length_s`, or only to the next failure if it comes earlier. Return True if no failure
+        occurred."""
         nonlocal clock_s, next_failure_s
         if clock_s + length_s <= next_failure_s:
             clock_s += length_s
@@ -91,8 +95,8 @@ def test_published_failure_rates_equal_a_calculation_by_hand() -> None:
 
 
 def test_predicted_goodput_of_llama_3_is_above_90_percent_as_published() -> None:
-    """The paper reports more than 90 % effective training time. A checkpoint of 405e9 parameters has 5.67e12 bytes, and
-    the storage sustained 2e12 bytes/s."""
+    """The paper of Llama 3 reports more than 90 % effective training time. A checkpoint of its 405e9 parameters has
+    5.67e12 bytes, and its storage sustains 2e12 bytes/s."""
     size = compute_checkpoint_bytes(405_000_000_000, "bf16")
     assert size == 5.67e12
     found = predict_goodput(16_384, FailureTerms(size / 2e12))

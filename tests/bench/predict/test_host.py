@@ -1,5 +1,5 @@
-"""Host memory by hand, from the bytes per parameter that DeepSpeed keeps on hosts. Their sum over nodes is equal for
-any number of nodes."""
+"""Tests of predicted host memory. The expected values are calculated by hand from the bytes per parameter that
+DeepSpeed keeps on hosts. Their sum over all nodes is the same for any number of nodes."""
 
 import pytest
 
@@ -31,8 +31,8 @@ def test_mt5_xxl_offloads_155_gb_of_fp32_states_and_its_gradients() -> None:
 
 
 def test_partial_offload_divides_16_bytes_per_parameter_between_device_and_host() -> None:
-    """DeepSpeed keeps 2 bytes of bf16 weights per parameter on the device and 2 bytes of their gradients on the host.
-    Of the other 16 bytes, the configured share (`ratio`) is on the host."""
+    """DeepSpeed has 20 bytes per parameter in bf16. The 2 bytes of weights are on the device, and 2 bytes of gradients
+    on the host. Of the other 16 bytes, the host has the configured share (`ratio`), and the device the rest."""
     words = (
         "model=mt5_xxl",
         "engine=zero3",
@@ -56,9 +56,10 @@ def test_host_memory_per_node_falls_with_the_number_of_nodes() -> None:
 
 
 def test_flan_t5_xxl_in_fp32_with_both_offloads_takes_24_bytes_per_parameter() -> None:
-    """By hand, from stage3.py of DeepSpeed 0.19.8: weights (param_groups_fp16_flat_cpu_memory), master weights (a clone
-    in _create_fp32_partitions), two moments, accumulated gradients (grad_partitions_flat_buffer) and the gradients that
-    AdamW reads (fp32_partitioned_groups_flat[i].grad) are 6 × 4 bytes per parameter, 267 GB."""
+    """In fp32, the host has six tensors of 4 bytes per parameter, 267 GB in total. Their names in stage3.py of
+    DeepSpeed 0.19.8 are: weights (param_groups_fp16_flat_cpu_memory), master weights (a clone in
+    _create_fp32_partitions), two moments, accumulated gradients (grad_partitions_flat_buffer), and the gradients that
+    AdamW reads (fp32_partitioned_groups_flat[i].grad)."""
     spec = asked(
         "model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", *OFFLOAD,
         "engine.offload_param.device=cpu",
@@ -92,8 +93,9 @@ def test_host_memory_without_offload_is_that_of_processes(engine: str) -> None:
 
 @pytest.mark.parametrize(("room", "low", "high"), [(80e9, 0, 0), (53e9, 0, 4), (42.5e9, 4, 4)])
 def test_stage_2_flattens_weights_on_the_host_if_the_device_has_no_room(room: float, low: int, high: int) -> None:
-    """By hand: 8 ranks × 2 copies × 2 bytes × 12.9e9 parameters are 413 GB. They are on the host if the device has no
-    room for the second copy."""
+    """Before training, DeepSpeed copies all weights into one flat tensor. If the device lacks memory for the second
+    copy (`room` is its memory), the host needs 2 copies × 2 bytes × 12.9e9 parameters for each of 8 ranks, 413 GB.
+    `low` and `high` are the ends of the predicted range, in bytes per parameter and rank."""
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
     needed = predict_host_memory(spec, "cuda", int(room))
     assert needed is not None

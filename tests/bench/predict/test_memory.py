@@ -1,5 +1,5 @@
-"""Memory predictions compared with ZeRO's table, tensors that autograd saves, recorded runs, and published reports of
-what fits."""
+"""Tests of memory predictions. They are compared with the table in ZeRO's paper, with the tensors that autograd saves,
+with recorded runs, and with published reports of what fits into memory."""
 
 import csv
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
@@ -55,7 +55,7 @@ def test_model_states_equal_the_table_of_the_zero_paper(row: dict[str, str]) -> 
 
 
 def kept_by_t5(spec: RunSpec) -> int:
-    """Return the bytes that a forward pass of the transformers model saves for backward, without weights."""
+    """Return the bytes that a forward pass of the T5 of this spec saves for backward, without the weights."""
     module = build(spec, on_device(spec.precision))
     initialise(module, spec)
     encoder, decoder = (torch.randint(2, 96, (spec.batch.micro, length)) for length in spec.sequence.values())
@@ -99,8 +99,8 @@ def test_activation_bytes_equal_the_tensors_saved_by_autograd(
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 128), (128, 2), (1, 500)], ids=str)
 def test_memory_terms_are_not_negative_for_short_sequences(engine: str, lengths: tuple[int, int]) -> None:
-    """With 128 heads of width 128 and 2 tokens to attend to, an attention output has 64 times as many elements as the
-    scores."""
+    """For short sequences, attention outputs are larger than attention scores. With 128 heads of width 128 and 2 tokens
+    to attend to, they are 64 times as large."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
     assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
@@ -194,7 +194,8 @@ def test_t5_3b_does_not_fit_a_24_gb_card_without_offload(tokens: int) -> None:
 
 
 def test_t5_3b_with_zero2_and_offload_fits_20_samples_and_not_30_at_about_80_tokens() -> None:
-    """The source states no lengths. Its data are sentences of a translation task, so 75 and 80 tokens are plausible."""
+    """The published report does not state sequence lengths. Its samples are sentences of a translation task, so 75 and
+    80 tokens are plausible."""
     stated = ("engine=zero2", "engine.reduce_bucket_size=200000000", *OLD_T5, *OFFLOAD)
     for tokens in (75, 80):
         micro = find_largest_micro_batch(asked(*stated, *lengths(tokens)), RTX_3090)
@@ -219,12 +220,12 @@ def test_flan_t5_xxl_fits_eight_cards_of_40_gb_with_zero3_and_checkpointing() ->
 
 
 def test_flan_t5_xxl_in_fp32_with_offload_needs_checkpointing_on_cards_of_16_gb() -> None:
-    """The only report that the prediction contradicts. Its source says that the run does not fit, without stating batch
-    size or checkpointing.
+    """This is the only published report that the prediction contradicts. The report says that the run does not fit. It
+    does not state the batch size or whether activation checkpointing was on.
 
-    Without checkpointing, one sample already exceeds the device. With checkpointing, one sample fits the device. But
-    the host would need 24 bytes per parameter, 267 GB (test_host.py), and a copy of the weights per process while they
-    load.
+    Without checkpointing, a single sample already exceeds the predicted device memory. With checkpointing, a single
+    sample fits. But the host would then need 24 bytes per parameter, 267 GB (test_host.py). While weights are loaded,
+    it would also need a copy of them for each process.
     """
     stated = ("model=t5_v1_1_xxl", "engine=zero3", "precision=fp32", "devices_per_node=8", "batch.micro=1", *FLAN,
               *OFFLOAD, "engine.offload_param.device=cpu", *HUGGING_FACE_AUTO[4096])  # fmt: skip
@@ -251,10 +252,11 @@ MT5_XXL = 12_921_057_280
 
 @pytest.mark.parametrize("engine", ["zero1", "zero2"])
 def test_stages_1_and_2_flatten_weights_on_the_device_only_if_the_copy_fits(engine: str) -> None:
-    """DeepSpeed 0.19.8 makes the flat copy of the weights on the device if its free memory suffices.
+    """DeepSpeed 0.19.8 copies all weights into one flat tensor. It does so on the device if the device has enough free
+    memory.
 
-    Weights need 25.8 GB and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits a device of 80 GB, may fit 53 GB, and does
-    not fit 42.5 GB.
+    The weights need 25.8 GB, and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits on a device of 80 GB. It may fit on
+    one of 53 GB, and does not fit on one of 42.5 GB.
     """
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
     built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # includes two embeddings that transformers makes and discards
@@ -268,10 +270,11 @@ def test_stages_1_and_2_flatten_weights_on_the_device_only_if_the_copy_fits(engi
 
 
 def test_chunked_loss_has_gradients_of_states_and_head_in_place_of_logits() -> None:
-    """mt5_base with micro-batch 8 in bf16: logits of 1,024 tokens and 250,112 words exist twice in backward.
+    """The example is mt5_base with micro-batch 8 in bf16. The plain loss has the logits of 1,024 tokens and 250,112
+    vocabulary entries twice in backward.
 
-    A chunked loss has three tensors in place of them: the gradient of the head (which is needed anyway), the gradient
-    of the states, and one chunk's logits in bf16 and fp32.
+    A chunked loss has three tensors instead: the gradient of the head (which the plain loss also needs), the gradient
+    of the decoder's output, and the logits of a single chunk in bf16 and fp32.
     """
     whole, chunked = (
         {

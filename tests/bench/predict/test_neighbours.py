@@ -1,4 +1,4 @@
-"""Corrections of predictions by measured runs of neighbouring configurations."""
+"""Tests of the correction of predictions by measured runs of similar configurations."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,12 +38,14 @@ def peak_bytes(record: RunRecord) -> int:
 
 
 def scaled(step: float, memory: float) -> Any:
-    """Return a function that predicts a run: the measured values, divided by the factors `step` and `memory`."""
+    """Return a function that makes a wrong prediction for a recorded run: its measured step time divided by `step`, and
+    its measured memory divided by `memory`."""
     return lambda record: PredictedRun(median_s(record) / step, round(peak_bytes(record) / memory))
 
 
 def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], PredictedRun | None]) -> Correction:
-    """Return the correction that follows from these records and their predictions."""
+    """Compare recorded runs with their predictions, and return the correction that follows. Runs without a prediction
+    are ignored."""
     return compute_correction(
         [found for record in records if (found := compare_with_prediction(record, predict(record)))]
     )

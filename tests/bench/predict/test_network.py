@@ -1,5 +1,5 @@
-"""Predicted seconds of a collective, compared with calculations by hand and with published tables of three machines;
-and predictions for another link speed from two calibrations of one machine."""
+"""Tests of the predicted seconds of collectives. They are compared with hand calculations and with published tables of
+three machines. Other tests predict the times for another link speed from two calibrations of one machine."""
 
 import csv
 import itertools
@@ -16,7 +16,8 @@ NODE = Machine(name="node", intra_node_bytes_per_s=1e11, inter_node_bytes_per_s=
 
 
 def published(column: str) -> dict[int, float]:
-    """Published bus bandwidths in bytes/s by payload in bytes, from one column of collectives.csv."""
+    """Return the published bus bandwidths of one column of collectives.csv, in bytes/s. The keys are payloads in
+    bytes."""
     lines = Path("results/published/collectives.csv").read_text().splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return {int(row["payload_bytes"]): 1e9 * float(row[column]) for row in rows}
@@ -99,7 +100,7 @@ def test_calibrations_at_one_link_speed_are_refused_for_another() -> None:
 
 @pytest.mark.parametrize("span", [RankSpan(1, 8), RankSpan(4, 32)])
 def test_more_bytes_never_take_less_time(span: RankSpan) -> None:
-    """Published bus bandwidths rise fourfold from 1 to 4 MiB. A payload between them must take at least as long as 1
-    MiB."""
+    """Between payloads of 1 and 4 MiB, the published bus bandwidth rises fourfold, so both take about the same time. A
+    payload between them must not be predicted to take less time than 1 MiB."""
     seconds = [compute_collective_s("all_reduce", 2 ** (step / 4), span, NODE) for step in range(40, 140)]
     assert all(more >= less * (1 - 1e-12) for less, more in itertools.pairwise(seconds))

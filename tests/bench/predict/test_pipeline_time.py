@@ -1,5 +1,5 @@
-"""Predicted step time of a pipeline. Idle time is compared with hand calculations, and tensor-parallel exchanges with a
-closed formula. Other tests check rules that hold for every machine."""
+"""Tests of the predicted step time of a pipeline. Idle time is compared with hand calculations, and the exchanges of
+tensor parallelism with a closed form. Other tests check relations that hold on every machine."""
 
 from typing import Any
 
@@ -49,8 +49,8 @@ def predict(*words: str) -> StepTime:
 def test_step_of_equal_stages_has_the_bubble_of_the_closed_form(
     words: list[str], stages: int, micro_batches: int
 ) -> None:
-    """By hand: m micro-batches on p ranks take (m + p - 1) (f + b) with one stage per rank. With v stages per rank they
-    take (v m + p - 1) (f + b). Here f and b are the seconds of one stage's forward and backward."""
+    """With p ranks, v stages per rank and m micro-batches, a step takes (v m + p - 1) (f + b). Here f and b are the
+    seconds that one stage needs for the forward and the backward of a micro-batch."""
     spec = build(*words, "parallel.pipeline=4", f"batch.accumulation={micro_batches}")
     forward_s, backward_s = [FORWARD_S] * 4 * stages, [BACKWARD_S] * 4 * stages
     ends_s = find_costs(spec).simulate(forward_s, backward_s, lambda source, target: 0.0)
@@ -64,8 +64,8 @@ def test_gpipe_step_includes_one_transfer_time_in_each_direction() -> None:
 
 
 def test_parts_of_a_pipeline_step_add_up_and_idle_time_is_the_bubble() -> None:
-    """Idle seconds are equal with few and many micro-batches, since ranks are idle only while the pipeline fills and
-    drains."""
+    """Ranks are idle only while the pipeline fills and drains. So idle seconds are equal for 4 and for 64
+    micro-batches."""
     few, many = (
         predict("engine=pipeline", "parallel.pipeline=4", f"batch.accumulation={number}") for number in (4, 64)
     )
@@ -117,8 +117,8 @@ def test_last_stage_without_checkpointing_has_no_recomputation() -> None:
 
 @pytest.mark.parametrize("words", [["model=mt5_base"], ["model=gpt_22b"]])
 def test_tensor_parallel_exchanges_of_a_pass_equal_the_closed_form(words: list[str]) -> None:
-    """By hand: each sub-layer all-reduces its output in forward and the gradient of its input in backward.
-    Recomputing a block repeats the all-reduces of its sub-layers' outputs, except that of its last sub-layer."""
+    """Each sub-layer all-reduces its output in forward, and the gradient of its input in backward. With checkpointing,
+    the recomputation of a block repeats the all-reduces of its forward, except the one of its last sub-layer."""
     given = ["engine=pipeline", "parallel.tensor=4", *words]
     network = get_network(build(*given))
     layers = {stack.name: stack.layers for stack in network.stacks}
@@ -175,7 +175,8 @@ def test_pipeline_has_predicted_memory_and_time(fields: dict[str, Any]) -> None:
 def test_shortened_simulation_of_a_long_schedule_has_the_time_of_the_complete_simulation(
     schedule: ScheduleName, size: PipelineSize, slow: float
 ) -> None:
-    """The shortened simulation is compared with the simulation of every pass, with one slower stage."""
+    """For a long schedule, the prediction simulates only some micro-batches. Its step time is compared with a
+    simulation of every pass. The last stage takes `slow` times as long as the others."""
     forward_s = [FORWARD_S] * (size.stages - 1) + [slow * FORWARD_S]
     backward_s = [2 * seconds for seconds in forward_s]
     ends_s = costs.simulate_ends(schedule, size, forward_s, backward_s, lambda source, target: 0.1)

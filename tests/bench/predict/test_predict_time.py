@@ -1,4 +1,5 @@
-"""`zeroscale predict` prints the time of a step, or names the number that is missing in the machine file."""
+"""Tests of the step time that `zeroscale predict` prints. If the machine file lacks a number that is needed, the name
+of this number is printed instead."""
 
 import json
 import re

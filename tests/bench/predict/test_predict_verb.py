@@ -1,5 +1,5 @@
-"""`zeroscale predict` prints a table by term for one configuration, two lines for each of several configurations, and
-the same as JSON."""
+"""Tests of `zeroscale predict`. For one configuration it prints a table of memory by term. For several configurations
+it prints two lines each. With --json it prints the same numbers as JSON."""
 
 import json
 import subprocess
@@ -85,8 +85,8 @@ def test_predicting_imports_no_training_library() -> None:
 
 
 def test_storage_option_adds_the_goodput(capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint has 14 bytes per parameter and is written at the rate given by `--storage`. Failures have Llama 3's
-    rate."""
+    """`--storage` is the rate at which checkpoints are written. A checkpoint has 14 bytes per parameter. The rate of
+    failures is that published for Llama 3."""
     words = ["predict", "model=gpt2_xl", "engine=zero1", "machine=h100", "devices_per_node=8", "nodes=16"]
     assert main([*words, "--storage", "2e9", "--json"]) == 0
     [point] = json.loads(capsys.readouterr().out)
@@ -138,8 +138,8 @@ def test_point_that_does_not_fit_has_a_remedy_and_no_step_time(
 def test_remedies_are_printed_in_place_of_step_time_rate_and_mfu(
     point: str, remedies: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Remedies are a smaller micro-batch, more devices, a higher ZeRO stage, a fused optimizer or offload. If none
-    suffices alone, combinations are printed."""
+    """If a configuration does not fit into memory, the command prints remedies: a smaller micro-batch, more devices, a
+    higher ZeRO stage, a fused optimizer, or offload. If none of them suffices alone, it prints combinations."""
     assert main(["predict", *point.split(), "--storage", "2e9"]) == 0
     printed = capsys.readouterr().out
     assert "does not fit" in printed

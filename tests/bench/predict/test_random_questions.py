@@ -1,6 +1,6 @@
-"""Random configurations and machine files get a consistent prediction, or an error of one line.
+"""Test with random configurations and machine files. Each must give a consistent prediction, or an error of one line.
 
-This test runs a few; `python -m tests.benchmarks.prediction --random 3000` runs more.
+The test draws only a few. `python -m tests.benchmarks.prediction --random 3000` draws more.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Predicted memory of decoder-only models compared with recorded runs over gloo."""
+"""Test that the predicted memory of decoder-only models equals that of recorded runs over gloo, within a tolerance."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Memory of one rank out of up to 1,024 ranks: predictions compared with rehearsals (one real rank, the others
-simulated), and rehearsals compared with real runs."""
+"""Tests of the memory of one rank of up to 1,024. Predictions are compared with rehearsals, in which one rank is real
+and the others are simulated. Rehearsals are compared with real runs of all ranks."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ def test_predicted_memory_is_within_3_percent_of_rehearsals() -> None:
 
 
 def test_specs_of_recorded_rehearsals_equal_the_composed_cases() -> None:
-    """A failure means that the configuration of a case has changed. Rehearse the case again with
-    `tests.benchmarks.rehearsals`."""
+    """The test fails if the settings of a case have changed since its rehearsal was recorded. In that case, rehearse it
+    again with `tests.benchmarks.rehearsals`."""
     specs = ([run.spec for run in REHEARSED], [build_spec(case) for case in list_cases()])
     # Neither the number of steps nor, for synthetic samples, the mean of the loss changes the memory of a rehearsal.
     same = {"measure": MeasureSpec(), "loss_mean": "tokens"}

@@ -1,4 +1,5 @@
-"""Scaling laws compared with the tables of their papers, and with calculations by hand."""
+"""Tests of scaling laws (loss by model size and data), compared with the tables of their papers and with hand
+calculations."""
 
 import math
 
@@ -20,50 +21,53 @@ PF_DAY = 1e15 * 86_400
 
 
 def kaplan_data_loss(parameters: float, tokens: float) -> float:
-    """Return the loss of training with early stopping on a data set of `tokens` tokens, repeated as long as it helps.
-    This is arXiv 2001.08361, equation 1.5 with the constants of table 2."""
+    """Return the loss of a training with early stopping, on a data set of `tokens` tokens that is repeated as long as
+    the loss improves. This is equation 1.5 of arXiv 2001.08361 with the constants of its table 2."""
     return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
 
 def optimal_parameters(law: ParametricLaw, flops: float) -> float:
-    """Return the number of parameters with the lowest loss for 6 N D FLOPs: G (C/6)^(β/(α+β)), arXiv 2203.15556
-    equation 4."""
+    """Return the number of parameters N with the lowest loss for a given compute of 6 N D FLOPs, where D is the number
+    of tokens. It is G (C/6)^(β/(α+β)), equation 4 of arXiv 2203.15556."""
     scale = (law.alpha * law.a / (law.beta * law.b)) ** (1 / (law.alpha + law.beta))
     return float(scale * (flops / 6) ** (law.beta / (law.alpha + law.beta)))
 
 
 def test_kaplans_critical_batch_at_the_best_loss_equals_the_table() -> None:
-    """Table 6 of arXiv 2001.08361: the critical batch is 2.0e6 tokens × C^0.24, and the best loss is (3.1e8 / C)^0.050.
-    It is checked at a compute C of 1 and 100 PF-days."""
+    """For a compute C, table 6 of arXiv 2001.08361 gives a critical batch of 2.0e6 tokens × C^0.24 and a best loss of
+    (3.1e8 / C)^0.050. The law of the critical batch by loss must give the table's batch for the table's loss. It is
+    checked at C = 1 and 100 PF-days."""
     for petaflop_days in (1, 100):
         loss = (3.1e8 / petaflop_days) ** 0.050
         assert compute_critical_batch(loss) == pytest.approx(2.0e6 * petaflop_days**0.24, rel=0.03)
 
 
 def test_kaplans_loss_of_the_best_model_equals_the_fit_by_compute() -> None:
-    """Two separate fits of arXiv 2001.08361 must agree for 1 PF-day. Table 6: 1.3e9 parameters, at least 5.4e3 steps.
-    Equation 1.3: a loss of 3.1e8^0.050 = 2.66."""
+    """Two separate fits of arXiv 2001.08361 must give the same loss for 1 PF-day. Table 6 gives the best model, 1.3e9
+    parameters and at least 5.4e3 steps, whose loss follows from our law. Equation 1.3 gives a loss of 3.1e8^0.050 =
+    2.66."""
     assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
     spent = 6 * 1.3e9 * 5.4e3 * 2.0e6
     assert spent == pytest.approx(PF_DAY, rel=0.05)
 
 
 def test_kaplans_loss_with_unlimited_data_equals_the_fit_by_parameters() -> None:
-    """With unlimited data, the loss must equal the law in parameters alone, (8.8e13 / N)^0.076. This is equation 1.1, a
-    separate fit."""
+    """With unlimited data, the loss must equal that of equation 1.1 of arXiv 2001.08361, which depends on the number of
+    parameters N alone: (8.8e13 / N)^0.076. It is a separate fit of the paper."""
     assert kaplan_data_loss(1.5e9, 1e30) == pytest.approx((8.8e13 / 1.5e9) ** 0.076, rel=0.03)
 
 
 def test_kaplans_loss_with_the_required_data_is_2_percent_above_unlimited_data() -> None:
-    """Equation 4.4 of arXiv 2001.08361: 5e3 · N^0.74 tokens keep the loss within 2 % of that with unlimited data."""
+    """Equation 4.4 of arXiv 2001.08361 states how many tokens a model of N parameters needs: with 5e3 · N^0.74 tokens,
+    the loss is at most 2 % above the loss with unlimited data."""
     for parameters in (1e8, 1e9, 1e10):
         endless = kaplan_data_loss(parameters, math.inf)
         assert kaplan_data_loss(parameters, 5e3 * parameters**0.74) / endless - 1 == pytest.approx(0.02, abs=2e-3)
 
 
 def test_kaplans_two_fits_of_data_differ() -> None:
-    """Equation 1.2 of arXiv 2001.08361 is a separate fit, (5.4e13 / D)^0.095. At the 22e9 tokens of the paper's text,
-    its loss is 5 % above this law."""
+    """Equation 1.2 of arXiv 2001.08361 is a separate fit of the loss by the number of tokens D alone: (5.4e13 /
+    D)^0.095. At 22e9 tokens, which the paper's text names, its loss is 5 % above that of equation 1.5."""
     assert (5.4e13 / 22e9) ** 0.095 / kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
 
 
@@ -98,8 +102,8 @@ def test_chinchillas_loss_equals_a_calculation_by_hand(parameters: float, tokens
 def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
     parameters: float, flops: float, tokens: float
 ) -> None:
-    """The table is table 3 of arXiv 2203.15556, from another approach of that paper. The rounded law of its approach 3
-    disagrees with the table."""
+    """The expected values are those of table 3 of arXiv 2203.15556, which come from another approach of that paper. The
+    law with the rounded constants of the paper's approach 3 disagrees with this table, and the corrected law agrees."""
     best = optimal_parameters(CHINCHILLA_CORRECTED, flops)
     assert best == pytest.approx(parameters, rel=0.25)
     assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)

@@ -1,4 +1,5 @@
-"""Predicted time of a step: its parts add up, overlap by hand, contention, and numbers needed in a machine file."""
+"""Tests of the predicted step time: its parts add up, the overlap of communication equals a hand calculation, ranks
+slow each other down on a shared processor, and numbers that a machine file lacks are reported."""
 
 import pytest
 
@@ -22,7 +23,8 @@ def with_links(bytes_per_s: float) -> Machine:
 
 
 def cpu(ranks: int, *slowdown: float, gather_s: float = 0.01) -> Machine:
-    """Return a calibrated CPU machine whose collectives take `gather_s` seconds for any payload."""
+    """Return a calibrated CPU machine with `ranks` ranks. Every collective takes `gather_s` seconds for any payload.
+    `slowdown` are the factors by which 1, 2, … ranks on one processor slow each other down."""
     kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     return Machine(
         name="bed",

@@ -1,4 +1,6 @@
-"""Time of matrix products by shape: tiles, waves and alignment, by hand for a device with 108 multiprocessors."""
+"""Tests of the time of a matrix product by its shape, compared with hand calculations for a device with 108
+multiprocessors. A product is divided into tiles. The multiprocessors compute one wave of tiles after another. Unaligned
+sizes take longer."""
 
 import pytest
 
@@ -7,7 +9,7 @@ from bench.predict.work import Matmul
 
 
 def find_share(product: Matmul, width: int = 2, multiprocessors: int | None = 108) -> float:
-    """Return the rate of a product as a share of the rate of the best product."""
+    """Return the rate of a product divided by the best possible rate. `width` is the number of bytes of an element."""
     return product.flops / count_tiled_flops(product, width, multiprocessors)
 
 

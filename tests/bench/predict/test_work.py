@@ -1,5 +1,5 @@
-"""Work of a pass, compared with a closed form of T5's FLOPs. Another test (test_t5.py) compares that form with torch's
-FlopCounterMode."""
+"""Tests of the work (FLOPs and bytes) of a forward or backward pass. FLOPs are compared with a closed form for T5,
+which test_t5.py compares with torch's FlopCounterMode."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,8 @@ def flops(work: PassWork) -> int:
 
 
 def closed_form(shape: Shape, encoder: int, decoder: int) -> tuple[int, int]:
-    """Return two numbers of forward FLOPs for one sample: of all blocks, and of the head."""
+    """Return the forward FLOPs of a T5 for one sample: those of all blocks, and those of the head. `encoder` and
+    `decoder` are numbers of tokens."""
     projection = 2 * shape.d_model * shape.d_inner  # per token; query, key, value and output each have one projection
     feed_forward = 2 * (3 if shape.gated else 2) * shape.d_model * shape.d_ff  # per token
     pair = 2 * 2 * shape.d_inner  # per query and key: the score, the weighted value
@@ -69,7 +70,8 @@ def test_recomputation_has_the_flops_of_the_blocks_without_the_last_matrix(
 
 
 class TwoProducts(torch.nn.Module):
-    """A block of two weight matrices. It is a class of its own, since torch's own modules are not compiled alone."""
+    """A block of two weight matrices. It is a class of its own, because torch does not compile its built-in modules
+    alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,8 +83,9 @@ class TwoProducts(torch.nn.Module):
 
 
 def test_compiled_block_is_recomputed_completely() -> None:
-    """The products of a block with two weight matrices are counted in its compiled graphs: two in forward, and two in
-    the recomputation."""
+    """A compiled block with two weight matrices runs with activation checkpointing. Its compiled graphs must run two
+    matrix products in forward, and both again in the recomputation. The prediction must count this full
+    recomputation."""
     ran: list[int] = []
 
     def compile_forward(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:

@@ -1,4 +1,5 @@
-"""Successive halving on simulated trainings with known losses."""
+"""Tests of successive halving, a search that trains many configurations briefly and continues the best. Trainings are
+simulated, and their losses are given by a formula."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ def a_section(**given: Any) -> SearchSection:
 
 
 def pool(of: SearchSection) -> CandidatePool:
-    """Return candidates: trainings of 9,000 tokens with different learning rates."""
+    """Return the candidates of a search: trainings of 9,000 tokens that differ in their learning rate."""
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
         spec = {
@@ -53,12 +54,14 @@ def pool(of: SearchSection) -> CandidatePool:
 
 
 def search(of: SearchSection, loss: Loss) -> list[TrialResult]:
-    """Return the results of all trials of a new search, in order."""
+    """Run a new search, and return the results of all its trials in order. `loss` gives the loss of a learning rate
+    after a number of tokens."""
     return list(go_on(of, loss, []))
 
 
 def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator[TrialResult]:
-    """Yield the results of the trials that a search makes after the trials in `results`, until it ends."""
+    """Continue a search whose earlier trials have these `results`. Yield the result of each further trial until the
+    search ends."""
     candidates = pool(of)
     proposer, known = build_proposer(candidates), [*results]
     while proposal := proposer.propose(known):
@@ -75,8 +78,8 @@ def end(trial: Trial) -> int:
 
 
 def flat(rate: float, tokens: int) -> float:
-    """Return a loss that decreases with tokens. The learning rate 0.020 has the lowest loss at every number of
-    tokens."""
+    """Return the simulated loss of a training with the learning rate `rate` after `tokens` tokens. It falls with
+    tokens. At every number of tokens, a learning rate of 0.020 has the lowest loss."""
     return 2.0 + abs(rate - 0.020) * 100 + 1_000 / tokens
 
 
@@ -88,8 +91,9 @@ def test_rungs_are_the_training_divided_by_powers_of_the_factor() -> None:
 
 
 def test_of_27_trainings_about_nine_and_three_are_promoted() -> None:
-    """Promotion is asynchronous. A training may be promoted while it is among the best third of the trainings so far,
-    even if better trainings follow."""
+    """A third of the trainings is promoted, which means trained for three times as many tokens. Promotion does not wait
+    for all trainings. So a training that is among the best third of those so far is promoted, even if better ones
+    follow."""
     results = search(a_section(), flat)
     counted = Counter(end(result.trial) for result in results)
     assert counted[1_000] == 27
@@ -195,8 +199,8 @@ def test_verdict_reports_a_budget_spent_before_any_training_ended(tmp_path: Path
 
 
 def test_number_of_trainings_per_bracket_matches_hyperband() -> None:
-    """Table 1 of arXiv 1603.06560 gives the number of trainings that begin in each bracket, for 81 units and a factor
-    of 3: 81, 34, 15, 8 and 5."""
+    """A bracket is a run of successive halving with its own number of trainings. For at most 81 units per training and
+    a factor of 3, table 1 of arXiv 1603.06560 has brackets of 81, 34, 15, 8 and 5 trainings."""
     rungs, begun = RungSection(least=1, brackets=5), Counter[int]()
     for _ in range(143):
         begun[choose_bracket(begun, rungs, last=4)] += 1

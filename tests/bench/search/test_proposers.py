@@ -1,4 +1,5 @@
-"""Proposals of searches over grids of points. Formulas give the result of each point, so nothing is measured."""
+"""Tests of the trials that searches propose on grids of points. The result of each point is computed by a formula
+instead of measured."""
 
 import importlib
 import math
@@ -33,8 +34,8 @@ OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
 def step_s(values: Mapping[str, Any]) -> float:
     """Return a step time that grows with the micro-batch and, slowly, with the nodes.
 
-    Among the points for which `run` does not return "oom", zero1 with micro-batch 8 on 8 nodes has the most samples per
-    second.
+    Of all points for which `run` returns a step time, zero1 with micro-batch 8 on 8 nodes processes the most samples
+    per second.
     """
     return SPEED[values["engine"]] * (0.2 + 0.1 * values["batch.micro"]) * (1 + 0.02 * values["nodes"])
 
@@ -69,8 +70,8 @@ BY_RATIOS = {"from": 1, "to": 64, "log": True}
 
 @pytest.mark.parametrize("sampler", ("random", "tpe"))
 def test_logarithmic_range_of_integers_is_sampled_uniformly_in_its_logarithm(sampler: str) -> None:
-    """On a logarithmic scale from 1 to 64, 8 is the middle, so about half of the first trials are at most 8. With
-    uniform draws it would be one in eight."""
+    """The middle of a logarithmic range from 1 to 64 is 8, so about half of the first trials have at most 8. With
+    uniform draws, only one in eight would have at most 8."""
     asked = (
         build_sampler(pool(section({"engine": ["ddp"], "batch.micro": BY_RATIOS}, sampler=sampler, seed=seed)))
         for seed in range(80)
@@ -87,8 +88,8 @@ def test_grid_of_a_logarithmic_range_begins_with_powers_of_two() -> None:
 
 
 def test_logarithmic_range_too_large_to_list_is_sampled_uniformly_in_its_logarithm() -> None:
-    """On a logarithmic scale up to a million, about half of the draws are at most a thousand. With uniform draws it
-    would be one in a thousand."""
+    """In a logarithmic range up to a million, about half of the draws are at most a thousand. With uniform draws, only
+    one in a thousand would be."""
     space = {"engine": ["ddp"], "batch.micro": BY_RATIOS | {"to": 10**6}}
     asked = build_sampler(pool(section(space, sampler="random")))
     found = [one.trial.values["batch.micro"] for one in search(asked, lambda values: 1.0, 60)]
@@ -121,13 +122,13 @@ BUSY = 0.3
 
 
 def disturb(result: TrialResult) -> TrialResult:
-    """Return a copy of a trial's result with the noise of a busy machine."""
+    """Return a copy of a trial's result, changed as if the machine had been busy: its step time has a large noise."""
     return result._replace(quantities=result.quantities and result.quantities._replace(step_noise=BUSY))
 
 
 def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() -> None:
-    """The best of 48 trials, with 55 samples/s, ran on a busy machine, so its interval reaches from e^-0.59 to e^0.59
-    times its value. All trials with at least 31 samples/s are therefore reported as equal."""
+    """The best of 48 trials has 55 samples/s but ran on a busy machine. Its true rate lies between e^-0.59 and e^0.59
+    times this value. So all trials with at least 31 samples/s are reported as equal to the best."""
     candidates = pool(section(sampler="grid"))
     done = search(build_sampler(candidates), step_s, 99)
     sound = conclude(candidates, done)
@@ -140,8 +141,9 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
-    """A step of 0.5 s, measured on a busy machine, may take up to 0.9 s on a quiet machine. A step of 0.6 s, measured
-    on a quiet machine, ends later trials whose steps take more than 0.67 s."""
+    """A trial is ended early if its steps are certainly slower than the best trial so far. If the best had 0.5 s on a
+    busy machine, the limit is 1.1 × 0.9 s, because it could take up to 0.9 s on a quiet machine. After a trial with 0.6
+    s on a quiet machine, the limit is 0.67 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -154,10 +156,12 @@ def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
 
 
 def test_costs_of_busy_trials_are_shrunk_towards_the_mean_for_samplers_without_noise() -> None:
-    """Costs are the logarithms of 1, 2 and 4 s; the last was measured on a busy machine.
+    """Some samplers do not support noise. They get costs in which noisy values are moved towards the mean. Here the
+    costs are the logarithms of 1, 2 and 4 s, and the last was measured on a busy machine.
 
-    The variance of the three costs is 0.320 and the mean noise variance is 0.030. The difference, 0.290, is the
-    variance without noise. The distance of the last cost from the mean is multiplied by 0.290 / (0.290 + 0.090).
+    The variance of the three costs is 0.320, and the mean variance of their noise is 0.030. So the variance without
+    noise is 0.290. The distance of the last cost from the mean is multiplied by 0.290 / (0.290 + 0.090), where 0.090 is
+    the variance of its noise.
     """
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     sound = search(build_sampler(pool(asked)), lambda values: float(values["batch.micro"]), 3)
@@ -182,10 +186,11 @@ def test_optuna_gets_the_shrunk_costs(sampler: str) -> None:
 
 
 def test_noisy_best_trial_of_a_busy_machine_does_not_settle_a_search() -> None:
-    """A search is settled if its latest trials improve the best result too little.
+    """A search is settled, and ends, if its latest trials hardly improved the best result.
 
-    The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s. If the first trial is not noisy,
-    no later trial improves on it. If it was measured on a busy machine, the last trial does.
+    The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s. If the first trial was measured on
+    a quiet machine, the last is no improvement. If the first was measured on a busy machine, it counts less, and the
+    last is one.
     """
     asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
                                                               "batch.micro": [1]})  # fmt: skip
@@ -221,8 +226,8 @@ def test_measured_runs_correct_wrong_predictions() -> None:
 
 
 def test_ten_predicted_best_points_are_enqueued() -> None:
-    """The ten points with the best predictions, of 48, are tried first. They include one point of the slowest
-    engine."""
+    """Of 48 points, the ten with the best predictions are tried first. They include at least one point of each engine,
+    even of the slowest."""
     done = search(build_sampler(pool(section(), step_s)), step_s, 12)
     assert len({one.trial.values["engine"] for one in done[:3]}) == 3
     assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
@@ -234,8 +239,8 @@ def test_search_without_predictions_finds_the_best_point_among_some_out_of_memor
 
 
 def test_suggestion_tried_before_is_replaced_by_an_untried_point() -> None:
-    """All but two points were tried before. Every suggestion of the sampler is replaced by one of these two; then the
-    search ends."""
+    """All but two of the points were tried before, so the sampler suggests points that were tried. Each suggestion is
+    replaced by one of the two untried points. Then the search ends."""
     candidates = pool(section(sampler="qmc", gain=0))
     everything = search(ListProposer(candidates, at_random=False), run, 99)
     done = search(build_sampler(candidates), run, 99, everything[2:])
@@ -299,10 +304,11 @@ def test_best_trial_keeps_to_the_constraints() -> None:
 def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
     tmp_path: Path, constraints: dict[str, Any], told: str
 ) -> None:
-    """Steps take from 0.306 s (ddp, one sample, one node) to 1.856 s (zero3, 64 samples on 8 nodes).
+    """The fastest step takes 0.306 s (ddp, one sample, one node), and the slowest 1.856 s (zero3, 64 samples on 8
+    nodes).
 
-    Steps of at most 0.4 s have at most 8 samples, which gives 23 samples/s. The highest rate, 55 samples/s, has a step
-    of 1.16 s.
+    The last case has two constraints that exclude each other. Steps of at most 0.4 s have at most 8 samples, so at most
+    23 samples/s. The highest rate, 55 samples/s, needs a step of 1.16 s.
     """
     candidates = pool(section(sampler="grid", constraints=constraints))
     verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))

@@ -1,4 +1,4 @@
-"""The `search` section of a study's file. Each of its error messages is one line."""
+"""Tests of the section `search` of a study's file. Each of its error messages has one line."""
 
 import json
 from collections.abc import Mapping

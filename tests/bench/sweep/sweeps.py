@@ -1,4 +1,5 @@
-"""Sweeps and results folders for tests. They are written to files without running anything."""
+"""Helpers for tests that need sweeps and results folders. They build sweeps, and write the files of attempts without
+running anything."""
 
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def attempt(
     folder: Path, made: RunSpec, kind: OutcomeKind | None, repeat: int = 0, machine: str = "cpu", *,
     busy: bool = False, **launcher: Any,
 ) -> Path:  # fmt: skip
-    """Write the files of an attempt whose outcome is `kind`, and return its folder. If `kind` is None, the attempt has
-    no record. With `busy`, its record shows background load."""
+    """Write the files of an attempt at measuring `made`, and return its folder. `kind` is the outcome in its record. If
+    `kind` is None, the attempt has no record, as if it still ran. If `busy`, the record shows background load."""
     circumstance = Circumstance(
         study="s", repeat=repeat, attempt=0, machine=Machine(name=machine), launcher={"name": "slurm", **launcher}
     )
@@ -75,5 +76,5 @@ def attempt(
 
 
 def queued(state: str = "RUNNING", reason: str = "None", restarts: int = 0) -> JobState:
-    """Return the state of a job in the scheduler's queue."""
+    """Return the state of a job as squeue reports it."""
     return JobState("1", "s", None, find_phase(state), state, reason, restarts=restarts, words="1|s", source="squeue")

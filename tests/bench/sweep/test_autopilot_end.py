@@ -1,5 +1,5 @@
-"""Report, summary and notification that the autopilot writes at its end. A failure of one of them does not affect the
-others."""
+"""Tests of the report, the summary and the notification that the autopilot makes at the end of a study. If one of them
+fails, the others must still be made."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a study with one successful and one failed point. Writing its report fails, since a real
-    report takes long."""
+    """Return the folder of a study with one successful and one failed point. Writing a real report takes long, so it is
+    replaced by a failure."""
     folder = tmp_path / "my study"
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")

@@ -1,5 +1,5 @@
-"""Predicted duration of an attempt from its measurement protocol, calculated by hand and compared with recorded
-runs."""
+"""Tests of the predicted duration of an attempt. It follows from the measurement protocol (numbers of steps and time
+limits), and is compared with hand calculations and recorded runs."""
 
 import pytest
 

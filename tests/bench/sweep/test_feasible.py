@@ -1,4 +1,5 @@
-"""Points predicted to exceed a device's memory by a wide margin are not run. Points near its limit are run."""
+"""Tests of points that are skipped because they are predicted to exceed a device's memory by a wide margin. Points near
+the limit must still run."""
 
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def test_submission_records_infeasible_points_and_reopens_them_once_neighbours_r
 
 
 def _ran(ratio: float, repeat: int) -> Any:
-    """Return a recorded run, changed into a run of `FOUR` that used `ratio` times the predicted memory."""
+    """Return the record of a run of `FOUR` that used `ratio` times the predicted memory. It is a recorded run with
+    changed fields."""
     record = store.read_record(next(store.find_records([RUNS / "smoke"])))
     assert record.observations
     alike = [
@@ -171,10 +173,8 @@ def _ran(ratio: float, repeat: int) -> Any:
 
 @pytest.mark.parametrize("folder", ["smoke", "testbed", "memory"])
 def test_recorded_runs_are_feasible_on_a_device_of_their_used_memory_but_not_of_half(folder: str) -> None:
-    """Each recorded run fits a device with exactly the bytes that it used, so it must not be skipped there.
-
-    On a device with half of these bytes, the prediction must exceed the memory by a wide margin.
-    """
+    """A recorded run would fit on a device whose memory is exactly what it used, so it must not be skipped there. On a
+    device with half of this memory, it must be skipped."""
     records = [store.read_record(path) for path in store.find_records([RUNS / folder])]
     ran = [record for record in records if record.outcome.kind == "ok"]
     assert ran

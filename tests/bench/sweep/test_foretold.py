@@ -1,4 +1,4 @@
-"""Predictions of memory, step time and node-hours that a dry run of `zeroscale sweep` prints."""
+"""Tests of the predictions that a dry run of `zeroscale sweep` prints: memory, step time and node-hours."""
 
 import json
 import re
@@ -89,8 +89,9 @@ def test_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: py
 def test_mt5_xxl_is_feasible_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step needs 38.8 to 41.2 GB per device, and a device has little more. If the prediction included room for a
-    second copy of the weights, the points would not fit."""
+    """A step needs 38.8 to 41.2 GB per device, slightly less than a device has. With a second copy of the weights on
+    the device, the points would not fit. DeepSpeed makes this copy on the host if the device lacks memory, so the
+    prediction must not include it."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
     told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told
@@ -113,7 +114,8 @@ def test_unknown_predictions_are_printed_as_unknown(capsys: pytest.CaptureFixtur
 def test_ranks_on_the_local_processor_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each rank needs memory for its tensors, and 0.4 to 0.7 GB for its process."""
+    """On a CPU, all ranks use the host's memory. Each needs memory for its tensors, and 0.4 to 0.7 GB for its
+    process."""
     words = ("model=tiny", "machine=cpu", "devices_per_node=3", "precision=fp32")
     for memory_bytes, fits in ((100 * GB, "fits"), (1 * GB, "does not fit")):
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)

@@ -1,4 +1,4 @@
-"""Division of a sweep's points into jobs."""
+"""Tests of the division of a sweep's points into jobs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,8 @@ def test_control_point_runs_twice_in_every_packed_job() -> None:
 
 
 def test_repeats_of_a_point_never_share_an_allocation() -> None:
-    """Repeats in one allocation would run on the same nodes, and so would not be independent."""
+    """Two repeats in one allocation (the nodes that a job gets) would run on the same nodes, and so would not be
+    independent measurements."""
     thrice = sweep([point(spec(batch__micro=micro)) for micro in (1, 2)], repeats=3)
     made = JobBatcher(options("packed"), None, None).jobs(waiting(thrice))
     assert [[requested.key.repeat for requested in job.points] for job in made] == [[0, 0], [1, 1], [2, 2]]

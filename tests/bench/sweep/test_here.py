@@ -1,4 +1,5 @@
-"""A sweep on this machine: the points that it skips, its supervisor process, and its output."""
+"""Tests of a sweep that runs on this machine: the points that it skips, the supervisor process of each run, and its
+output."""
 
 import os
 import signal
@@ -46,8 +47,8 @@ def test_pruned_points_and_answered_points_are_counted_separately(tmp_path: Path
 
 
 def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to_add_quiet_ones(tmp_path: Path) -> None:
-    """Two of four points were measured, one of them on a busy machine. One point ran out of memory, and one point is
-    left to run."""
+    """An earlier sweep answered three of four points: one was measured on a busy machine, one on a quiet machine, and
+    one ran out of memory. One point is still to run."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     attempt(tmp_path, spec(batch__micro=2), "ok")
     for _ in range(2):

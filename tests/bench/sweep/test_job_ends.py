@@ -1,5 +1,5 @@
-"""Jobs that end before their first attempt are shown by `status`, written to files, and not submitted again without
-limit."""
+"""Tests of jobs that end before their first attempt. `status` shows them, files record them, and the number of new
+submissions is limited."""
 
 import os
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ NOW = datetime.now(UTC).timestamp()
 
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
-    """Write the files of a packed job with all points of a sweep, and `log` as its output. Return the job's name and
-    task."""
+    """Write the files of a submitted job that runs all points of a sweep, with the scheduler's id `number`. `log` is
+    the job's output. Return the job's name and its array task, which is None."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))
@@ -48,7 +48,7 @@ def read_view(
 
 
 def list_later_statuses(folder: Path, made: SweepDefinition) -> list[PointStatus]:
-    """Return the states of points at a time when the scheduler has forgotten all jobs."""
+    """Return the states of all points at a later time, when the scheduler no longer lists any job."""
     return read_view(folder, made, {}).statuses
 
 

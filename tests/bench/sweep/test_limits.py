@@ -1,7 +1,7 @@
-"""Time limits that are derived from predictions.
+"""Tests of time limits of jobs, which are derived from predicted step times.
 
-They are generous, and measured runs of similar points can lengthen them. A point that reaches such a limit runs again
-with the longest limit.
+The limits have a wide margin. If measured runs of similar points took longer than predicted, limits become longer. A
+point that reaches its limit runs again with the longest limit.
 """
 
 import statistics
@@ -39,7 +39,8 @@ def predicted_sweep() -> SweepDefinition:
 
 
 class Slower(MeasuredCorrections):
-    """Replaces `MeasuredCorrections`. All measured runs took `factor` times the predicted time."""
+    """Replacement for `MeasuredCorrections`, according to which all measured runs took `factor` times the predicted
+    time."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -86,8 +87,8 @@ def recorded() -> list[RunRecord]:
 
 
 def test_limits_from_half_the_measured_step_time_suffice_for_all_recorded_runs() -> None:
-    """The predicted step time is half of each run's measured median. Some of the runs shared their cores with fifteen
-    other processes. `setup_min` allows for the time of the start."""
+    """The predicted step time is assumed to be half of the measured median, so every run is slower than predicted. Some
+    runs shared their cores with fifteen other processes. `setup_min` adds time for the start of a run."""
     for record in recorded():
         assert record.observations and record.observations.steps
         steps, protocol = record.observations.steps, record.spec.measure

@@ -1,5 +1,5 @@
-"""Submission while the scheduler does not respond. Shell scripts replace Slurm's programs, so that they can fail on
-demand."""
+"""Tests of submission while the scheduler does not respond. Shell scripts replace Slurm's programs, so that each call
+can fail as a test needs."""
 
 import json
 import os
@@ -20,9 +20,10 @@ AWAY = "Unable to contact slurm controller (connect failure)"
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a study with two points, which run in one job each.
+    """Return the folder of a study with two points, each in its own job.
 
-    The simulated Slurm reports no jobs. Its `sbatch` accepts every job and numbers them from 11.
+    Slurm's programs are replaced by scripts. They report no jobs, and `sbatch` accepts every job and gives the jobs the
+    ids 11, 12, ….
     """
     made = sweep([point(spec(batch__micro=micro)) for micro in (4, 8)])
     folder = tmp_path / "study"
@@ -37,8 +38,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(folder: Path, program: str, shell: str) -> None:
-    """Replace a program of Slurm by the shell script `shell`. In the script, the variable `number` is the number of
-    calls of this program, the current call included."""
+    """Replace a program of Slurm by the shell script `shell`. In the script, the variable `number` counts the calls of
+    this program, including the current call."""
     calls = folder / f"{program}.calls"
     calls.write_text("")
     count = f"echo >> {calls}\nnumber=$(wc -l < {calls})"
@@ -75,7 +76,8 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 
 
 def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilot(study: Path, tmp_path: Path) -> None:
-    """The scheduler accepts at most three jobs and does not report this limit."""
+    """The scheduler refuses more than three jobs, and does not report this limit. The array of eight tasks is halved
+    until it is accepted together with the job of the autopilot."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
     play(tmp_path, "sbatch", COUNTS)

@@ -1,11 +1,12 @@
-"""The next decision of a sweep, from a plan and the state of its folder, scheduler and clock.
+"""Tests of the next decision of a sweep, which follows from its plan and the state of its folder, its scheduler and the
+clock.
 
-Points m1, m2, m4 and m8 differ in the micro-batch alone, which is 1, 2, 4 or 8. An attempt is written as point and
-outcome, such as `m4 oom`. A suffix of the point names another repeat (`m4#1 oom`), machine (`m4@fast oom`) or
-environment (`m4~old ok`).
+Tests describe points, attempts and decisions as text. The points m1, m2, m4 and m8 differ only in the micro-batch,
+which is 1, 2, 4 or 8. An attempt is a point and its outcome, such as `m4 oom`. A suffix of the point names another
+repeat (`m4#1 oom`), machine (`m4@fast oom`) or environment (`m4~old ok`).
 
 Expected decisions are `run m4` (start), `pruned m8` (record without a run), `left m4` (skip) and `waits m4` (postpone).
-`confirm m4` starts a point again that has just run out of memory.
+`confirm m4` runs a point again that has just run out of memory.
 """
 
 import itertools
@@ -48,7 +49,8 @@ def key(run: str) -> RunKey:
 
 
 def attempts(text: str) -> dict[str, list[RunAttempt]]:
-    """Return the attempts by configuration that a text such as `m4 oom, m4#1 ok` describes."""
+    """Return the attempts that a text such as `m4 oom, m4#1 ok` describes. The keys are configurations, such as
+    `m4`."""
     found: dict[str, list[RunAttempt]] = {}
     for name, repeat, machine, environment, kind in _ATTEMPT.findall(text):
         before = found.setdefault(name, [])
@@ -59,7 +61,8 @@ def attempts(text: str) -> dict[str, list[RunAttempt]]:
 
 
 def runs(text: str, **more: Any) -> list[PlannedRun]:
-    """Return the planned runs that a text such as `m4 m8 m4#1` describes."""
+    """Return the planned runs that a text such as `m4 m8 m4#1` describes. `more` are further fields of each planned
+    run."""
     keys = [key(run) for run in text.split()]
     spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
     kin = find_siblings((one, spec[one.config_id]) for one in keys)
@@ -92,10 +95,10 @@ def describe(decision: Decision) -> str:
 
 
 def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
-    """Carry out all decisions of a pass through a plan and return them as texts.
+    """Execute all decisions of a pass through a plan without running anything, and return them as texts.
 
-    `tried` are the attempts so far. `ends` are the outcomes of the attempts that the pass starts, in order for each
-    point; attempts after these end `ok`.
+    `tried` has the attempts so far, and gets the new ones. `ends` describes the outcomes of the attempts that the pass
+    starts, in order for each point. All further attempts end `ok`.
     """
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
@@ -113,8 +116,8 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
 
 
 class Row(NamedTuple):
-    """A plan, the attempts so far (`tried`), and the expected decisions: `passes` for a pass through the plan, and
-    `at_once` for a submission of all its points."""
+    """A test case: a plan, the attempts so far (`tried`), and the expected decisions. `passes` has the decisions of a
+    pass that runs one point after another. `at_once` has those of a submission of all points together."""
 
     plan: str
     tried: str
@@ -273,7 +276,8 @@ def test_prediction_answers_a_point_unless_measured_neighbours_revoke_it(
 
 
 def test_predicted_records_are_kept_if_a_plan_has_no_predictions() -> None:
-    """An allocation does not use predictions, since they were checked when its points were submitted."""
+    """The point has a record with the outcome `infeasible`, which was predicted. The plan of a job has no predictions,
+    because they were checked when the job was submitted. It must skip the point."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
     assert [describe(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]

@@ -1,4 +1,5 @@
-"""An out-of-memory run makes runs of other points unnecessary only if these would certainly run out of memory, too."""
+"""Tests of pruning: a point is skipped if a run of another point was out of memory and its own run would certainly be,
+too."""
 
 from pathlib import Path
 
@@ -14,8 +15,8 @@ MICROS = (1, 2, 4, 8)
 
 
 class Rules:
-    """Rules that decide whether points of one sweep are skipped without a run, or run again to confirm that they are
-    out of memory."""
+    """Rules for the points of one sweep, applied to the attempts in its folder. They decide whether a point is skipped
+    without a run, and whether a point that ran out of memory runs again to confirm it."""
 
     def __init__(self, specs: list[RunSpec], repeats: int = 1) -> None:
         wanted = ((key(made, repeat), point(made).spec) for made in specs for repeat in range(repeats))

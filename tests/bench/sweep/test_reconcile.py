@@ -1,4 +1,5 @@
-"""Outcomes of runs that left no record, derived from the scheduler's state of their job."""
+"""Tests of the outcome of a run that left no record. The outcome is derived from the state of its job in the
+scheduler."""
 
 import pytest
 
@@ -11,7 +12,7 @@ INTERRUPTED = LeftBehind({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"
 
 
 def ended(word: str) -> JobState:
-    """Return the state, parsed from `sacct`, of a job that ended with a state such as TIMEOUT."""
+    """Return the state of a job that ended with the word `word` (such as TIMEOUT) in the output of `sacct`."""
     [state] = states.parse_sacct(f"12|{word}|1|2026-11-21T12:00:00|2026-11-21T12:01:00|0:0|None|s")
     return state
 
@@ -42,7 +43,8 @@ def test_signal_without_a_scheduler_state_gives_a_cancelled_run() -> None:
 
 
 def test_signal_in_a_failed_job_gives_an_error_instead_of_a_cancelled_run() -> None:
-    """If one supervisor dies, `srun --kill-on-bad-exit` sends a signal to the other processes of the job."""
+    """If one supervisor of a job fails, `srun --kill-on-bad-exit` sends a signal to the job's other processes. So in a
+    failed job, a signal does not mean that a user cancelled the run."""
     found = reconcile_outcome(INTERRUPTED, ended("FAILED"), restarted=False)
     assert found.kind == "error" and "FAILED" in found.reason and "SIGTERM" in found.reason
     assert found.evidence["interrupted"] == INTERRUPTED.interrupted

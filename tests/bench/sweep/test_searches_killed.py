@@ -1,5 +1,5 @@
-"""Searches that are killed at random moments and resumed, and searches by several workers. The files that they leave
-are checked."""
+"""Tests of searches that are killed at random times and resumed, and of searches by several workers at a time. The
+tests check the files that a search leaves."""
 
 import random
 import threading
@@ -27,7 +27,7 @@ TRIALS = 6
 
 
 class _Killed(BaseException):
-    """Ends a worker at once, like a kill: no `except Exception` catches it."""
+    """Exception that ends a worker at once, as if it were killed. No `except Exception` catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def request(base: RunSpec, sampler: str) -> SweepDefinition:
 
 
 def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
-    """Return a worker (a process that runs the trials of a search) in the state in which a new process would begin. All
-    of its state is read from the folder."""
+    """Return a new worker: an object that runs the trials of a search, as a new process would. It reads its whole state
+    from the folder."""
     asked = definition.find_search(definition.read(folder))
     assert asked and asked.search and asked.search.study.search
 
@@ -63,7 +63,8 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
 
 
 def make_attempt(requested: RequestedRun, folder: Path, follow: Any, supervisor: Any = None) -> tuple[Path, RunRecord]:
-    """Write the files of a run without running it. A micro-batch of 8 runs out of memory."""
+    """Write the files of a run without running it, and return its folder and record. With a micro-batch of 8, the run
+    is out of memory. This function replaces the one that starts a run."""
     batch = requested.spec.batch
     ended = Outcome(kind="oom", reason="") if batch.micro == 8 else Outcome(kind="ok", reason="")
     opened = store.open_attempt(folder / requested.config_id, requested.spec, requested.circumstance).folder
@@ -90,7 +91,8 @@ def count_attempts(folder: Path) -> list[int]:
 
 
 def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `step`, but sometimes kills the worker before or after the call."""
+    """Return a function that calls `step`. With a probability of 15 % each, it kills the worker before or after the
+    call."""
 
     def maybe(*args: Any) -> Any:
         if generator.random() < 0.15:
@@ -154,8 +156,8 @@ def test_workers_on_one_folder_never_run_a_trial_twice(
 def test_trial_without_a_run_is_run_by_the_next_worker(
     base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker was killed after it wrote a trial and before it ran it. The next worker runs this trial first, and it
-    counts as a trial."""
+    """A worker was killed after it wrote the file of a trial and before it ran the trial. The next worker must first
+    run this trial, and count it as one of the search's trials."""
     monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", make_attempt)
     write_search(tmp_path, request(base, "random"))
     left = sweeps.point(base.model_copy(update={"batch": Batch(micro=4, accumulation=4)}))

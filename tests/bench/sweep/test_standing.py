@@ -1,4 +1,4 @@
-"""States of points, read from the study's folder and from the scheduler."""
+"""Tests of the states of points, which are read from the study's folder and from the scheduler."""
 
 import json
 import os
@@ -118,9 +118,10 @@ def test_local_attempt_of_a_dead_supervisor_is_not_running(tmp_path: Path) -> No
 def test_local_attempt_without_a_supervisor_gets_a_record_after_a_while(
     tmp_path: Path,
 ) -> None:
-    """The command was killed after it created the attempt's folder and before the supervisor wrote a heartbeat.
+    """The command was killed after it had created the attempt's folder and before the supervisor wrote a heartbeat.
 
-    Once the attempt counts as dead, it gets a record. The file that kept disk space free for the record is removed.
+    Once the attempt is so old that it counts as lost, it gets a record. The hidden file that reserved disk space for
+    the record is removed.
     """
     definition.write(tmp_path, sweep([point(FOUR)]))
     folder = attempt(tmp_path, FOUR, None)
@@ -235,9 +236,10 @@ def test_unreadable_files_of_an_attempt_do_not_prevent_its_outcome(tmp_path: Pat
 def test_attempt_folder_claimed_a_moment_ago_is_waited_for_until_its_description_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt's folder exists a moment before its description is written.
+    """A process first creates the folder of an attempt, and then writes the description of the attempt into it.
 
-    If a second process did not wait for the description, both processes would measure one point.
+    Another process that finds the folder in between must wait for the description. Otherwise both processes would
+    measure the same point.
     """
     made, key = spec(), RunKey(config_id(spec()), "cpu", 0)
     attempt(tmp_path, made, None, job="s-1")

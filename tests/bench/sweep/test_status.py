@@ -1,4 +1,4 @@
-"""`zeroscale status`, `resume` and `cancel`, tested without a real scheduler."""
+"""Tests of `zeroscale status`, `resume` and `cancel`, without a real scheduler."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def put_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str = "PENDING", **columns: object
 ) -> Path:
     """Replace `squeue` by a script that reports a requeued job, and `scancel` by a script that writes its arguments to
-    a file. Return the path of this file."""
+    a file. Return the path of this file. `columns` replace values in squeue's output."""
     values = {"ArrayJobID": 7, "State": state, "RestartCnt": 1, "NumNodes": 1, "Name": name, **columns}
     row = "".join(f"{values.get(field, 'N/A')!s:<{width}}" for field, width in _COLUMNS)
     cancelled = folder / "cancelled"
@@ -114,7 +114,7 @@ def test_attempt_before_a_restart_of_its_job_is_not_judged_by_the_jobs_last_stat
 
 
 def waiting(folder: Path) -> Path:
-    """Return the folder of a study with one point, which is in a submitted job."""
+    """Return the folder of a study with one point. The point's job was submitted, and has not run yet."""
     study, made = folder / "study", sweep([point(spec())])
     definition.write(study, made)
     points = (made.requested(made.points[0], 0),)
@@ -216,7 +216,7 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
-    """Only the output is checked. The time that this takes is measured by a benchmark."""
+    """The test checks only the output of `status`. A benchmark measures its time."""
     made = spec()
     points = [point(made).model_copy(update={"config_id": f"{number:010x}"}) for number in range(10_000)]
     definition.write(tmp_path, sweep(points))
@@ -232,7 +232,8 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> None:
-    """The unreadable files include one of an earlier version, which wrote an infinite limit as null."""
+    """Three files are unreadable. One of them is from an earlier version of zeroscale, which wrote an infinite limit as
+    null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")

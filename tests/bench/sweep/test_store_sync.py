@@ -1,5 +1,5 @@
-"""Several submitters share a study whose jobs use an object store. Each reads the state of the study, and writes
-records for attempts that ended without one."""
+"""Tests of several processes that submit points of one study, whose jobs use an object store. Each process reads the
+study's state from the store, and writes records for attempts that ended without one."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -26,7 +26,8 @@ PREEMPTED = JobState("7", "s-1", None, "ended", "FAILED", outcome="preempted", w
 
 
 class Launcher(NamedTuple):
-    """A launcher whose jobs use an object store. The scheduler reports `states`."""
+    """Simulated launcher whose jobs use the object store at `url`. `states` are the states of jobs that the scheduler
+    reports."""
 
     url: str
     states: Mapping[tuple[str, int | None], JobState]
@@ -41,8 +42,8 @@ class Launcher(NamedTuple):
 
 @pytest.fixture
 def submitters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the folders of two processes that submit points of one study. A job of the study has begun an attempt and
-    was then killed."""
+    """Return the folders of two processes that submit points of the same study. A job of the study began an attempt and
+    was then preempted, so the attempt has no record."""
     url, made = f"file://{tmp_path}/bucket/s", sweep([point(FOUR)])
     monkeypatch.setattr(launchers, "load_queueing", lambda name: Launcher(url, {("s-1", None): PREEMPTED}))
     folders = [tmp_path / "one", tmp_path / "other"]

@@ -1,4 +1,5 @@
-"""Trials in a study's folder. Each trial number is written once, and a resumed search reads all trials."""
+"""Tests of the trials of a search, which are files in the study's folder. Each trial number is written once, and a
+resumed search reads all trials."""
 
 import threading
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_by
 
 
 class _InOrder:
-    """Proposes every point once. All points far exceed the device's memory, so each gets the outcome `infeasible`
-    without a run."""
+    """Proposer that proposes every point once. All points far exceed the device's memory, so that no point runs: each
+    gets the outcome `infeasible`."""
 
     def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points = points

@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_differences(case: Case, ranks: Ranks) -> bool:
-    """Print the deviations of a run. Return True if a deviation is too large."""
+    """Print the deviations between a run and the same training in one process. Return True if one of them is too
+    large."""
     differences = compare_to_one_process(case.build_spec(), ranks)
     limit = 5e-2 if case.precision == "bf16" else 1e-6 if case.slices == "whole" else 1e-5
     *shares, unequal = differences

@@ -1,5 +1,5 @@
-"""Covering sets of cases. In a covering set, every pair of values of two fields occurs in at least one case, unless no
-possible case has both values."""
+"""Small sets of test cases that cover all pairs: any two values of two fields occur together in at least one case,
+unless no possible case has both values."""
 
 import itertools
 import random
@@ -24,7 +24,8 @@ MOST_RANKS = 8
 
 
 class Case(NamedTuple):
-    """One test case: a value for each field."""
+    """A training to compare with one process, as a value for each field, such as engine, number of model copies and
+    precision."""
 
     engine: str
     placement: str
@@ -42,8 +43,8 @@ class Case(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """True if the engine supports the case, and no other case is the same run. For example, with one copy nothing
-        can be partitioned among copies."""
+        """True if the engine supports the case, and the case is not the same run as another case. For example, zero3 is
+        excluded for a single copy of the model, because states can only be partitioned among several copies."""
         whole = self.placement == "whole"
         divided = self.sharding == "zero3"
         fits = 1 < self.ranks <= MOST_RANKS and not (self.family == "llama" and self.slices == "4")
@@ -76,8 +77,8 @@ def list_cases() -> list[Case]:
 
 
 def choose_cases(seed: int, tried: int = 400) -> list[Case]:
-    """Return a covering set that depends only on `seed`. Each case is the best of `tried` random cases, which is the
-    case with the most pairs of values that are not yet covered."""
+    """Return a set of cases that covers all pairs and depends only on `seed`. Cases are chosen one after another. Each
+    is the best of `tried` random cases: the case with the most pairs of values that no chosen case has yet."""
     dice, cases = random.Random(seed), list_cases()
     left = {pair for case in cases for pair in list_pairs(case)}
     chosen = list[Case]()
@@ -97,5 +98,5 @@ Pair = tuple[tuple[int, str | int], ...]
 
 
 def list_pairs(case: Sequence[str | int]) -> set[Pair]:
-    """Return all pairs of field values in a case."""
+    """Return all pairs of values of two different fields of a case."""
     return set(itertools.combinations(enumerate(case), 2))
