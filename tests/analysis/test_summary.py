@@ -175,7 +175,7 @@ def test_runs_with_different_adapters_are_separate_questions() -> None:
         "tiny · 2 ranks · lora rank=4 targets=[q, v]", "tiny · 2 ranks · frozen=^encoder",
     ]  # fmt: skip
     names = [describe_series(row) for row in list_rows(summarise(table))]
-    assert names == ["zero2", "zero2 + lora", "zero2 + lora", "zero2 + frozen=^encoder"]
+    assert names == ["zero1", "zero1 + lora", "zero1 + lora", "zero1 + frozen=^encoder"]
     assert "adapter" not in summarise(run_table([run()])), "tables without adapters have no additional column"
 
 
