@@ -147,7 +147,8 @@ def _copy_form(pattern: str) -> _Rule:
 
 
 def _name(kind: str) -> _Rule:
-    """Return a rule that copies a string defined by zeroscale, and replaces any other string by a pseudonym."""
+    """Return a rule for one string. A word that zeroscale itself defines, such as the name of an engine, is copied. Any
+    other string is replaced by a pseudonym for things of this kind."""
     return lambda value, rename: value if value in list_own_words() else rename(kind, value)
 
 

@@ -46,8 +46,8 @@ class FieldDifference(NamedTuple):
 
 
 def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -> Fields:
-    """Return the fields of a summary row: those of its spec, machine and evidence, and those of its environment if
-    known."""
+    """Return the fields of a summary row: the fields of its spec, its machine, its evidence (measured, rehearsed or
+    predicted) and, if known, its environment."""
     plain = select(spec.model_dump(mode="json", by_alias=True), "identity")
     plain |= {"objective": spec.objective, "parallel": spec.parallel.model_dump()}
     met: dict[str, Any] = {"machine": row["machine"], "evidence": row["evidence"]}

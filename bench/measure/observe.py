@@ -142,7 +142,8 @@ def build_rank_memory(
     warmup: PhasePeaks | None,
     device_peak_bytes: int | None,
 ) -> RankMemory:
-    """Return the memory of one rank. Call this at the end of its window, or of its warm-up if there was no window.
+    """Return the memory of one rank. Call this at the end of its timed window or, if there was none, at the end of its
+    warm-up.
 
     `initialisation` has the memory of the initialisation, and `rss_bytes` is the peak resident set after it. `warmup`
     are the peaks before the window; None if there was no window. `device_peak_bytes` is the highest use of the device.

@@ -271,7 +271,7 @@ _SAMPLE_S = 1.0
 
 @dataclass
 class Surrounded:
-    """Background load and device use of a rank during its window."""
+    """Surroundings of a rank during its timed window: background load on its node, and use of its device."""
 
     load: NodeLoad | None = None  # load of its node; only on one rank of each node
     use: DeviceUse | None = None

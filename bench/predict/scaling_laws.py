@@ -120,7 +120,7 @@ class TrainingNeed:
     critical_batch: float  # tokens per step
 
     def compute_tokens(self, batch: float) -> float:
-        """Return the number of tokens that reaching the loss takes with `batch` tokens per step."""
+        """Return the number of tokens needed to reach the target loss if each step uses `batch` tokens."""
         return self.least_tokens * (1 + batch / self.critical_batch)
 
 

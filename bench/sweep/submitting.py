@@ -106,8 +106,8 @@ def submit_pending(
 def _submit_pending(
     folder: Path, autopilot: bool, notify: str | None, submitted: list[tuple[Job, str]]
 ) -> SubmitResult:
-    """Submit the points without an answer, once. Each job is added to `submitted` at once, so an error later loses no
-    job."""
+    """Make one attempt to submit all points that have no final result. Each job is added to `submitted` as soon as it
+    is submitted, so that a later error loses no job."""
     # Each step changes the folder for the next: missing records first, then points without a run, then jobs.
     view = read_state(folder)
     concluded, ended = finalize_lost(view), keep_ends(view)

@@ -85,8 +85,8 @@ class PlaceTable(NamedTuple):
 
     @property
     def ties(self) -> list[PlaceRow]:
-        """Rows that may be cheaper than the first row: they have the same `doubt`, and their cost intervals overlap the
-        first row's interval."""
+        """Rows that may be cheaper than the first row: their cost intervals overlap that of the first row, and it is
+        equally certain that they meet the deadline and fit into memory (the same `doubt`)."""
         first, *others = self.rows
         return [
             row
