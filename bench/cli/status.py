@@ -144,7 +144,11 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
         for kind, number in shown.most_common()
     )
     queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
-    hours, price = view.spent_node_hours(), find_job_setup(view.sweeps[-1]).price_per_node_hour
+    # Without asking the scheduler, the status is also printed if its launcher is not installed.
+    hours, price = (
+        view.spent_node_hours(),
+        find_job_setup(view.sweeps[-1]).price_per_node_hour if view.is_reached else None,
+    )
     cost = f" at a cost of {price * hours:.2f}" if price else ""
     spent = f"; {hours:.2f} node-hours spent{cost}, {queued}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"

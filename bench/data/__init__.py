@@ -102,12 +102,15 @@ def check_vocabulary(tokenizer: str, known: int, spec: RunSpec) -> None:
 
 
 def check_own_tokenizer(spec: RunSpec) -> None:
-    """Raise UserError if the run would train on bytes although its checkpoint, a local folder, has a tokenizer.
+    """Raise UserError if a training would use bytes although its checkpoint, a local folder, has a tokenizer. Runs that
+    only measure steps may use bytes.
 
     The pretrained weights know the ids of their own tokenizer, so a training on bytes would be worthless. A tokenizer
     of ByT5 is accepted, because its ids are those of bytes.
     """
-    folder = Path(spec.model.checkpoint or "nothing")
+    if spec.learning.tokens is None or spec.model.checkpoint is None:
+        return
+    folder = Path(spec.model.checkpoint)
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and '"ByT5Tokenizer' in settings.read_text(errors="replace"):
         return

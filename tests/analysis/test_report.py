@@ -14,6 +14,7 @@ from analysis import report, results
 from bench.core.errors import UserError
 from tests.report_data import read_data
 
+MEASURED = Path(__file__).parents[2] / "results" / "measured"
 EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
 
@@ -138,9 +139,9 @@ def test_page_is_smaller_than_a_megabyte(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("archive", sorted(path.name for path in Path("results/measured").glob("*.zip")))
+@pytest.mark.parametrize("archive", sorted(path.name for path in MEASURED.glob("*.zip")))
 def test_pages_of_all_recorded_studies_are_smaller_than_a_megabyte(tmp_path: Path, archive: str) -> None:
-    page = report.write_report(results.read([f"results/measured/{archive}"]), tmp_path)
+    page = report.write_report(results.read([MEASURED / archive]), tmp_path)
     assert page.stat().st_size < 1_000_000
 
 

@@ -16,7 +16,7 @@ for (const button of document.querySelectorAll("th button")) {
     const numeric = head.classList.contains("number");
     const key = ({cells: {[column]: cell}}) => {
       const text = cell.dataset.key ?? cell.textContent;
-      return text === "–" || numeric && isNaN(text) ? undefined : text;
+      return text === "–" || text === "" || numeric && isNaN(text) ? undefined : text;
     };
     const compare = (a, b) => numeric ? a - b : a < b ? -1 : a > b ? 1 : 0;
     const order = (one, other) => {
