@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from bench import data, engines, launchers, models, objectives
 from bench.core import plugins, quality
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.field_errors import build_error, list_fields, list_models
+from bench.core.field_errors import build_error, list_fields, list_models, select_first
 from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
@@ -403,7 +403,7 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
     """Return the first error of a pydantic ValidationError as a one-line UserError."""
-    first = error.errors()[0]
+    first = select_first(error)
     if first["type"] != "extra_forbidden":
         return build_error(error, kind, path)
     name = ".".join(str(part) for part in (path, *first["loc"]) if part != "")

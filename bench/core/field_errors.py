@@ -112,8 +112,7 @@ def build_error(error: ValidationError, kind: type[BaseModel], path: str = "") -
 
     `kind` is the class that refused the data, and `path` is the dotted key of the data.
     """
-    # Report one error at a time: the first wrong value often causes the others.
-    first = error.errors()[0]
+    first = select_first(error)
     field = _find_field(kind, first["loc"])
     name, declared = (".".join(filter(None, (path, part))) for part in (field.name, field.declared))
     value, context = first["input"], first.get("ctx", {})
@@ -134,6 +133,18 @@ def build_error(error: ValidationError, kind: type[BaseModel], path: str = "") -
     text = field.type.replace("`", "")
     article = "one of " if any(map(_list_choices, field.alternatives)) else _find_article(text)
     return UserError(f"{name}{shown}", f"must be {article}{text}", _suggest(name, value, field) or explain)
+
+
+def select_first(error: ValidationError) -> Any:
+    """Return the error to report. One error is reported at a time, since the first wrong value often causes the others.
+
+    An unknown key comes before a missing key, because a misspelt key causes both errors.
+    """
+    first, *others = error.errors()
+    unknown = (
+        other for other in others if other["type"] == "extra_forbidden" and other["loc"][:-1] == first["loc"][:-1]
+    )
+    return next(unknown, first) if first["type"] == "missing" else first
 
 
 def describe_error(error: ValidationError, kind: type[BaseModel]) -> str:

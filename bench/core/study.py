@@ -193,6 +193,8 @@ class SearchSection(Frozen):
     @classmethod
     def _asks_for_something(cls, plain: Any) -> Any:
         if isinstance(plain, Mapping):
+            if plain.keys() - {field.alias or name for name, field in cls.model_fields.items()}:
+                return plain  # an unknown key is refused next; it may be a misspelling of a required key
             if plain.get("objective") is None:
                 raise ValueError(f"a search without an objective; give one of {', '.join(OBJECTIVES)}")
             if not plain.get("space"):

@@ -35,6 +35,8 @@ def rungs(space: Mapping[str, Any] | None = None, **changed: Any) -> dict[str, A
         ({"space": {"batch.micro": [1]}}, "a search without an objective; give one of samples_per_s"),
         (ask(objective="samples_per_sec"), "not an objective; did you mean samples_per_s?"),
         (ask(space={}), "its space is empty; give a field and its values"),
+        ({"objective": "step_s", "spce": {"seed": [1, 2]}}, "search.spce: no such key; did you mean search.space?"),
+        ({"objctive": "step_s", "space": {"seed": [1, 2]}}, "search.objctive: no such key; did you mean search.obj"),
         (ask(space={"batch.micro": []}), "has no values; give one, or leave it out"),
         (ask(space={"batch.micro": {"from": 4, "to": 1}}), "is empty; give from and to, the smaller first"),
         (ask(space={"batch.micros": [1]}), "search.space.batch.micros: no field of a point; did you mean batch.micro?"),
