@@ -5,9 +5,11 @@ exit code. The module's docstring is the text of `--help`. The exit code is 0 on
 """
 
 import argparse
+import difflib
 import gc
 import importlib
 import importlib.metadata
+import itertools
 import re
 import sys
 import textwrap
@@ -21,11 +23,14 @@ _WRONG_TYPE = re.compile(r"argument (?P<option>\S+): invalid (?P<type>int|float)
 _WRONG_CHOICE = re.compile(
     r"argument (?P<option>\S+): invalid choice: '(?P<value>.*)' \(choose from (?P<choices>.*)\)", re.DOTALL
 )
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --(?P<name>[^\s=]+)(=(?P<value>\S*))?")
 """Patterns of argparse's error messages. Their wording is that of Python's standard library."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Argparse parser that reports an error in one line, like all other errors of the command."""
+
+    words: Sequence[str] = ()  # the arguments of the user
 
     def error(self, message: str) -> NoReturn:
         if found := _WRONG_TYPE.fullmatch(message):
@@ -35,13 +40,30 @@ class _Parser(argparse.ArgumentParser):
             choices = re.findall(r"[^', ]+", found["choices"])
             remedy = suggest_nearest(found["value"], choices)
             raise UserError(f"{found['option']} {found['value']}", "no such choice", remedy)
-        unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
-        from bench.config.reference.config import GROUPS  # here: it takes long to import
-
-        remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
-        if self.prog.endswith(" explain") and message.startswith("unrecognized"):
-            remedy = f"write it without dashes: {self.prog} {unknown}"
+        remedy = f"see `{self.prog} --help`"
+        if unknown := _UNKNOWN_OPTION.match(message):
+            remedy = self._suggest_option(unknown["name"], unknown["value"])
         raise UserError(self.prog.split()[-1], message, remedy)
+
+    def _suggest_option(self, name: str, value: str | None) -> str:
+        """Return a remedy for an option that this verb does not have: the config group of this name, or the most
+        similar option."""
+        from bench.config.reference.config import GROUPS, list_group_files  # here: it takes long to import
+
+        if self.prog.endswith(" explain"):
+            return f"write it without dashes: {self.prog} {name}"
+        if name not in GROUPS:
+            known = {option.lstrip("-") for option in self._option_string_actions}
+            near = next(iter(difflib.get_close_matches(name, {*known, *GROUPS}, n=1)), "")
+            shown = f"--{near}" if near in known else f"{near}=NAME"
+            return f"did you mean {shown}?" if near else f"see `{self.prog} --help`"
+        value = value or dict(itertools.pairwise(self.words)).get(f"--{name}", "")
+        files = list_group_files(name)
+        if value in files or not value or value.startswith("-") or "--config-dir" in self.words:
+            return f"write {name}={'NAME' if not value or value.startswith('-') else value}"
+        near = suggest_nearest(value, files, f"`zeroscale explain {name}` lists them")
+        folder = " (--results DIR names the folder of results)" if name == "study" else ""
+        return f"{name}=NAME selects a file of conf/{name}, and {value} is none of them{folder}; {near}"
 
 
 class Verb(NamedTuple):
@@ -141,12 +163,14 @@ def _run_verb(name: str, words: list[str]) -> int:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
     # Intermixed parsing lets options stand between overrides.
-    args = build_parser(name).parse_intermixed_args(words)
+    parser = build_parser(name)
+    parser.words = words
+    args = parser.parse_intermixed_args(words)
     code: int = importlib.import_module(VERBS[name].module).run(args)
     return code
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
+def build_parser(name: str) -> _Parser:
     """Return the parser of a verb. The verb's module is imported."""
     verb = importlib.import_module(VERBS[name].module)
     # Wrap only prose. Examples are indented and are not broken, so that they can be copied.

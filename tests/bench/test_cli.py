@@ -116,7 +116,13 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["run", "--bogus"], "run: unrecognized arguments: --bogus; see `zeroscale run --help`"),
-    (["sweep", "--study", "mine"], "sweep: unrecognized arguments: --study; write study=NAME"),
+    (["sweep", "--study"], "sweep: unrecognized arguments: --study; write study=NAME"),
+    (["sweep", "--study", "smoke"], "sweep: unrecognized arguments: --study; write study=smoke"),
+    (["sweep", "--study=smok"], "sweep: unrecognized arguments: --study=smok; study=NAME selects a file of conf/study, "
+     "and smok is none of them (--results DIR names the folder of results); did you mean smoke?"),
+    (["sweep", "--model", "tini"], "sweep: unrecognized arguments: --model; model=NAME selects a file of conf/model, "
+     "and tini is none of them; did you mean tiny?"),
+    (["sweep", "--repeat", "3"], "sweep: unrecognized arguments: --repeat; did you mean --repeats?"),
     (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; give at least 1"),
 ])  # fmt: skip
 def test_unknown_option_is_refused_in_one_line(
