@@ -12,6 +12,8 @@ import json
 from bench import api
 from bench.cli import options
 
+_NOTHING = "nothing to cancel: no job of this sweep is in the queue, and no run is under way"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_study_folder(parser, "paper")
@@ -24,5 +26,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"cancelled": numbers}))
     else:
-        print(f"cancelled: {', '.join(numbers)}" if numbers else "no job of this sweep is in the queue")
+        print(f"cancelled: {', '.join(numbers)}" if numbers else _NOTHING)
     return 0

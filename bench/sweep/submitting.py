@@ -336,11 +336,16 @@ def _check_shape(job: Job, cluster: ClusterLimits) -> None:
 
 
 def cancel_jobs(folder: Path) -> list[str]:
-    """Cancel every queued or running job of a study, and no other job. Return the ids of the cancelled jobs."""
+    """Cancel every queued or running job of a study, and no other job. Return the ids of the cancelled jobs.
+
+    Raise UserError for a sweep that has no scheduler and whose command still runs.
+    """
     view = read_state(folder, about_all=True)
     launcher, options = status.load_launcher(view.sweeps[-1])
     if not launcher:
-        raise UserError(str(folder), "this sweep runs in the command that started it", "press Ctrl-C there")
+        if any(one.state == "running" for one in view.statuses):
+            raise UserError(str(folder), "this sweep runs in the command that started it", "press Ctrl-C there")
+        return []
     numbers = sorted({state.handle for _, state in view.list_live()})
     if numbers:
         launcher.cancel_all(numbers, options)

@@ -13,9 +13,11 @@ from bench import api
 from bench.cli import main
 from bench.cli.status import format_progress
 from bench.core import store
-from bench.core.record import OutcomeKind
+from bench.core.machine import Machine
+from bench.core.record import Circumstance, OutcomeKind
 from bench.core.spec import RunSpec
 from bench.launchers.slurm.states import SQUEUE_FORMAT
+from bench.runtime.outcome import build_heartbeat
 from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
 from bench.sweep.local_attempt import MeasuredRun
@@ -277,3 +279,16 @@ def test_a_notebook_shows_each_result_in_a_few_lines_with_its_main_numbers(tmp_p
         assert words in text and text.startswith(f"<{type(result).__name__}") and text.endswith(">")
         assert len(text) < 1500 and text.count("\n") < 12, "a dozen lines"
     assert "4 more" in repr(plan)
+
+
+def test_cancel_of_a_local_sweep_depends_on_whether_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    four, eight = spec(batch__micro=4), spec(batch__micro=8)
+    asked = sweep([point(four), point(eight)])
+    definition.write(tmp_path, asked.model_copy(update={"launcher": {"name": "local"}}))
+    attempt(tmp_path, four, "ok")
+    assert main(["cancel", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("nothing to cancel: ")
+    place = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={})
+    store.open_attempt(tmp_path / point(eight).config_id, eight, place, claim=build_heartbeat("claimed"))
+    assert main(["cancel", str(tmp_path)]) == 2
+    assert "this sweep runs in the command that started it; press Ctrl-C there" in capsys.readouterr().err
