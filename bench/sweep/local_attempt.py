@@ -41,7 +41,7 @@ Follow = Callable[[Progress], None]
 _LOCK_POLL_S = 0.3
 _NOTE_S = 2.0  # interval at which a run's progress is written for waiting processes
 _HOLDER_BYTES = 2048
-_COMMAND = 160  # maximum length of a command in the lock file, in characters
+_COMMAND = 60  # maximum length of a command in the lock file, in characters
 _POLL_S = 0.1
 _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 
@@ -50,10 +50,10 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    First wait until the lock is free and this process is the first in the queue. During the wait, `follow` gets a text
-    about the process that measures; the text is also printed once. Then yield a function that passes a run's progress
-    to `follow` and writes it into the lock file for waiting processes. If a process dies, the kernel releases its lock.
-    If the lock file cannot be opened, the block runs without a lock.
+    First wait until the lock is free and this process is the first in the queue. A line about the process that
+    measures is printed once, and `follow` gets the time that its run has left. Then yield a function that passes a
+    run's progress to `follow` and writes it into the lock file for waiting processes. If a process dies, the kernel
+    releases its lock. If the lock file cannot be opened, the block runs without a lock.
     """
     try:
         lock = path(os.environ)
@@ -156,11 +156,12 @@ def path(variables: Mapping[str, str]) -> Path:
 
 def is_held(variables: Mapping[str, str]) -> bool:
     """Return whether another process holds this machine's lock for local runs."""
-    with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open() as file:
+    with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            holder = _read_holder(file)
+            return holder is None or holder.pid != os.getpid()
     return False
 
 
@@ -169,11 +170,13 @@ def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> 
     begin, printed = time.monotonic(), False
     while (earlier := count_earlier()) or not _try_lock(file):
         queued = f", and {format_count(earlier, 'command')} before this one" if earlier else ""
-        waiting = f"waiting: {_describe_holder(file)}{queued}"
-        follow(Progress(waiting))
+        holder = _read_holder(file)
         if not printed:
+            waiting = f"waiting: {holder or 'another command measures'}{queued}"
             print(f"zeroscale: {waiting}. To start anyway: launcher.lock=false", file=sys.stderr, flush=True)
             printed = True
+        # The line above names the other command, so the progress need not repeat its name.
+        follow(Progress(f"waiting for another command{queued}", left=holder.left if holder else ""))
         time.sleep(_LOCK_POLL_S)
     if printed:
         waited = format_duration(time.monotonic() - begin)
@@ -188,15 +191,13 @@ def _try_lock(file: IO[bytes]) -> bool:
     return True
 
 
-def _describe_holder(file: IO[bytes]) -> str:
-    """Return a text about the process that holds the lock.
-
-    A process takes the lock first and then writes its facts into the file. If they are missing, the text is general.
-    """
+def _read_holder(file: IO[bytes]) -> LockHolder | None:
+    """Return the process that holds the lock. None if it is unknown: a process takes the lock first, and then writes
+    its facts into the file."""
     try:
-        return str(LockHolder(**json.loads(os.pread(file.fileno(), _HOLDER_BYTES, 0))))
+        return LockHolder(**json.loads(os.pread(file.fileno(), _HOLDER_BYTES, 0)))
     except (OSError, ValueError, TypeError):
-        return "another command measures"
+        return None
 
 
 class AttemptWatch:

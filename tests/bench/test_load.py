@@ -1,6 +1,7 @@
 """Tests of the measured background load. It is compared with hand calculations for a simulated /proc, and with real
 processes that compute."""
 
+import json
 import os
 import re
 import signal
@@ -197,6 +198,9 @@ def test_busy_machine_gets_one_warning_before_the_first_run(
     assert line.endswith("add launcher.quiet_within_s=600") and shown == ["starting", "steps 1"]
     assert warn({"quiet_within_s": 60}) == "", "the run waits for a quiet machine"
     with local_attempt.alone(print):
+        assert warn({"lock": True}) != "", "a sweep holds the lock itself when its first run starts"
+        path = local_attempt.path(os.environ)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 1}))
         assert warn({"lock": True}) == "", "the run waits for another local run, which is the load"
         assert warn({"lock": False}) != ""
 

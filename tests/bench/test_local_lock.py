@@ -13,7 +13,7 @@ import pytest
 from started_runs import PATIENCE_S, QUICK
 
 from bench.core import store
-from bench.core.terminal import Progress
+from bench.core.terminal import LogProgress, Progress
 from bench.sweep import local_attempt
 
 HOLD = "from bench.sweep.local_attempt import alone\nwith alone(print):\n    print('held', flush=True)\n    input()"
@@ -58,15 +58,29 @@ def test_waiting_command_shows_the_maximum_time_left_of_the_holder(
         pass
 
     def stop(shown: Progress) -> None:
-        raise Waited(shown.what)
+        LogProgress().show(shown._replace(subject="[1/2] a point"))
+        raise Waited
 
     monkeypatch.setattr("sys.argv", ["/opt/bin/zeroscale", "sweep", "study=smoke", "seed=1, 2"])
     with local_attempt.alone(lambda shown: None) as note:
         note(Progress("steps 7", 0.5, "at most 40 s left"))
-        with pytest.raises(Waited) as caught, local_attempt.alone(stop):
+        with pytest.raises(Waited), local_attempt.alone(stop):
             pytest.fail("two processes measure at the same time")
+    printed, followed = capsys.readouterr().err.splitlines()
     waiting = rf"waiting: another command measures: zeroscale sweep study=smoke 'seed=1, 2' \(pid {os.getpid()}, "
-    assert re.fullmatch(rf"{waiting}since \d\d:\d\d:\d\d; at most 40 s left\)", str(caught.value))
+    assert re.match(rf"zeroscale: {waiting}since \d\d:\d\d:\d\d; at most 40 s left\)", printed)
+    assert followed == "[1/2] a point  waiting for another command  at most 40 s left", "the command is named once"
+
+
+def test_long_command_of_the_holder_is_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/opt/bin/zeroscale", "sweep", *(f"key_{number}=value" for number in range(30))])
+
+    def stop(shown: Progress) -> None:
+        raise TimeoutError
+
+    with local_attempt.alone(lambda shown: None), pytest.raises(TimeoutError), local_attempt.alone(stop):
+        pytest.fail("two processes measure at the same time")
+    assert len(capsys.readouterr().err) < 200
 
 
 TAKES_TURNS = """
