@@ -14,13 +14,14 @@ for a request that it cannot carry out.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
-from bench.core.formatting import describe_result
+from bench.core.formatting import describe_result, format_count
 from bench.core.store import Unreadable
 from bench.core.study import Study
 from bench.core.terminal import Progress
@@ -187,8 +188,12 @@ def resume(
     if searched:
         from bench.sweep.local_sweep import LocalSearch
         from bench.sweep.search.planning import restore_search
+        from bench.sweep.search.verdict import foresee
 
-        search = LocalSearch(searched, restore_search(searched).proposer)
+        if searched.points:  # the points of the space are predicted next, which may take half a minute
+            tell(f"{folder.name} has {format_count(len(searched.points), 'trial')} so far; preparing the next")
+        planned = restore_search(searched)
+        search = LocalSearch(searched, planned.proposer, functools.partial(foresee, planned.pool))
     return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, describe=describe, search=search).run()
 
 

@@ -21,6 +21,7 @@ from bench.core.formatting import describe_point, describe_result, format_count
 from bench.core.spec import config_id
 
 if TYPE_CHECKING:
+    from analysis.results import Results
     from bench.config.compose import Request
     from bench.core.record import RunRecord
     from bench.core.store import Unreadable
@@ -181,10 +182,19 @@ def print_ended(done: "SweepResult", *, as_json: bool) -> None:
     from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
 
     found = results.read([done.folder])
-    ok = found.table[found.table["outcome"] == "ok"]
-    print(format_ended(done, Counter(flag for flags in ok["flags"].fillna("") for flag in flags.split())))
+    print(format_ended(done, _count_flags(done, found)))
     for line in describe_answer(found):
         print(terminal.wrap(line))
+
+
+def _count_flags(done: "SweepResult", found: "Results") -> Counter[str]:
+    """Return the number of `ok` runs with each quality flag. Runs of the folder that the sweep does not count, such as
+    the runs of an earlier sweep, are excluded."""
+    table, counts = found.table, Counter[str]()
+    for place, (outcome, flags) in enumerate(zip(table["outcome"], table["flags"].fillna(""), strict=True)):
+        if outcome == "ok" and found.get_file(place).parent in done.attempts:
+            counts.update(flags.split())
+    return counts
 
 
 def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
@@ -267,9 +277,11 @@ class BusyWarning:
     """Warning on standard error that this machine is busy when the command starts its first run. The load is measured
     from the start of the command until then, so the command need not wait for a measurement."""
 
-    def __init__(self) -> None:
+    def __init__(self, remedy: str = "to wait for a quiet machine, add launcher.quiet_within_s=600") -> None:
+        """Start measuring the load. `remedy` ends the warning."""
         from bench.measure.surroundings import CommandMonitor  # here: few verbs measure
 
+        self._remedy = remedy
         self._monitor, self._is_due = CommandMonitor(), True
 
     def print(self, launcher: Mapping[str, Any]) -> None:
@@ -281,8 +293,7 @@ class BusyWarning:
         waits = bool(launcher.get("lock")) and local_attempt.is_held(os.environ)
         if is_due and not waits and launcher.get("quiet_within_s") is None and (why := self._monitor.explain_busy()):
             effect = "times of runs on a busy machine decide nothing"
-            remedy = "to wait for a quiet machine, add launcher.quiet_within_s=600"
-            print(f"zeroscale: this machine is busy: {why}; {effect}; {remedy}", file=sys.stderr, flush=True)
+            print(f"zeroscale: this machine is busy: {why}; {effect}; {self._remedy}", file=sys.stderr, flush=True)
 
     def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
         """Return a function that calls `follow`. Its first call, at the start of the first run, prints the warning."""

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
-    busy, launcher = options.BusyWarning(), definition.read(args.folder)[-1].launcher
+    # `resume` takes no overrides, so launcher.quiet_within_s cannot be set here.
+    busy = options.BusyWarning("press Ctrl-C to stop, and resume when the machine is quiet")
+    launcher = definition.read(args.folder)[-1].launcher
     with options.explain_end(args.folder), terminal.progress(quiet=args.json) as follow:
         return api.resume(
             args.folder,

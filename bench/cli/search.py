@@ -15,15 +15,17 @@ have ended.
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import api
+from bench import api, launchers
 from bench.cli import options
 from bench.core import terminal
 from bench.core.formatting import format_count
 from bench.core.quantities import OBJECTIVES
 from bench.core.study import SearchSection
+from bench.sweep import definition
 from bench.sweep.policy import Proposal, TrialResult
 from bench.sweep.search.planning import PlannedSearch
 from bench.sweep.search.proposers import PATIENCE
@@ -65,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
 def print_verdict(folder: Path, *, as_json: bool) -> int:
     """Print the result of a search. Return the exit code, 0 if there is a best point."""
     verdict = api.search_verdict(folder)
-    print(format_verdict(verdict, folder, as_json=as_json))
+    sweep = definition.find_search(definition.read(folder))
+    assert sweep and sweep.search
+    given = ["--config-dir", sweep.search.config_dir] if sweep.search.config_dir else []
+    verb = "sweep" if launchers.load(str(sweep.launcher["name"])).QUEUES else "run"
+    print(format_verdict(verdict, folder, as_json=as_json, verb=verb, given=given))
     return 0 if verdict.best else 1
 
 
@@ -123,9 +129,14 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
     return found
 
 
-def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> str:
+def format_verdict(
+    verdict: SearchVerdict, folder: Path, *, as_json: bool, verb: str = "run", given: Sequence[str] = ()
+) -> str:
     """Return the text of a search result: the best trial, the trials that are not distinguishable from the best, the
-    node-hours spent, and why the search ended."""
+    node-hours spent, and why the search ended.
+
+    A printed command that measures the best trial again has this `verb` and the options `given`.
+    """
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)
     section, best = verdict.section, verdict.best
@@ -133,7 +144,8 @@ def format_verdict(verdict: SearchVerdict, folder: Path, *, as_json: bool) -> st
     if best and best.quantities and (noise := best.quantities.noise(section.objective)):
         off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
         lines.append(f"its run is no sound measurement (busy machine, few or unsteady steps): off by up to {off}")
-        lines.append("measure it again: `zeroscale run` with its overrides")
+        words = ["zeroscale", verb, *best.trial.point.overrides, "launcher.quiet_within_s=600", *given]
+        lines += ["measure it again:", terminal.wrap_command(words)]
     lines += [] if best else [verdict.unmet or "no trial ended well"]
     if verdict.equals:
         lines.append(f"not distinguishable from it, by the intervals of one run each: {len(verdict.equals)}")

@@ -4,7 +4,7 @@ import contextlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +37,14 @@ from bench.sweep.policy import (
     Snapshot,
     StartRun,
     SweepPlan,
+    TrialResult,
     build_planned_run,
     find_skip,
     next_run,
     next_step,
 )
 from bench.sweep.pruning import Siblings, find_siblings
+from bench.sweep.search.verdict import SearchOutlook
 from bench.sweep.snapshot import TrialReader, find_rival_attempt
 
 
@@ -51,6 +53,27 @@ class LocalSearch(NamedTuple):
 
     sweep: SweepDefinition
     proposer: Proposer
+    foresee: Callable[[Sequence[TrialResult], TrialResult], SearchOutlook]
+    """Function that returns the trials and the time that the search still needs, from the results so far and the trial
+    that starts now."""
+
+
+class RunPosition(NamedTuple):
+    """Position of a run in its sweep or search, and the expected time until the end."""
+
+    label: str
+    done: int  # runs before it
+    runs: int  # all runs
+    run_s: float | None = None  # expected time of this run; None if unknown
+    after_s: float = 0.0  # expected time of all further runs
+    bound: str = "about"  # "at most" if a search may end earlier
+
+    def describe_left(self, since_s: float) -> str:
+        """Return a text with the expected time until the sweep ends, if this run began `since_s` seconds ago. Empty if
+        the time is unknown."""
+        if self.run_s is None:
+            return ""
+        return f"{self.bound} {format_duration(max(self.run_s - since_s, 0.0) + self.after_s)} left"
 
 
 class SweepResult(NamedTuple):
@@ -60,6 +83,7 @@ class SweepResult(NamedTuple):
     outcomes: Counter[str]  # number of points by outcome, including points with an answer from before this call
     skipped: int  # points that had an answer, a final outcome, before this call
     unanswered: int = 0  # points without a valid answer: skipped without an outcome, postponed, or paused
+    attempts: frozenset[Path] = frozenset()  # folders of the attempts whose outcomes are counted
 
     @property
     def good(self) -> bool:
@@ -133,6 +157,7 @@ class LocalSweep:
         self.kinds: list[str] = []
         self.seconds: list[float] = []
         self._skipped = self._unanswered = 0
+        self._counted: list[Path] = []
 
     def run(self) -> SweepResult:
         """Measure the points that have no answer (final outcome) from an earlier run. Return the outcomes of all
@@ -145,7 +170,8 @@ class LocalSweep:
                         plan = self._add_trial(plan, decision)
                         continue
                     case StartRun(run):
-                        if not self._measure(plan, decision, number + 1, max(number + 1, len(plan.runs))):
+                        position = self._find_position(run.key, number, max(number + 1, len(plan.runs)))
+                        if not self._measure(plan, decision, position):
                             continue  # another process has changed the state of this point: decide again
                         number += 1
                     case RecordWithoutRun(run, outcome):
@@ -158,7 +184,8 @@ class LocalSweep:
         finally:
             if self._supervisor:
                 self._supervisor.close()
-        return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered)
+        counted = frozenset(self._counted)
+        return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered, counted)
 
     def _plan(self) -> SweepPlan:
         """Return a plan of the points without an answer. The study's first control point is added: a reference
@@ -195,8 +222,13 @@ class LocalSweep:
         busy = sum(_was_busy(one.folder) for one in answers if one.outcome == "ok")
         if not busy:
             return ""
-        repeats = 1 + max(one.repeat for run in self.runs for one in self._read_attempts(run.key.config_id))
         made = f"{format_count(busy, 'answer')} {'was' if busy == 1 else 'were'} made on a busy machine"
+        if self._search:
+            again = "repeat the search command with launcher.quiet_within_s=600 and another --results DIR"
+            return f"{made}: the search relies less on them; for a search on a quiet machine, {again}"
+        # Planned repeats count, too: at the end of this sweep the same remedy is printed with all of its runs.
+        numbers = [one.repeat for run in self.runs for one in self._read_attempts(run.key.config_id)]
+        repeats = 1 + max([*numbers, *(run.key.repeat for run in self.runs)])
         return f"{made}: times of such runs decide nothing; {describe_quiet_remedy(repeats)}"
 
     def _add_trial(self, plan: SweepPlan, added: AddTrial) -> SweepPlan:
@@ -251,15 +283,17 @@ class LocalSweep:
         """Count a skipped point by its existing outcome. If it has no outcome, count it as unanswered and print why it
         is skipped."""
         if leave.attempt:
-            self._count(leave.attempt.outcome, leave.attempt.paused_s)
+            self._count(leave.attempt.folder, leave.attempt.outcome, leave.attempt.paused_s)
             self._skipped += 1
         else:
             self._unanswered += 1
             self._tell(f"{self._repeats[leave.run.key].point.line}  repeat {leave.run.key.repeat}\n    {leave.why}")
 
-    def _count(self, kind: OutcomeKind | None, paused_s: float) -> None:
-        """Count an outcome. An `ok` run that was paused also counts as unanswered, because its times are not valid."""
+    def _count(self, folder: Path, kind: OutcomeKind | None, paused_s: float) -> None:
+        """Count the outcome of the attempt in `folder`. An `ok` run that was paused also counts as unanswered, because
+        its times are not valid."""
         self.kinds.append(str(kind))
+        self._counted.append(folder)
         self._unanswered += kind == "ok" and paused_s > 0
 
     def _read_attempts(self, config_id: str) -> list[store.RunAttempt]:
@@ -268,16 +302,20 @@ class LocalSweep:
             self._attempts[config_id] = store.list_attempts(self.folder / config_id)
         return self._attempts[config_id]
 
-    def _left(self, runs: int, since_s: float) -> str:
-        """Return a text with the expected time until the sweep ends, from the median duration of its runs. Empty before
-        the first run has ended.
-
-        The current run began `since_s` seconds ago, and `runs` further runs follow it.
-        """
-        if not self.seconds:
-            return ""
-        each_s = statistics.median(self.seconds)
-        return f"about {format_duration(max(each_s - since_s, 0.0) + runs * each_s)} left"
+    def _find_position(self, key: RunKey, done: int, count: int) -> RunPosition:
+        """Return the position of a run. `done` and `count` are the numbers of earlier and of all planned runs of this
+        sweep; the position of a search's trial is that in the whole search."""
+        results = self._trials.read_results() if self._search else []
+        current = next((one for one in results if one.trial.point.config_id == key.config_id), None)
+        if self._search and current:
+            rest, number = self._search.foresee(results, current), current.trial.number + 1
+            label = f"trial {number} of {'' if rest.bound == 'exactly' else f'{rest.bound} '}{rest.trials}"
+            after_s = (rest.left_s or 0.0) - (rest.run_s or 0.0)
+            done = sum(one.outcome is not None for one in results)
+            bound = "at most" if rest.bound == "at most" else "about"
+            return RunPosition(label, done, done + rest.left, rest.run_s, after_s, bound)
+        label, each_s = f"{done + 1}/{count}", statistics.median(self.seconds) if self.seconds else None
+        return RunPosition(label, done, count, each_s, (count - done - 1) * (each_s or 0.0))
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
         """Return the supervisor process that runs all attempts. None if the launcher is not `local`; such a launcher
@@ -290,20 +328,19 @@ class LocalSweep:
             self._supervisor = SweepSupervisor(device, [requested.spec, *specs])
         return self._supervisor
 
-    def _measure(self, plan: SweepPlan, decision: StartRun, number: int, count: int) -> bool:
+    def _measure(self, plan: SweepPlan, decision: StartRun, position: RunPosition) -> bool:
         """Wait for other local runs, then measure a run and return True. Return False without measuring if the run is
-        no longer needed after the wait.
-
-        `number` and `count` are the run's position in the sweep and the number of all runs, for the progress display.
-        """
+        no longer needed after the wait. `position` is shown with its progress."""
         requested, begin = self._request(decision.run), time.monotonic()
         repeat = "control" if requested.control else f"repeat {requested.circumstance.repeat}"
-        subject = f"[{number}/{count}] {describe_point(requested.spec, requested.config_id)}  {repeat}"
+        known = self._repeats.get(decision.run.key)
+        line = known.point.line if known else describe_point(requested.spec, requested.config_id)
+        subject = f"[{position.label}] {line}  {repeat}"
 
         def follow(run: Progress) -> None:
-            done, more = number - 1 + (run.share or 0.0), count - number
-            left = self._left(more, time.monotonic() - begin) or (run.left if more == 0 else "")
-            self._follow(Progress(run.what, done / count, left, subject))
+            is_last = position.done + 1 == position.runs
+            left = position.describe_left(time.monotonic() - begin) or (run.left if is_last else "")
+            self._follow(Progress(run.what, (position.done + (run.share or 0.0)) / position.runs, left, subject))
 
         with local_attempt.take_turn(requested, follow) as note:
             self._attempts.pop(requested.config_id, None)  # another process may have measured it meanwhile
@@ -312,11 +349,11 @@ class LocalSweep:
             begin = time.monotonic()  # without the wait for the lock, for the estimate of the time left
             follow(Progress("starting"))
             supervisor = self._find_supervisor(requested)
-            _, record = local_attempt.make_attempt(requested, self.folder, note, supervisor)
+            made, record = local_attempt.make_attempt(requested, self.folder, note, supervisor)
         self._attempts.pop(requested.config_id, None)
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
-        self._count(record.outcome.kind, record.outcome.paused_s)
+        self._count(made, record.outcome.kind, record.outcome.paused_s)
         lines = [subject, self._describe(record), self._best.add(record)]
         self._tell("\n    ".join(filter(None, lines)))
         return True

@@ -19,6 +19,8 @@ Run = Callable[[Mapping[str, Any]], float | OutcomeKind]
 outcome of a failure."""
 
 SPACE: dict[str, Any] = {"engine": ["ddp", "zero1", "zero3"], "batch.micro": [1, 2, 4, 8], "nodes": [1, 2, 4, 8]}
+OVERRIDES = ("model=tiny", "batch.micro=2")
+"""Overrides of every simulated point, which printed commands repeat."""
 
 
 def section(space: Mapping[str, Any] = SPACE, **given: Any) -> SearchSection:
@@ -50,7 +52,7 @@ def pool(asked: SearchSection, predict: Callable[[Mapping[str, Any]], float | No
             devices_per_node=1,
             time_limit_min=1,
             forecast=Forecast(step=step),
-            overrides=(),
+            overrides=OVERRIDES,
             spec=RunSpec.model_validate(spec).model_dump(mode="json", by_alias=True),
         )
 

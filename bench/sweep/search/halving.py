@@ -63,6 +63,34 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
     return [one.result for one in reached if one.rung == highest]
 
 
+def count_trials_left(section: SearchSection, reached: Sequence[RungResult], last: int, trainings: int) -> Counter[int]:
+    """Return the expected number of trials that a search with rungs still adds, by the index of their rung.
+
+    It is assumed that each rung promotes one training in `factor`. `last` is the index of the last rung, and
+    `trainings` the number of trainings in the space. If the trials of the search do not suffice for all of them, fewer
+    trainings begin.
+    """
+    assert section.rungs
+    made = Counter(one.rung for one in reached)
+    by_training: dict[str, int] = {}
+    for one in reached:
+        by_training[one.key] = min(one.rung, by_training.get(one.key, one.rung))
+    most = section.trials - len(reached)
+    begun, left = Counter(by_training.values()), Counter[int]()
+    for new in range(max(0, min(trainings - len(by_training), most)) + 1):
+        if new:
+            begun[choose_bracket(begun, section.rungs, last)] += 1
+        ends = Counter[int]()
+        for rung in range(last + 1):
+            promoted = ends[rung - 1] // section.rungs.factor if rung else 0
+            # The best training of a small space continues, even if its rung is too small to promote a training.
+            ends[rung] = max(made[rung], begun[rung] + (promoted or int(rung > 0 and ends[rung - 1] > 0)))
+        if (ends - made).total() > most:
+            break
+        left = ends - made
+    return left
+
+
 class HalvingProposer:
     """Proposes to resume a training up to the next rung if it is among the best of its rung. If there is no such
     training, proposes a new training from the sampler."""

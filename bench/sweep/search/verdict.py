@@ -1,13 +1,23 @@
 """Result of a search: the best trial, the trials whose intervals overlap the best trial's interval, and the cost."""
 
+import itertools
+import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bench.core.study import SearchSection
 from bench.sweep.policy import TrialResult
-from bench.sweep.search.halving import HalvingProposer, find_end, select_furthest
-from bench.sweep.search.proposers import ListProposer, explain_unmet, find_cost, is_settled, is_spent
+from bench.sweep.search.halving import (
+    HalvingProposer,
+    RungResult,
+    count_trials_left,
+    find_end,
+    find_rungs,
+    list_rung_tokens,
+    select_furthest,
+)
+from bench.sweep.search.proposers import PATIENCE, ListProposer, explain_unmet, find_cost, is_settled, is_spent
 from bench.sweep.search.space import CandidatePool
 
 
@@ -90,6 +100,71 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         is_exhausted=section.rungs is not None
         and HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None,
     )
+
+
+class SearchOutlook(NamedTuple):
+    """Trials and time that a search still needs."""
+
+    trials: int  # expected number of trials of the whole search
+    bound: Literal["exactly", "about", "at most"]  # meaning of `trials`
+    left: int  # number of these trials without an answer, the current trial included
+    run_s: float | None  # expected time of the current trial; None if no trial has a result
+    left_s: float | None  # expected time of all trials without an answer; None if no trial has a result
+
+
+def foresee(pool: CandidatePool, results: Sequence[TrialResult], current: TrialResult) -> SearchOutlook:
+    """Return the trials and the time that a search still needs. `results` are those of its trials so far, and `current`
+    is the trial that starts now."""
+    section, is_listed = pool.section, pool.space.list_all() is not None
+    fit = sum(candidate.may_fit for candidate in pool.list_all()) if is_listed else section.trials
+    pending = sum(result.outcome is None for result in results)
+    if section.rungs:
+        return _foresee_rungs(section, results, current, fit)
+    trials = max(min(section.trials, fit), len(results))
+    left = trials - len(results) + pending
+    known = [_get_seconds(one) for one in results if one.outcome and one.node_hours]
+    each_s = statistics.median(known) if known else None
+    settles = section.trials > PATIENCE and section.sampler not in ("grid", "random")
+    bound: Literal["exactly", "at most"] = "at most" if settles or section.node_hours is not None else "exactly"
+    return SearchOutlook(trials, bound, left, each_s, None if each_s is None else left * each_s)
+
+
+def _foresee_rungs(
+    section: SearchSection, results: Sequence[TrialResult], current: TrialResult, trainings: int
+) -> SearchOutlook:
+    """Return the trials and the time that a search with rungs still needs. The numbers are about right: how many
+    trainings a rung promotes depends on the order of its results."""
+    assert section.rungs
+    spec, reached = current.trial.point.spec, find_rungs(section, results)
+    tokens = list_rung_tokens(section.rungs, spec["learning"]["tokens"])
+    new = count_trials_left(section, reached, len(tokens) - 1, trainings)
+    left = new + Counter(one.rung for one in reached if one.result.outcome is None)
+    trials = len(results) + new.total()
+    if not (each_s := _list_rung_seconds(reached, tokens)):
+        return SearchOutlook(trials, "about", left.total(), None, None)
+    left_s = sum(each_s[rung] * number for rung, number in left.items())
+    return SearchOutlook(trials, "about", left.total(), each_s[tokens.index(find_end(spec))], left_s)
+
+
+def _list_rung_seconds(reached: Sequence[RungResult], tokens: Sequence[int]) -> list[float]:
+    """Return the expected seconds of a trial that ends at each rung: the median of its trials so far. At a rung without
+    a result, seconds grow with the tokens of a trial, which begins at the rung below. Empty without any result."""
+    known: dict[int, list[float]] = {}
+    for rung, result in ((one.rung, one.result) for one in reached):
+        if result.outcome and result.node_hours:
+            known.setdefault(rung, []).append(_get_seconds(result))
+    if not known:
+        return []
+    spans = [end - begin for begin, end in itertools.pairwise([0, *tokens])]
+    last = max(known)
+    return [
+        statistics.median(known[rung]) if rung in known else statistics.median(known[last]) * span / spans[last]
+        for rung, span in enumerate(spans)
+    ]
+
+
+def _get_seconds(result: TrialResult) -> float:
+    return 3600 * result.node_hours / result.trial.point.nodes
 
 
 def _count_environments(results: Sequence[TrialResult]) -> int:

@@ -19,7 +19,7 @@ from bench.sweep.policy import TrialResult
 from bench.sweep.search.halving import choose_bracket, list_rung_tokens, select_furthest
 from bench.sweep.search.planning import build_proposer
 from bench.sweep.search.space import CandidatePool, SearchSpace, format_key
-from bench.sweep.search.verdict import conclude
+from bench.sweep.search.verdict import conclude, foresee
 
 TOKENS = 9_000
 RATES = [0.001 * number for number in range(1, 28)]
@@ -215,3 +215,29 @@ def test_trainings_of_a_later_bracket_begin_at_its_rung() -> None:
 
 def test_trial_budget_counts_every_rung() -> None:
     assert len(search(a_section(trials=10), flat)) == 10
+
+
+@pytest.mark.parametrize("given", ({}, {"trials": 10}, {"rungs": {"least": 1_000, "brackets": 2}}))
+def test_foreseen_trials_and_time_are_near_those_that_follow(given: dict[str, Any]) -> None:
+    """A trial takes a second per 1,000 tokens that it trains. The whole search is simulated, and the outlook at each
+    trial is compared with the trials that follow."""
+    tokens = [0, 1_000, 3_000, 9_000]
+
+    def compute_seconds(trial: Trial) -> float:
+        begin = tokens[tokens.index(end(trial)) - 1] if trial.point.goes_on_from else 0
+        return (end(trial) - begin) / 1_000
+
+    of = a_section(**given)
+    results = [one._replace(node_hours=compute_seconds(one.trial) / 3600) for one in search(of, flat)]
+    total, candidates = len(results), pool(of)
+    for place in range(1, total):
+        current = results[place]._replace(outcome=None, quantities=None, node_hours=0.0)
+        outlook = foresee(candidates, [*results[:place], current], current)
+        assert outlook.trials == pytest.approx(total, rel=0.2) and outlook.bound == "about"
+        assert outlook.left == outlook.trials - place
+    assert (outlook.trials, outlook.left) == (total, 1)
+    half = total // 2
+    current = results[half]._replace(outcome=None, quantities=None, node_hours=0.0)
+    left_s = sum(compute_seconds(one.trial) for one in results[half:])
+    if not given:  # with few trials, or with brackets, the order of results decides how many trainings get far
+        assert foresee(candidates, [*results[:half], current], current).left_s == pytest.approx(left_s, rel=0.35)

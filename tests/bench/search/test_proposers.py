@@ -3,12 +3,13 @@ instead of measured."""
 
 import importlib
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_search import SPACE, answer, pool, search, section
+from simulated_search import OVERRIDES, SPACE, answer, pool, search, section
 
 from bench.cli.search import format_verdict
 from bench.core.errors import UserError
@@ -25,7 +26,7 @@ from bench.sweep.search.proposers import (
     compute_told_costs,
     is_settled,
 )
-from bench.sweep.search.verdict import conclude, find_interval
+from bench.sweep.search.verdict import conclude, find_interval, foresee
 
 SPEED = {"ddp": 1.0, "zero1": 1.1, "zero3": 1.6}
 OPTUNA = ("tpe", "gp", "cma_es", "nsga2", "random", "qmc")
@@ -211,6 +212,11 @@ def test_verdict_recommends_another_measurement_after_runs_on_a_busy_machine(tmp
     busy = [disturb(one) for one in done]
     text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
     assert "its run is no sound measurement" in text
+    text = format_verdict(
+        conclude(candidates, busy), tmp_path, as_json=False, verb="sweep", given=["--config-dir", "my"]
+    )
+    command = text.partition("measure it again:\n")[2].partition("\n")[0].split()
+    assert command == ["zeroscale", "sweep", *OVERRIDES, "launcher.quiet_within_s=600", "--config-dir", "my"]
     assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
@@ -358,3 +364,20 @@ def test_missing_optuna_is_reported_with_its_install_command(monkeypatch: pytest
     with pytest.raises(UserError, match=r"search.sampler=tpe: needs optuna.*pip install 'zeroscale\[search\]'"):
         build_sampler(pool(section(sampler="tpe")))
     assert importlib.import_module("json"), "nothing else is touched"
+
+
+@pytest.mark.parametrize(("given", "trials", "bound"), (
+    ({"sampler": "grid"}, 48, "exactly"),
+    ({"sampler": "random", "trials": 12}, 12, "exactly"),
+    ({"sampler": "random", "trials": 12, "node_hours": 1.0}, 12, "at most"),
+    ({"sampler": "gp", "trials": 30}, 30, "at most"),
+))  # fmt: skip
+def test_outlook_counts_the_trials_of_the_whole_search(given: dict[str, Any], trials: int, bound: str) -> None:
+    candidates = pool(section(**given))
+    done = search(ListProposer(candidates, at_random=False), step_s, 5)
+    current = done[4]._replace(outcome=None, quantities=None, node_hours=0.0)
+    assert foresee(candidates, [current], current).left_s is None, "no trial has a result"
+    outlook = foresee(candidates, [*done[:4], current], current)
+    assert (outlook.trials, outlook.bound, outlook.left) == (trials, bound, trials - 4)
+    each_s = statistics.median(36 / one.trial.point.nodes for one in done[:4])
+    assert (outlook.run_s, outlook.left_s) == pytest.approx((each_s, (trials - 4) * each_s))

@@ -66,6 +66,22 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
     assert len(told) == 2, "nothing is left to run, and the answer follows at once"
 
 
+def test_remedy_for_a_busy_machine_counts_the_planned_repeats(tmp_path: Path) -> None:
+    """Otherwise the end of the sweep, when all repeats are made, would name a larger number than its beginning."""
+    attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
+    asked = sweep([point(spec(batch__micro=1))])
+    asked = asked.model_copy(update={"order": ((0, 0), (1, 0))})
+    local = LocalSweep(tmp_path, list(asked.wanted()), retry=True, tell=print, follow=print)
+    assert "--repeats 5 " in local.describe_busy(local.find_answers().values()), "two planned, and three quiet ones"
+
+
+def test_summary_counts_flags_of_this_sweep_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for micro in (1, 2, 4):
+        attempt(tmp_path, spec(batch__micro=micro), "ok", busy=True)
+    options.print_ended(here(tmp_path, 4).run(), as_json=False)
+    assert capsys.readouterr().out.startswith("1 ok (1 busy, 1 short, 1 unverified); 1 already had an answer; ")
+
+
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
 
 

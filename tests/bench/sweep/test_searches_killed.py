@@ -1,6 +1,8 @@
 """Tests of searches that are killed at random times and resumed, and of searches by several workers at a time. The
 tests check the files that a search leaves."""
 
+import contextlib
+import functools
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from bench.sweep.definition import RequestedRun, SearchRequest, SweepDefinition,
 from bench.sweep.local_sweep import LocalSearch, LocalSweep
 from bench.sweep.search.planning import build_proposer, write_search
 from bench.sweep.search.space import CandidatePool, SearchSpace
+from bench.sweep.search.verdict import foresee
 
 SPACE = {"batch.micro": [1, 2, 4, 8], "batch.accumulation": [1, 2, 4]}
 TRIALS = 6
@@ -45,7 +48,7 @@ def request(base: RunSpec, sampler: str) -> SweepDefinition:
     )
 
 
-def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
+def begin_worker(folder: Path, base: RunSpec, sampler: str, tell: Callable[[str], None] = [].append) -> LocalSweep:
     """Return a new worker: an object that runs the trials of a search, as a new process would. It reads its whole state
     from the folder."""
     asked = definition.find_search(definition.read(folder))
@@ -58,8 +61,8 @@ def begin_worker(folder: Path, base: RunSpec, sampler: str) -> LocalSweep:
     section = asked.search.study.search
     pool = CandidatePool(section, SearchSpace(section), build, Machine(name="cpu", device="cpu"))
     wanted = list(asked.wanted())
-    search = LocalSearch(asked, build_proposer(pool))
-    return LocalSweep(folder, wanted, retry=False, tell=[].append, follow=[].append, search=search)
+    search = LocalSearch(asked, build_proposer(pool), functools.partial(foresee, pool))
+    return LocalSweep(folder, wanted, retry=False, tell=tell, follow=[].append, search=search)
 
 
 def make_attempt(requested: RequestedRun, folder: Path, follow: Any, supervisor: Any = None) -> tuple[Path, RunRecord]:
@@ -132,6 +135,28 @@ def test_search_killed_at_random_moments_ends_with_the_same_trials(
         assert list_tried(folder) == list_tried(whole), f"seed {seed}"
         assert count_attempts(folder) == [1] * TRIALS, f"seed {seed}"
     assert kills > 10
+
+
+def test_resumed_search_numbers_its_trials_as_the_whole_search_does(
+    base: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is killed before its third trial runs, and resumed."""
+    told: list[str] = []
+
+    def kill_third(*args: Any) -> tuple[Path, RunRecord]:
+        if len(told) == 2:
+            raise _Killed
+        return make_attempt(*args)
+
+    write_search(tmp_path, request(base, "random"))
+    for step, expected in ((kill_third, [1, 2]), (make_attempt, [3, 4, 5, 6])):
+        monkeypatch.setattr(local_sweep.local_attempt, "make_attempt", step)
+        told.clear()
+        worker = begin_worker(tmp_path, base, "random", told.append)
+        with contextlib.suppress(_Killed):
+            worker.run()
+        labels = [text.partition("]")[0] for text in told if text.startswith("[")]
+        assert labels == [f"[trial {number} of {TRIALS}" for number in expected]
 
 
 @pytest.mark.parametrize("sampler", ("tpe", "random"))
