@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.flags import DISTURBED, UNTRUSTED
-from analysis.formats import name_briefly
+from analysis.formats import format_outcomes, name_briefly
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import Best, Rival, best
@@ -24,10 +24,12 @@ _QUESTIONS = 3
 """Maximum number of questions that get a sentence each. If there are more, one sentence instead counts how often each
 engine is the fastest. A question is a group of configurations that do the same work on equal hardware."""
 
+_DISTURBED_TEXTS = {"busy": "made on a busy machine", "paused": "paused"}
+
 
 def describe_answer(results: Results) -> tuple[str, ...]:
     """Return the results as sentences, the most important first; empty if nothing was measured."""
-    found = [one for one in best(results) if one.question["evidence"] == "measured"]
+    found = best(results)
     answered = [one for one in found if one.fastest]
     lines = [_describe_disturbed(results)]
     if len(answered) <= _QUESTIONS:
@@ -47,14 +49,15 @@ def describe_untrusted(results: Results) -> str:
 
 
 def _describe_disturbed(results: Results) -> str:
-    """Return a sentence with the number of runs whose times are excluded because of background load or a pause."""
+    """Return a sentence with the number of ok runs whose times are excluded because of background load or a pause."""
     table = results.table
-    ok = table[(table["outcome"] == "ok") & (table["evidence"] == "measured")]
-    disturbed = ok["flags"].fillna("").str.split().map(lambda flags: not set(flags).isdisjoint(DISTURBED))
-    count, total = int(disturbed.sum()), len(ok)
+    flags = table["flags"][table["outcome"] == "ok"].fillna("").str.split()
+    raised = [set(one) & {*DISTURBED} for one in flags]
+    count = sum(map(bool, raised))
     if not count:
         return ""
-    runs = f"{count:,} of {format_count(total, 'run')} {'was' if count == 1 else 'were'} made on a busy machine"
+    causes = " or ".join(_DISTURBED_TEXTS[flag] for flag in DISTURBED if flag in set.union(*raised))
+    runs = f"{count:,} of {format_count(len(flags), 'ok run')} {'was' if count == 1 else 'were'} {causes}"
     remedy = describe_quiet_remedy(int(table["repeat"].max()) + 1)
     return f"{runs}: times of such runs decide nothing; {remedy}."
 
@@ -65,12 +68,11 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     fastest = one.fastest
     assert fastest is not None
     # Names contain the micro-batch only if it varies.
-    rows = [fastest, *(rival.row for rival in one.rivals)]
     equal, tied, slower, undecided = (
         [rival for rival in one.rivals if rival.verdict == verdict]
         for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
-    names = _Names(rows)
+    names = _Names(one.compared)
     apart = [one.question["model"]] if len({other.question["model"] for other in answered}) > 1 else []
     apart += describe_differences(one.question, [other.question for other in answered])
     where = f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
@@ -89,8 +91,7 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     if tied:
         parts.append(f"{names.join([fastest, *(rival.row for rival in tied)])} cannot be distinguished yet")
     if undecided:
-        near, far = undecided[0], undecided[-1]
-        ratios = f"{near.comparison.ratio:.2f}" + (f" to {far.comparison.ratio:.2f}" if far is not near else "")
+        ratios = " to ".join(dict.fromkeys(f"{one.comparison.ratio:.2f}" for one in (undecided[0], undecided[-1])))
         parts.append(
             f"{names.of(fastest)} was the fastest measured; {names.join([rival.row for rival in undecided])} took "
             f"{ratios} times as long, which is indicative only"
@@ -133,28 +134,28 @@ def _count_leading(answered: Sequence[Best]) -> str:
     )
     (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
     rest = ", ".join(f"{engine} in {count:,}" for engine, count in others)
-    of_all = f"all {len(answered):,} questions" if most == len(answered) else f"{most:,} of {len(answered):,} questions"
+    share = "all" if most == len(answered) else f"{most:,} of the"
     verb = (
         "was fastest as measured" if any(one.undecided for one in answered) else "is fastest, or ties with the fastest,"
     )
-    return f"{first} {verb} in {of_all}{f' ({rest})' if rest else ''}."
+    return f"{first} {verb} in {share} {len(answered):,} answered questions{f' ({rest})' if rest else ''}."
 
 
 def _describe_few(answered: Sequence[Best]) -> str:
-    """Return a sentence on configurations with too few runs for a comparison; empty if there are none."""
-    rows = [row for one in answered for row in (one.fastest, *(rival.row for rival in one.rivals)) if row]
+    """Return a sentence on compared configurations with too few independent runs; empty if there are none."""
     if not any(one.undecided for one in answered):
         return ""
-    runs = max(row["n"] for row in rows)
-    had = "ran once" if runs == 1 else f"has at most {format_count(runs, 'run')}" if runs < LEAST_RUNS else ""
-    subject = f"Each configuration {had}" if had else f"Some configurations have fewer than {LEAST_RUNS} runs"
+    runs = max(row["n"] for one in answered for row in one.compared)
+    few = "one independent run" if runs == 1 else f"at most {runs} independent runs"
+    subject = f"Each compared configuration has {few}"
+    if runs >= LEAST_RUNS:
+        subject = f"Some compared configurations have fewer than {LEAST_RUNS} independent runs"
     return f"{subject}; at least {LEAST_RUNS} are needed to compare them: add --repeats 5."
 
 
 def _describe_failed(found: Sequence[Best]) -> str:
-    """Return a sentence that counts the configurations without step times, by outcome."""
+    """Return a sentence that counts the configurations without a run that ended ok, by outcome."""
     failed = Counter(row["outcome"] for one in found for row in one.failed)
     if not failed:
         return ""
-    kinds = ", ".join(f"{count:,} {outcome}" for outcome, count in failed.most_common())
-    return f"No time for {format_count(sum(failed.values()), 'configuration')}: {kinds}."
+    return f"No run of {format_count(failed.total(), 'configuration')} ended ok: {format_outcomes(failed)}."

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -239,6 +240,11 @@ def format_size(value: float) -> str:
     """Return a number of bytes as text, in the largest binary unit that does not exceed it."""
     power = find_unit_power(value)
     return f"{format_significant(value / 1024**power)} {UNITS[power]}"
+
+
+def format_outcomes(counts: Counter[str]) -> str:
+    """Return a text with the number of runs of each outcome, the most frequent outcome first."""
+    return ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in counts.most_common())
 
 
 def format_cell(column: Column, value: Any) -> str:

@@ -29,7 +29,13 @@ the smallest relevant difference. "Equal" means that no difference was detected 
 below 3 %. "First out of memory" means that the first configuration never ran, but the second did. "Unknown" means that
 a configuration has no measured value for another reason.
 """
-Verdict = Literal["as in the study", "not as in the study", "cannot be told"]
+Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
+VERDICTS = (
+    "Verdicts: reproduced or contradicted, if the comparisons that test a claim decide for or against it; cannot be "
+    "told, if they do not decide it; not testable here, if no comparison meets the conditions of a test. The verdict "
+    'after "if it counted" is that of an analogue, and decides nothing.'
+)
+"""Explanation of the verdicts, for readers."""
 
 
 class Start(NamedTuple):
@@ -74,7 +80,7 @@ class Claim(NamedTuple):
     shared: Callable[[RunSpec], str]  # key that must be equal for both configurations
     compared: Callable[[RunSpec, RunSpec], bool]  # True if (before, after) is a comparison for this claim
     differ: Callable[[RunSpec, RunSpec], str]  # name of the first configuration that distinguishes it from the second
-    judge: Callable[[Mapping[Effect, int]], Verdict]
+    judge: Callable[[Mapping[Effect, int]], Verdict]  # from the number of comparisons with each effect
     quantity: Quantity = "sample_s"
     of_slow_network: bool = False  # claim about a slow network; testing it needs runs on two networks
 
@@ -93,4 +99,5 @@ class ClaimFinding(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict if all these comparisons tested the claim."""
         return self.claim.judge(self.counts)

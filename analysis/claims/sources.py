@@ -129,8 +129,8 @@ def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
     A configuration that ran out of memory does not count as slower.
     """
     if _has_any(counts, "slower"):
-        return "as in the study"
-    return "not as in the study" if _are_all(counts, "faster") else "cannot be told"
+        return "reproduced"
+    return "contradicted" if _are_all(counts, "faster") else "cannot be told"
 
 
 def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]], Verdict]:
@@ -143,8 +143,8 @@ def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]],
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:
         if _has_any(counts, against, _NEVER_RAN.get(against, against)):
-            return "not as in the study"
-        return "as in the study" if _are_all(counts, effect) else "cannot be told"
+            return "contradicted"
+        return "reproduced" if _are_all(counts, effect) else "cannot be told"
 
     return judge
 

@@ -8,11 +8,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import pandas as pd
 
-from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect, Starts
+from analysis.claims import VERDICTS, Claim, ClaimComparison, ClaimFinding, Effect, Starts, Verdict
 from analysis.claims.findings import find_findings, name_effects
 from analysis.claims.sources import CLAIMS, SMALL, STUDY, read_published
 from analysis.formats import MISSING, format_markdown_table, format_significant
@@ -21,8 +21,6 @@ from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS
 from analysis.table import group_by, list_rows
 from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
-
-Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 
 SMALLEST, LARGEST = 580e6, 13e9
 """Smallest and largest parameter count of the models in the ZeRO study, from its abstract."""
@@ -44,7 +42,7 @@ TEXT = (
     f"{100 * INTEREST:g} % decides nothing against a claim, and equality decides nothing at all. A side that ran out "
     "of memory counts with its fastest micro-batch that fits; if none fits, the other side is the faster one. Anything "
     "else is an analogue and tests nothing, whatever it shows. The GPUs and node counts of the study are not known "
-    "here, and need not be the same."
+    f"here, and need not be the same. {VERDICTS}"
 )
 
 _XXL = "mt5_xxl"
@@ -52,7 +50,6 @@ _NOTHING_TO_COMPARE = {
     True: "the set spans neither two node counts nor two ZeRO stages on several nodes",
     False: "the set has no two layouts on several nodes that differ in this only",
 }
-_VERDICTS: dict[str, Verdict] = {"as in the study": "reproduced", "not as in the study": "contradicted"}
 _BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
 """Effects that are smaller than the smallest relevant difference."""
 
@@ -91,23 +88,23 @@ def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Seque
         yield Entry(*head, "", "", "not testable here", _NOTHING_TO_COMPARE[claim is None or claim.source == STUDY])
     for machine, of_machine in machines.items():
         measured = "; ".join(f"{finding.model}: {_format_counts(finding.counts)}" for finding in of_machine)
-        yield Entry(*head, machine, measured, *_decide(of_machine))
+        yield Entry(*head, machine, measured, *decide(of_machine))
 
 
-def _decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
+def decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     """Return the verdict on a claim on one machine, and the reason. `found` are the findings for the claim there.
     Findings that do not meet the rule for testing the claim do not affect the verdict; the reason lists them."""
     short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
-        return "not testable here", f"{_join_reasons(short)} (analogue: {analogue})"
+        return "not testable here", f"{_join_reasons(short)} (analogue, if it counted: {analogue})"
     claim = tests[0].claim
     comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
     effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])
     # failed configurations have no p-value to correct
     counts = Counter([*effects, *(comparison.effect for comparison in comparisons if not comparison.tested)])
-    verdict = _VERDICTS.get(claim.judge(counts), "cannot be told")
+    verdict = claim.judge(counts)
     why = f"below {100 * INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
     why += f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_format_counts(counts)}"
     why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""

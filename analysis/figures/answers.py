@@ -91,7 +91,9 @@ def picture(results: Results) -> Picture:
         f"of the difference. Hollow: indicative, a side has fewer than {LEAST_RUNS} runs. Arrow: beyond the axis. "
         "Brackets: flags.",
         f"All are flagged {', '.join(sorted(shared))}." if shared else "",
-        f"The {len(panels)} of {len(panels) + omitted} questions with the most rivals." if omitted else "",
+        f"The {len(panels)} questions with the most rivals, of {len(panels) + omitted} with a rival."
+        if omitted
+        else "",
     ]
     return Picture(drawn, (), " ".join(filter(None, notes)))
 

@@ -81,7 +81,7 @@ def _list_tables(found: ReportFindings) -> Iterable[tuple[pd.DataFrame, TextTabl
     configurations = tables.build_configurations_table(found.list_configurations(MOST_ROWS))
     yield found.table, tables.build_runs_table(found.rows[:MOST_ROWS]), len(found.rows)
     yield found.summary, configurations, len(found.summary)
-    yield best.as_table(found.best), tables.build_best_table(found.best[:MOST_ROWS], found.rows), len(found.best)
+    yield best.as_table(found.best), tables.build_best_table(found.answers[:MOST_ROWS], found.rows), len(found.best)
     scaling, met = tables.build_scaling_table(found.curves), tables.build_crossovers_table(found.crossovers)
     yield curves.build_curve_table(list(found.curves)), scaling, len(scaling.rows)
     yield crossover.build_crossover_table(list(found.crossovers)), met, len(met.rows)

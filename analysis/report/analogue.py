@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from analysis import formats
-from analysis.claims import Claim, ClaimComparison, ClaimFinding, Effect
+from analysis.claims import VERDICTS, Claim, ClaimComparison, ClaimFinding, Effect, Verdict
 from analysis.claims.findings import as_table
 from analysis.claims.sources import STUDY
+from analysis.claims.verdicts import decide
 from analysis.formats import MISSING, format_interval_kind, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
 from analysis.summary import Row, is_disturbed
@@ -24,6 +25,7 @@ class Analogue(NamedTuple):
     comparisons: tuple[tuple[str, ...], ...]  # cells under HEAD
 
 
+_NO_TEST: Verdict = "not testable here"
 HEAD = (
     "Claim", "Where", "Equal", "From", "To", "In steps per second", "Ratio of mean step times",
     "From, median s per step", "To, median s per step",
@@ -38,12 +40,16 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
     if not found:
         return None
     compared = [comparison for finding in found for comparison in finding.comparisons]
+    verdicts = [_format_verdict(finding) for finding in found]
     machines = dict.fromkeys(finding.machine for finding in found)
     known = [f"{machine}: {notes[machine]}." for machine in machines if notes.get(machine)]
     return Analogue(
-        _describe_models(compared),
-        (*known, *_list_caveats(compared)),
-        tuple((finding.claim, _format_place(finding), finding.verdict, _format_counts(finding)) for finding in found),
+        _describe_models(compared, are_analogues=all(verdict.startswith(_NO_TEST) for verdict in verdicts)),
+        (VERDICTS, *known, *_list_caveats(compared)),
+        tuple(
+            (finding.claim, _format_place(finding), verdict, _format_counts(finding))
+            for finding, verdict in zip(found, verdicts, strict=True)
+        ),
         tuple(_format_comparison(finding, comparison) for finding in found for comparison in finding.comparisons),
     )
 
@@ -55,7 +61,12 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
     return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}
 
 
-def _describe_models(compared: Sequence[ClaimComparison]) -> str:
+def _format_verdict(finding: ClaimFinding) -> str:
+    verdict, _ = decide([finding])
+    return f"{verdict}; if it counted: {finding.verdict}" if verdict == _NO_TEST else verdict
+
+
+def _describe_models(compared: Sequence[ClaimComparison], *, are_analogues: bool) -> str:
     rows = [row for comparison in compared for row in (comparison.before, comparison.after)]
     # The last row of a model has the most ok runs, so its parameter count is the one counted in a run.
     sizes = {row["model"]: row["parameters"] for row in sorted(rows, key=lambda row: row["n"])}
@@ -64,10 +75,11 @@ def _describe_models(compared: Sequence[ClaimComparison]) -> str:
         for model, size in sizes.items()
     ]
     machines = dict.fromkeys(row["machine"] for row in rows)
-    return (
-        f"This is an analogue and not a reproduction: the study ({STUDY}) trained the mT5 family, 580M to 13B "
-        f"parameters, on machines of its own; here it is {_join_words(models)} on {_join_words(machines)}."
+    text = (
+        f"the study ({STUDY}) trained the mT5 family, 580M to 13B parameters, on machines of its own; here it is "
+        f"{_join_words(models)} on {_join_words(machines)}."
     )
+    return f"This is an analogue and not a reproduction: {text}" if are_analogues else f"{text[0].upper()}{text[1:]}"
 
 
 def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:

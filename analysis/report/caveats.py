@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from analysis.flags import FLAGS, NOTES
 from analysis.formats import format_significant
 from analysis.report.findings import ControlPointDrift, Provenance, ReportFindings
-from analysis.report.texts import format_outcomes
 from analysis.results import Results
 from analysis.scaling.best import Best
 from analysis.stats.change_points import LEAST_CONTROLS
@@ -20,31 +19,31 @@ from bench.engines import REFERENCE
 
 def list_caveats(found: ReportFindings) -> list[str]:
     """Return the caveats that a reader must know before relying on numbers of these runs."""
-    summary = list_rows(found.results.summary)
     references = {one for one, spec in found.results.specs.items() if is_reference(spec)}
     return [
-        *_list_repeat_caveats(summary),
+        *_list_repeat_caveats(found.best),
         *_list_host_caveats(found.results),
         *_list_comparison_caveats(found.best),
         *_list_drift_caveats(found.drifts),
-        *_list_outcome_caveats(summary, [row for row in found.rows if row["config_id"] not in references]),
+        *_list_verification_caveats([row for row in found.rows if row["config_id"] not in references]),
         *_list_flag_caveats(found.rows),
         *_list_environment_caveats(found.origin),
     ]
 
 
-def _list_repeat_caveats(summary: Sequence[Row]) -> Iterable[str]:
-    counts = [row["n"] for row in summary if row["n"]]
+def _list_repeat_caveats(found: Sequence[Best]) -> Iterable[str]:
+    counts = [row["n"] for best in found for row in best.compared]
     if counts and max(counts) == 1:
         yield (
-            f"Each configuration ran once; at least {LEAST_RUNS} runs are needed to compare them. The interval of a "
-            "single run shows how steady it was, not what another run would give."
+            f"Each compared configuration has one independent run; at least {LEAST_RUNS} are needed to compare them. "
+            "The interval of a single run shows how steady it was, not what another run would give."
         )
     elif counts and min(counts) < 6:
         span = f"{min(counts)}" + (f" to {max(counts)}" if max(counts) > min(counts) else "")
         yield (
-            f"Configurations ran {span} times. With fewer than 6 repeats the median has no 95 "
-            "% interval, so their range is shown with its own level."
+            f"Each compared configuration has {span} independent runs: runs that ended ok on a quiet machine, where "
+            "runs in the same allocation count as one. With fewer than 6 the median has no 95 % interval, so their "
+            "range is shown with its own level."
         )
 
 
@@ -96,13 +95,9 @@ def _worst(drifted: Sequence[ControlPointDrift]) -> str:
     return f"{worst.configuration} in {worst.allocation}, {sign}{change} %"
 
 
-def _list_outcome_caveats(summary: Sequence[Row], runs: Sequence[Row]) -> Iterable[str]:
-    """Yield sentences on the number of failures, and on the number of runs with verified losses.
-
-    `runs` are all runs except those of the reference engine.
-    """
-    if failed := Counter(row["outcome"] for row in summary if not row["n"]):
-        yield f"{failed.total():,} of {len(summary):,} configurations have no number: {format_outcomes(failed)}."
+def _list_verification_caveats(runs: Sequence[Row]) -> Iterable[str]:
+    """Yield a sentence on the number of runs with verified losses. `runs` are all runs except those of the reference
+    engine."""
     others = [row for row in runs if row["outcome"] == "ok"]
     verified = sum("unverified" not in row["flags"].split() for row in others)
     if others:

@@ -71,6 +71,11 @@ class ReportFindings(NamedTuple):
     origin: Provenance
     questions: tuple[str, ...]  # questions of the studies, as their files state them
 
+    @property
+    def answers(self) -> list[Best]:
+        """The best configurations of each question. Questions without an answer come last."""
+        return sorted(self.best, key=lambda one: one.fastest is None)
+
     def list_configurations(self, most: int) -> list[Row]:
         """Return the first `most` rows of the summary, with a column `protocol`. It distinguishes rows that would have
         the same name by the settings of their measurement protocol."""

@@ -209,8 +209,8 @@ def render_figure(
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
     """Return the values of the first sections: the answer, its certainty, and the settings of the runs."""
     studies = sorted({row["study"] for row in found.rows})
-    asking = [{"flags": ""} | (one.fastest or {}) | one.question for one in found.best]
-    best = tables.build_best_table(found.best, found.rows)
+    asking = [{"flags": ""} | (one.fastest or {}) | one.question for one in found.answers]
+    best = tables.build_best_table(found.answers, found.rows)
     days = sorted(day for one in left.values() if one.record and (day := one.record.circumstance.started_at[:10]))
     return {
         "title": title_page(studies, found.questions),
@@ -218,7 +218,7 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "questions": found.questions,
         # In a large set, records are read for some of the runs only, so the dates of all runs are unknown.
         "measured": dict.fromkeys((days[0], days[-1])) if days and len(left) == len(found.rows) else (),
-        "asked": describe_setup(found.rows),
+        "asked": describe_setup(found.rows, len(found.summary)),
         "protocol": describe_protocol(found.results.specs.values()),
         "answer": describe_answer(found.results),
         "best": build_page_table(best, asking, page_facets, len(asking)),

@@ -13,13 +13,13 @@ from analysis.formats import (
     format_cell,
     format_effect,
     format_interval_kind,
+    format_outcomes,
     format_short,
     format_significant,
     format_size,
     name_briefly,
 )
 from analysis.questions import describe_series, name_question
-from analysis.report.texts import format_outcomes
 from analysis.scaling import IntervalEstimate
 from analysis.scaling.best import Best
 from analysis.scaling.crossover import Crossover

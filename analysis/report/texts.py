@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from analysis.columns import list_columns
 from analysis.drawing import format_reason
-from analysis.formats import MISSING, format_cell, format_interval_kind, format_significant, format_size, format_within
+from analysis.formats import (
+    MISSING,
+    format_cell,
+    format_interval_kind,
+    format_outcomes,
+    format_significant,
+    format_size,
+    format_within,
+)
 from analysis.questions import describe_choice, format_ranks
 from analysis.summary import Row
 from bench.core.formatting import format_count
@@ -29,22 +37,20 @@ class RunSetup(NamedTuple):
     ran: str
 
 
-def describe_setup(rows: Sequence[Row]) -> RunSetup:
-    """Return the settings that vary over the rows of a run table, and the settings that are constant."""
+def describe_setup(rows: Sequence[Row], configurations: int) -> RunSetup:
+    """Return the settings that vary over the rows of a run table, and the settings that are constant. `configurations`
+    is the number of rows of the summary."""
     varied: list[tuple[str, str]] = []
     constant: list[tuple[str, str]] = []
     for name, label in _PARTS.items():
         values = sorted({row[name] for row in rows})
         text = ", ".join(format_cell(list_columns()[name], value) for value in values)
         (varied if len(values) > 1 else constant).append((label, text))
-    configurations = format_count(len({row["config_id"] for row in rows}), "configuration")
+    ran = f"{format_count(len(rows), 'recorded run')} of {format_count(configurations, 'configuration')}"
+    if (ids := len({row["config_id"] for row in rows})) < configurations:
+        ran += f" ({ids:,} config_ids, each counted once per machine, environment class and kind of evidence)"
     outcomes = format_outcomes(Counter(row["outcome"] for row in rows))
-    return RunSetup(tuple(varied), tuple(constant), f"{format_count(len(rows), 'run')} of {configurations}: {outcomes}")
-
-
-def format_outcomes(counts: Counter[str]) -> str:
-    """Return a text with the number of runs of each outcome, the most frequent outcome first."""
-    return ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in counts.most_common())
+    return RunSetup(tuple(varied), tuple(constant), f"{ran}: {outcomes}")
 
 
 def format_hover(row: Row) -> str:

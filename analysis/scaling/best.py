@@ -221,6 +221,12 @@ class Best(NamedTuple):
     selection_bias: float = 0.0  # relative amount by which the fastest time is probably too short
 
     @property
+    def compared(self) -> tuple[Row, ...]:
+        """The compared configurations: all rows with step times, the fastest first. Their column `n` counts independent
+        runs."""
+        return (self.fastest, *(rival.row for rival in self.rivals)) if self.fastest else ()
+
+    @property
     def ties(self) -> tuple[Row, ...]:
         """The rivals that are not detectably slower than the fastest, the fastest of them first."""
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)

@@ -46,7 +46,7 @@ def pairs(claim: str, *records: Runs) -> list[tuple[str, str, str]]:
 
 def test_first_claim_agrees_if_one_step_is_slower_on_more_nodes() -> None:
     records = [at("zero1", 1, 1.0), at("zero1", 2, 0.6), at("zero1", 4, 0.8)]
-    assert count_effects(*records)["C1"] == ("as in the study", {"faster": 2, "slower": 1})
+    assert count_effects(*records)["C1"] == ("reproduced", {"faster": 2, "slower": 1})
     assert pairs("C1", *records) == [
         ("1 node", "2 nodes", "faster"), ("1 node", "4 nodes", "faster"), ("2 nodes", "4 nodes", "slower"),
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def test_first_claim_agrees_if_one_step_is_slower_on_more_nodes() -> None:
 
 def test_first_claim_disagrees_if_steps_are_always_faster_on_more_nodes() -> None:
     records = [at(engine, nodes, 1.0 / nodes) for engine in ("ddp", "zero3") for nodes in (1, 2, 4)]
-    assert count_effects(*records)["C1"] == ("not as in the study", {"faster": 6})
+    assert count_effects(*records)["C1"] == ("contradicted", {"faster": 6})
 
 
 def test_first_claim_is_open_if_a_difference_is_not_detectable() -> None:
@@ -65,24 +65,24 @@ def test_first_claim_is_open_if_a_difference_is_not_detectable() -> None:
 def test_each_pair_of_stages_is_compared_at_every_node_count() -> None:
     seconds = {"zero0": 1.0, "zero1": 1.1, "zero2": 1.1, "zero3": 1.5}
     records = [at(engine, nodes, s * nodes) for engine, s in seconds.items() for nodes in (1, 2)]
-    assert count_effects(*records)["C2"] == ("as in the study", {"slower": 10, "equal within 3 %": 2})
-    assert count_effects(*records)["C3"] == ("as in the study", {"slower": 2})
+    assert count_effects(*records)["C2"] == ("reproduced", {"slower": 10, "equal within 3 %": 2})
+    assert count_effects(*records)["C3"] == ("reproduced", {"slower": 2})
     assert pairs("C3", *records) == [("zero2", "zero3", "slower")] * 2
 
 
 def test_second_and_third_claims_disagree_if_higher_stages_are_faster() -> None:
     records = [at(f"zero{stage}", 2, 1.0 - 0.2 * stage) for stage in range(4)]
-    assert count_effects(*records)["C2"] == ("not as in the study", {"faster": 6})
-    assert count_effects(*records)["C3"] == ("not as in the study", {"faster": 1})
+    assert count_effects(*records)["C2"] == ("contradicted", {"faster": 6})
+    assert count_effects(*records)["C3"] == ("contradicted", {"faster": 1})
 
 
 def test_third_claim_must_hold_at_every_node_count() -> None:
     ahead = [at("zero2", 2, 1.0), at("zero3", 2, 2.0)]
-    assert count_effects(*ahead)["C3"] == ("as in the study", {"slower": 1})
+    assert count_effects(*ahead)["C3"] == ("reproduced", {"slower": 1})
     even = count_effects(*ahead, at("zero2", 4, 1.0), at("zero3", 4, 1.005))
     assert even["C3"] == ("cannot be told", {"slower": 1, "equal within 3 %": 1})
     behind = count_effects(*ahead, at("zero2", 4, 2.0), at("zero3", 4, 1.0))
-    assert behind["C3"] == ("not as in the study", {"slower": 1, "faster": 1})
+    assert behind["C3"] == ("contradicted", {"slower": 1, "faster": 1})
 
 
 # -- unknown effects
@@ -112,7 +112,7 @@ def test_two_repeats_give_a_ratio_without_a_verdict() -> None:
 def test_failure_with_a_successful_retry_does_not_count() -> None:
     early = failed("node_failure", spec("zero1", ranks=1, nodes=2), torch=None)
     again = at("zero1", 2, 0.5, attempt=1)
-    assert count_effects(early, at("zero1", 1, 1.0), again)["C1"] == ("not as in the study", {"faster": 1})
+    assert count_effects(early, at("zero1", 1, 1.0), again)["C1"] == ("contradicted", {"faster": 1})
 
 
 # -- comparable configurations
@@ -124,7 +124,7 @@ def test_runs_of_different_machines_are_not_compared() -> None:
     records += [at("zero1", 1, 1.0, attempt=1, **slow), at("zero1", 2, 3.0, attempt=1, **slow)]
     first = [finding for finding in found(*records) if finding.claim.id == "C1"]
     assert [(finding.machine, finding.verdict) for finding in first] == [
-        ("quick_link", "not as in the study"), ("slow_link", "as in the study"),
+        ("quick_link", "contradicted"), ("slow_link", "reproduced"),
     ]  # fmt: skip
     ratios = [one.tested.ratio for finding in first for one in finding.comparisons if one.tested]
     assert ratios == pytest.approx([0.5, 3.0], rel=1e-3)
@@ -240,10 +240,10 @@ def test_layered_accumulation_is_compared_with_sharded_accumulation() -> None:
     found_verdicts = verdicts(
         layout("zero3", 2, 4.0, moved=80), layout("fsdp", 2, 5.0, moved=84), layout("lga", 2, 1.0, moved=10)
     )
-    assert found_verdicts["L1"] == ("as in the study", [("zero3", "lga", "less"), ("fsdp", "lga", "less")])
-    assert found_verdicts["L2"] == ("as in the study", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
+    assert found_verdicts["L1"] == ("reproduced", [("zero3", "lga", "less"), ("fsdp", "lga", "less")])
+    assert found_verdicts["L2"] == ("reproduced", [("zero3", "lga", "faster"), ("fsdp", "lga", "faster")])
     slower = verdicts(layout("zero3", 2, 1.0, moved=80), layout("lga", 2, 1.5, moved=10))
-    assert slower["L1"][0] == "as in the study" and slower["L2"][0] == "not as in the study"
+    assert slower["L1"][0] == "reproduced" and slower["L2"][0] == "contradicted"
 
 
 def test_busy_run_counts_for_bytes_but_not_for_time() -> None:
@@ -255,7 +255,7 @@ def test_busy_run_counts_for_bytes_but_not_for_time() -> None:
     assert first
     busy[0] = busy[0].model_copy(update={"observations": first.model_copy(update={"load": load})})
     found_verdicts = verdicts(quiet, busy)
-    assert found_verdicts["L1"] == ("as in the study", [("zero3", "lga", "less")])
+    assert found_verdicts["L1"] == ("reproduced", [("zero3", "lga", "less")])
     assert found_verdicts["L2"] == ("cannot be told", [("zero3", "lga", "too few repeats to tell")])
 
 
@@ -263,20 +263,20 @@ def test_modular_pipeline_is_compared_by_idle_time_with_a_plain_pipeline() -> No
     plain, modular = layout("pipeline", 2, 1.0, idle=0.3, pipeline=2), layout("modular", 2, 9.0, idle=0.1, pipeline=2)
     more = layout("pipeline", 4, 1.0, idle=0.3, pipeline=4)
     assert verdicts(plain, modular, more)["L3"] == (
-        "as in the study", [("pipeline 2", "modular, pipeline 2", "less")],
+        "reproduced", [("pipeline 2", "modular, pipeline 2", "less")],
     )  # fmt: skip
 
 
 def test_pipelines_of_different_degree_are_compared_by_idle_time() -> None:
     two, four = layout("pipeline", 2, 1.0, idle=0.1, pipeline=2), layout("pipeline", 4, 0.6, idle=0.3, pipeline=4)
     fewer = layout("pipeline", 4, 0.6, idle=0.2, pipeline=2)  # data parallelism over two copies of the model
-    assert verdicts(two, four, fewer)["F2"] == ("as in the study", [("pipeline 2", "pipeline 4", "more")])
+    assert verdicts(two, four, fewer)["F2"] == ("reproduced", [("pipeline 2", "pipeline 4", "more")])
 
 
 def test_tensor_parallelism_across_nodes_is_compared_with_lower_degrees_and_ddp() -> None:
     records = [layout("ddp", 4, 1.0), layout("pipeline", 4, 2.0, tensor=2), layout("pipeline", 4, 3.0, tensor=4)]
     assert verdicts(*records)["F1"] == (
-        "as in the study",
+        "reproduced",
         [("ddp", "tensor 2", "slower"), ("ddp", "tensor 4", "slower"), ("tensor 2", "tensor 4", "slower")],
     )
 

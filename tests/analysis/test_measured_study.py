@@ -153,7 +153,7 @@ def test_repr_of_results_is_one_line(study: MeasuredStudy) -> None:
 
 def test_answer_is_a_short_text(study: MeasuredStudy) -> None:
     assert (
-        study.answer().startswith("zero0 was fastest as measured in all 6 questions.")
+        study.answer().startswith("zero0 was fastest as measured in all 6 answered questions.")
         and len(study.answer().splitlines()) <= 5
     )
 

@@ -41,12 +41,35 @@ def answer(*records: RunRecord) -> dict[str, str]:
 
 
 def test_setup_separates_varied_from_constant_settings() -> None:
-    found = describe_setup(
-        compute_findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))).rows
-    )
+    of = compute_findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3"))))
+    found = describe_setup(of.rows, len(of.summary))
     assert found.varied == (("engine", "ddp, zero1, zero3"), ("micro-batch", "2, 4"))
     assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.constant).items()
-    assert found.ran == "3 runs of 3 configurations: 2 ok, 1 oom"
+    assert found.ran == "3 recorded runs of 3 configurations: 2 ok, 1 oom"
+
+
+def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
+    """One configuration ran on two machines, and another one was also rehearsed. A busy configuration ran three times,
+    so it has more runs than any compared configuration."""
+    other = machine(fp32=2.0).model_copy(update={"name": "other"})
+    busy = [at("zero1", 0.05, repeat=n, load=({"node": 0, "others_share": 0.3},)) for n in range(3)]
+    rehearsal = run(spec("zero2"), evidence="rehearsed")
+    once = [at("ddp", 0.1), at("ddp", 0.1, machine=other), at("zero2", 0.2)]
+    html = page_of(results(*once, rehearsal, *busy, failed("oom", spec("zero3"))))
+    words = " ".join(re.sub("<[^>]*>", " ", html).split())
+    assert "8 recorded runs of 6 configurations (4 config_ids, " in words and ": 7 ok, 1 oom" in words
+    assert len(re.findall(r"<tr data-f", html[html.index('data-table="configurations"') :].split("</table>")[0])) == 6
+    assert "3 of 7 ok runs were made on a busy machine" in words and "3 of 7 ok runs carry the flag busy" in words
+    assert words.count("Each compared configuration has one independent run; at least 3 are needed") == 2
+    assert "No run of 1 configuration ended ok: 1 oom." in words
+
+
+def test_questions_without_an_answer_come_last() -> None:
+    unanswered = failed("oom", spec(nodes=1)), at("ddp", 0.1, machine=machine(fp32=1.0)), failed("oom", spec(nodes=2))
+    found = compute_findings(results(*unanswered, run(spec("ddp", nodes=3), steps=steps((0.1,) * 30))))
+    fastest = [one.fastest is not None for one in found.answers]
+    assert fastest == sorted(fastest, reverse=True) and set(fastest) == {True, False}
+    assert [one.fastest is not None for one in found.best] != fastest, "the questions' own order is different"
 
 
 def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
@@ -117,7 +140,7 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     html = page_of(results(*allocations("ddp", 0.1, 0.101, 0.102), *busy))
     first = html[html.index('id="answer"') :]
     assert re.findall(r"<p>(.*?)</p>", first)[:2] == [
-        "3 of 6 runs were made on a busy machine: times of such runs decide nothing; to add "
+        "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
         "quiet ones, repeat the sweep command that made them with "
         '<span class="option">--repeats</span> 6 launcher.quiet_within_s=600.',
         "On 2 ranks, ddp is the only configuration with a time.",
@@ -154,15 +177,14 @@ def test_a_table_of_runs_is_shown_only_if_some_configuration_has_several() -> No
 
 def test_single_runs_and_unverified_losses_are_caveats() -> None:
     caveats = join_caveats(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
-    assert "Each configuration ran once; at least 3 runs are needed to compare them." in caveats
-    assert "1 of 3 configurations have no number: 1 oom." in caveats
+    assert "Each compared configuration has one independent run; at least 3 are needed to compare them." in caveats
     assert "1 of 1 ok runs of other engines have losses verified against ddp." in caveats
 
 
 def test_comparisons_between_allocations_are_not_called_indicative() -> None:
     caveats = join_caveats(results(*allocations("ddp", 0.1, 0.11, 0.12), *allocations("zero1", 0.2, 0.21, 0.22)))
     assert "indicative" not in caveats
-    assert "Configurations ran 3 times" in caveats
+    assert "Each compared configuration has 3 independent runs: " in caveats
 
 
 def controls(first: float, last: float) -> Results:

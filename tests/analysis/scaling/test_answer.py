@@ -30,12 +30,12 @@ def test_answer_compares_the_fastest_with_next_and_slowest_and_names_ties() -> N
     assert line.endswith("; ddp and zero1 are equal within 3 %.")
 
 
-@pytest.mark.parametrize(("runs", "had"), [([1.0], "ran once"), ([1.0, 1.01], "has at most 2 runs")])
+@pytest.mark.parametrize(("runs", "had"), [([1.0], "one independent run"), ([1.0, 1.01], "at most 2 independent runs")])
 def test_answer_of_fewer_than_three_runs_is_indicative_and_names_the_remedy(runs: list[float], had: str) -> None:
     told = answer(measured(asked(1, engine="ddp"), runs), measured(asked(1, engine="zero1"), [2 * s for s in runs]))
     assert told == [
         "On 2 ranks, ddp was the fastest measured; zero1 took 2.00 times as long, which is indicative only.",
-        f"Each configuration {had}; at least 3 are needed to compare them: add --repeats 5.",
+        f"Each compared configuration has {had}; at least 3 are needed to compare them: add --repeats 5.",
     ]
 
 
@@ -44,7 +44,7 @@ def test_answer_begins_with_busy_runs_and_does_not_rank_them() -> None:
     busy = measured(asked(1, engine="zero1"), 0.5, load=loads)
     told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
     assert told == [
-        "3 of 6 runs were made on a busy machine: times of such runs decide nothing; to add "
+        "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
         "quiet ones, repeat the sweep command that made them with --repeats 6 launcher.quiet_within_s=600.",
         "On 2 ranks, ddp is the only configuration with a time.",
     ]
@@ -53,7 +53,22 @@ def test_answer_begins_with_busy_runs_and_does_not_rank_them() -> None:
 def test_answer_counts_failures_and_names_different_micro_batches() -> None:
     told = answer(measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5), out_of_memory(asked(1, micro=8)))
     assert told[0].startswith("On 2 ranks, zero2 (micro 4) is 1.333 ± ")
-    assert told[1] == "No time for 1 configuration: 1 oom."
+    assert told[1] == "No run of 1 configuration ended ok: 1 oom."
+
+
+def test_range_of_ratios_that_round_to_one_value_is_one_value() -> None:
+    engines = {"ddp": 1.0, "zero1": 1.181, "zero2": 1.1812}
+    (line, _) = answer(*(measured(asked(1, engine=engine), [s]) for engine, s in engines.items()))
+    assert "zero1 and zero2 took 1.18 times as long" in line
+
+
+def test_paused_runs_are_not_called_busy() -> None:
+    paused = [
+        one.model_copy(update={"outcome": one.outcome.model_copy(update={"evidence": {"paused_s": 5.0}})})
+        for one in measured(asked(1, engine="zero1"), 0.5)
+    ]
+    told = answer(measured(asked(1, engine="ddp"), 1.0), paused)
+    assert told[0].startswith("3 of 6 ok runs were paused: ")
 
 
 def test_answer_to_many_questions_counts_the_leading_engines() -> None:
@@ -62,7 +77,9 @@ def test_answer_to_many_questions_counts_the_leading_engines() -> None:
         for nodes in (1, 2, 3, 4)
         for engine, seconds in (("ddp", 1.0 if nodes < 4 else 2.0), ("zero1", 1.2))
     ]
-    assert answer(*groups) == ["ddp is fastest, or ties with the fastest, in 3 of 4 questions (zero1 in 1)."]
+    assert answer(*groups) == [
+        "ddp is fastest, or ties with the fastest, in 3 of the 4 answered questions (zero1 in 1)."
+    ]
 
 
 def test_every_engine_that_leads_in_a_question_is_named() -> None:
@@ -75,7 +92,9 @@ def test_every_engine_that_leads_in_a_question_is_named() -> None:
         for engine, seconds in ((leading, 1.0), ("fsdp", 1.5))
     ]
     others = "zero0 in 1, zero1 in 1, zero2 in 1, zero3 in 1"
-    assert answer(*groups) == [f"ddp is fastest, or ties with the fastest, in 2 of 6 questions ({others})."]
+    assert answer(*groups) == [
+        f"ddp is fastest, or ties with the fastest, in 2 of the 6 answered questions ({others})."
+    ]
 
 
 def test_rehearsals_have_no_answer() -> None:

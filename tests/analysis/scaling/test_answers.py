@@ -106,7 +106,7 @@ def test_figure_shows_the_questions_with_the_most_rivals_and_notes_it() -> None:
     figure = draw(answers, results(*few, *measured(asked(7, engine="zero2"), 1.5)))
     assert len(titles(figure)) == MOST_PANELS
     assert len(figure.axes[-1].lines) == 3, "a mark each"
-    assert note(figure).endswith("The 6 of 7 questions with the most rivals.")
+    assert note(figure).endswith("The 6 questions with the most rivals, of 7 with a rival.")
 
 
 def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis() -> None:
