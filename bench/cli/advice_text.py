@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from bench.core import terminal
 from bench.core.formatting import (
+    TIMES,
     describe_adapter,
     describe_choice,
     describe_layout,
     describe_lengths,
     format_count,
+    format_extra,
     format_interval,
     format_number,
     format_percent,
 )
-from bench.core.network import Attention, count_parameters
 from bench.core.spec import RunSpec
 from bench.predict.advice import (
     CLOSE,
@@ -29,7 +30,7 @@ from bench.predict.advice import (
 )
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
-from bench.predict.scaling_laws import KAPLAN, find_law
+from bench.predict.scaling_laws import FAR_BATCH, KAPLAN, find_law, find_reference_batch
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep import inputs
 from bench.sweep.advise.length import LAW
@@ -41,19 +42,6 @@ _EVIDENCE = {
     "predicted": "predicted; nothing was measured",
 }
 _SHOWN_REASONS = 2
-REFERENCE_BATCHES = {
-    "t5": ((0.0, "mT5", 2**20),),
-    "llama": ((0.0, "Llama 2", 2**22),),
-    "gpt": (
-        (0.0, "GPT-3 of 125M", 500_000), (1e9, "GPT-3 of 1.3B", 1_000_000), (5e9, "GPT-3 of 6.7B", 2_000_000),
-        (5e10, "GPT-3 of 175B", 3_200_000),
-    ),
-}  # fmt: skip
-"""Global batches of published pre-trainings, by model family. Each entry has the smallest parameter count for which it
-applies, the name of the published model, and tokens per optimizer step (sum of all token kinds). mT5: arXiv 2010.11934;
-Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
-_FAR = 2
-"""A global batch that is more than this multiple of the batch of a published training is reported as unusual."""
 _NEAR = 0.25
 """Share of the prediction interval's width. If an estimate is closer than this to the fast end of its interval, it is
 nearly the best case, and a caveat says so."""
@@ -62,6 +50,8 @@ _WORTH_IT = 0.1
 front (time against cost) is proposed as the next one."""
 SURER = "To be surer:"
 """Text before the command that measures the advised configuration."""
+_EXAMPLE_BATCH = 2048  # samples, proposed for a model family without a published training
+_FEW_STEPS = 10  # a training with fewer optimizer steps is unusual: its batch is a large part of its data
 _NAME_WIDTH = 12
 _LONG_H = 24
 """Duration of a training on GPUs, in hours, from which failures are likely, so that the advice mentions them."""
@@ -71,7 +61,7 @@ class AdviceText(NamedTuple):
     """Text of the advice in separate pieces, used both for the terminal and for the HTML page."""
 
     question: tuple[str, ...]  # lines
-    winner: str  # the advised configuration, with the number of indistinguishable layouts
+    winner: str  # the advised configuration, with doubts about its batch and the number of indistinguishable layouts
     next_on_front: str  # a sentence; empty if no other configuration of the Pareto front is worth proposing
     facts: list[tuple[str, str]]  # (name, text) of the advised configuration
     engines: list[list[str]]  # table with a header row; the last column, a comparison, has no header
@@ -85,10 +75,11 @@ def build_text(answer: Answer) -> AdviceText:
     """Return the text of the advice in separate pieces."""
     advice = answer.advice
     winner, ties = f"{advice.winner.spec.engine.name}, {describe_choice(advice.winner.spec)}", len(advice.ties)
-    layouts = "1 other layout" if ties == 1 else f"{ties} other layouts"
+    layouts = f"{format_count(ties, 'other layout')} cannot be told apart from it" if ties else ""
+    large = describe_large_batch(answer.query.question, advice.winner)
     return AdviceText(
         _list_question(answer),
-        winner + (f"; {layouts} cannot be told apart from it" if ties else ""),
+        "; ".join(filter(None, [winner, large, layouts])),
         describe_next_on_front(answer),
         _list_facts(answer),
         _build_table(advice, advice.engines),
@@ -162,7 +153,10 @@ def describe_next_on_front(answer: Answer) -> str:
     if not (math.isfinite(best_time) and math.isfinite(time)):
         return ""
     where = f"Next on the Pareto front: {format_count(best.spec.nodes, 'node')} ({best.spec.engine.name})"
-    change = f"{abs(100 * (best_cost / cost - 1)):.2g} % {'more' if best_cost >= cost else 'less'} {unit}"
+    share = best_cost / cost - 1
+    change = f"{abs(100 * share):.2g} % {'more' if share >= 0 else 'less'} {unit}"
+    change = format_extra(share, unit) if share >= TIMES else change
+    change += f"; {large}" if (large := describe_large_batch(question, best)) else ""
     ratio = max(time / best_time, best_time / time)
     times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
     if not question.per_device:
@@ -203,7 +197,7 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
     if question.deadline_h is not None or question.node_hours is not None:
         kept = question.kept(winner)
         promise = "kept, also at the slow end of the interval" if kept else "not promised: the slow end is beyond it"
-        rows.append(("deadline" if question.deadline_h is not None else "limit", promise))
+        rows.append(("limits" if len(question.limits) > 1 else "limit", f"{', '.join(question.limits)}: {promise}"))
     rows.append(("node-hours", format_interval(*(spec.nodes * value for value in hours))))
     if answer.query.price:
         rows.append(("cost", format_interval(*(answer.query.price * spec.world_size * value for value in hours))))
@@ -295,7 +289,7 @@ def _format_note(advice: Advice, choice: Choice) -> str:
     if own_doubt > rate_doubt(winner, question):
         return {1: "within the limits only at the likely time", 2: "may not fit", 3: "beyond the limits"}[own_doubt]
     share = advice.compute_extra_share(choice)
-    share_text = f"{format_percent(share)} {'device-time' if question.per_device else 'time'}"
+    share_text = format_extra(share, "device-time" if question.per_device else "time")
     if abs(share) < CLOSE:
         equal = f"equal within {100 * CLOSE:.0f} %"
         reason = advice.explain_order(choice).removeprefix(f"{equal}: ")
@@ -303,7 +297,9 @@ def _format_note(advice: Advice, choice: Choice) -> str:
     # With different world sizes, the number of devices explains the difference.
     if question.per_device or choice.spec.world_size == winner.spec.world_size:
         parts = list(explain_difference(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
-        share_text += ": " * bool(parts) + ", ".join(f"{name} {format_percent(part)}" for name, part in parts)
+        share_text += ": " * bool(parts) + ", ".join(
+            f"{name} {format_percent(part)}" if part < TIMES else name for name, part in parts
+        )
     if reason := advice.explain_order(choice):
         share_text += f"; {reason}"
     return share_text if advice.is_distinct(choice) else f"cannot be told apart ({share_text})"
@@ -336,7 +332,7 @@ def list_caveats(answer: Answer) -> list[str]:
         more = f"nodes={max_nodes},{2 * max_nodes}"
         lines.append(f"Searched up to {format_count(max_nodes, 'node')}: set {more} to search further.")
     lines += [
-        *_list_batch_caveats(winner),
+        *_list_batch_caveats(answer),
         *_list_precision_caveats(winner),
         *_list_host_caveats(answer),
         *_list_length_caveats(answer),
@@ -345,8 +341,6 @@ def list_caveats(answer: Answer) -> list[str]:
         lines.append(
             "How much full training, LoRA and QLoRA learn per token is not predicted: only memory and time are."
         )
-    if not (axes.accumulation or axes.global_batch or axes.max_global_batch):
-        lines.append("Accumulation was not tried, since it raises the global batch: set max_global_batch=2048 to try.")
     return lines
 
 
@@ -376,35 +370,45 @@ def _list_order_caveats(advice: Advice) -> Iterator[str]:
         yield f"{lead}Predicted better, but listed after the answer: {', '.join(names)}: {reason}."
 
 
-def _list_batch_caveats(winner: Choice) -> Iterator[str]:
-    """Yield a line if the global batch is far above the batch of a published training. The effect of such a batch on
-    the loss is not predicted."""
-    spec, tokens = winner.spec, winner.time.tokens
-    reference = find_reference_batch(spec)
-    if reference and tokens > _FAR * reference.tokens:
-        usual = 2 ** max(0, (reference.tokens * spec.global_batch // tokens).bit_length() - 1)
+def _list_batch_caveats(answer: Answer) -> Iterator[str]:
+    """Yield a line if a smaller or larger global batch may be worth a search: a smaller batch if the advised batch is
+    far above that of published trainings, a larger batch if accumulation was not tried."""
+    winner, axes = answer.advice.winner, answer.query.axes
+    if describe_large_batch(answer.query.question, winner):
+        reference, usual = find_reference_batch(winner.spec), _find_usual_batch(winner)
+        assert reference
         yield (
-            f"A step of {tokens:,} tokens is far above the usual, for {reference.name} {reference.tokens:,}. How much "
-            f"a larger batch learns per token is not predicted: set max_global_batch={usual} to keep to the usual."
+            f"A step of {winner.time.tokens:,} tokens is far above the usual, for {reference.name} "
+            f"{reference.tokens:,}. How much a larger batch learns per token is not predicted: set "
+            f"max_global_batch={usual} to keep to the usual."
         )
+    elif not (axes.accumulation or axes.global_batch or axes.max_global_batch):
+        most = min(_find_usual_batch(winner), axes.most_samples)
+        if most > winner.spec.global_batch:
+            yield f"Accumulation was not tried, since it raises the global batch: set max_global_batch={most} to try."
 
 
-class ReferenceBatch(NamedTuple):
-    """Global batch of a published training of a model family, in tokens per optimizer step."""
+def _find_usual_batch(choice: Choice) -> int:
+    """Return the largest power of two of samples that is within the batch of a published training of the model
+    family. Without such a training, return the batch size of the examples."""
+    reference, spec = find_reference_batch(choice.spec), choice.spec
+    if reference is None:
+        return _EXAMPLE_BATCH
+    return int(2 ** max(0, (reference.tokens * spec.global_batch // choice.time.tokens).bit_length() - 1))
 
-    name: str
-    tokens: int
 
-
-def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
-    """Return the global batch of a published training of the same model family. Of several, choose the training of the
-    largest model that is not larger than this model. None if there is no such training."""
-    network = get_network(spec)
-    rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
-    known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())
-    parameters = count_parameters(network)
-    found = [ReferenceBatch(name, tokens) for least, name, tokens in known if parameters >= least]
-    return found[-1] if found else None
+def describe_large_batch(question: AdviceQuestion, choice: Choice) -> str:
+    """Return a text with the doubt about a global batch that is far above that of a published training, or that is a
+    large part of the whole training. Empty if there is none."""
+    steps = question.steps(choice)
+    if steps is not None and steps < _FEW_STEPS:
+        return f"its batch leaves the training only {format_count(steps, 'step')}"
+    reference = find_reference_batch(choice.spec)
+    # A target loss has a critical batch, which no searched batch exceeds.
+    if question.need or reference is None or choice.time.tokens <= FAR_BATCH * reference.tokens:
+        return ""
+    times = format_number(choice.time.tokens / reference.tokens)
+    return f"its batch is {times} times that of {reference.name}, so the training may need more tokens"
 
 
 def _list_precision_caveats(winner: Choice) -> Iterator[str]:

@@ -4,6 +4,7 @@ advise where=…` prints."""
 import json
 from typing import Any
 
+from bench.cli.advice_text import describe_large_batch
 from bench.core import terminal
 from bench.core.formatting import describe_layout, describe_lengths, format_interval, list_overrides
 from bench.predict.advice import format_hours, format_hours_interval
@@ -24,10 +25,11 @@ def format_text(table: PlaceTable) -> str:
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}",
         f"question: {length}the least cost{within}; each method of each place at its best",
     ]
+    large = describe_large_batch(first.answer.query.question, first.choice)
     prices = {row.place.name: describe_price(row.place) for row in table.rows}
     parts = [
         [terminal.wrap(line) for line in head],
-        [terminal.wrap(f"→ {_describe_best(table)}")],
+        [terminal.wrap(f"→ {'; '.join(filter(None, [_describe_best(table), large]))}")],
         _list_rows(table),
         ["excluded", *(terminal.wrap(f"{what}: {why}", 2) for what, why in table.left_out)] if table.left_out else [],
         ["prices", *(terminal.wrap(f"{name}: {text}", 2) for name, text in prices.items())],
@@ -39,9 +41,10 @@ def format_text(table: PlaceTable) -> str:
 def _describe_best(table: PlaceTable) -> str:
     first = table.rows[0]
     name = f"{first.place.name}, {describe_method(first.method)}"
-    if table.question.deadline_h is not None and first.doubt == 2:
-        return f"no place meets the deadline; the least cost: {name}"
-    within = " within the deadline" if table.question.deadline_h is not None else ""
+    deadline = table.question.deadline_h and format_hours(table.question.deadline_h)
+    if deadline and first.doubt == 2:
+        return f"no place meets the deadline of {deadline}; the least cost: {name}"
+    within = f" within the deadline of {deadline}" if deadline else ""
     sure = ", at the likely time only" if first.kept is None else ""
     if not first.cost:
         return f"{name}: the shortest time{within}{sure}; no price is known"

@@ -135,6 +135,18 @@ def format_interval(value: float, low: float, high: float) -> str:
     return f"{format_number(value)} ({format_number(low)}–{format_number(high)})"
 
 
+TIMES = 9.0
+"""Relative difference from which a ratio is easier to read than a percentage: ten times as much."""
+
+
+def format_extra(share: float, unit: str) -> str:
+    """Return extra time or cost as a signed percentage, such as `+12 % time`. From ten times as much on, return the
+    ratio, such as `130 times as long`."""
+    if share < TIMES:
+        return f"{format_percent(share)} {unit}"
+    return f"{format_number(1 + share)} times {'as long' if unit == 'time' else f'the {unit}'}"
+
+
 def format_percent(share: float) -> str:
     """Return a relative difference as a signed percentage: 0.123 becomes `+12 %`."""
     return f"{100 * share:+.{0 if abs(share) >= 0.1 else 1}f} %"

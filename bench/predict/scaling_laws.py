@@ -1,5 +1,5 @@
 """Scaling laws: the loss that a network of N parameters reaches, the tokens and steps needed for it, and the critical
-batch size.
+batch size. Also the global batches of published trainings.
 
 Losses are in nats per token; batches and data are in tokens. The laws were fitted to decoder-only transformers on their
 authors' web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
@@ -12,9 +12,12 @@ critical batch B_crit, steps and tokens are both twice their minimum.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.network import Attention, count_parameters
+from bench.core.spec import RunSpec
+from bench.predict.workload import get_network
 
 _CRITICAL_TOKENS, _ALPHA_B = 2.1e8, 0.21
 """Constants B* (tokens) and α_B of the critical batch, from arXiv 2001.08361, Appendix A."""
@@ -132,3 +135,36 @@ def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNee
         rule = f"{parameters:.3g} parameters do not get below {floor:.4g} with any data, by {law.source}"
         raise UserError(f"loss={loss:g}", rule, "ask for a higher loss, or take a larger model")
     return TrainingNeed(loss, law.compute_least_tokens(parameters, loss), compute_critical_batch(loss))
+
+
+REFERENCE_BATCHES = {
+    "t5": ((0.0, "mT5", 2**20),),
+    "llama": ((0.0, "Llama 2", 2**22),),
+    "gpt": (
+        (0.0, "GPT-3 of 125M", 500_000), (1e9, "GPT-3 of 1.3B", 1_000_000), (5e9, "GPT-3 of 6.7B", 2_000_000),
+        (5e10, "GPT-3 of 175B", 3_200_000),
+    ),
+}  # fmt: skip
+"""Global batches of published pre-trainings, by model family. Each entry has the smallest parameter count for which it
+applies, the name of the published model, and tokens per optimizer step (sum of all token kinds). mT5: arXiv 2010.11934;
+Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
+FAR_BATCH = 2
+"""A global batch that is more than this multiple of the batch of a published training is reported as unusual."""
+
+
+class ReferenceBatch(NamedTuple):
+    """Global batch of a published training of a model family, in tokens per optimizer step."""
+
+    name: str
+    tokens: int
+
+
+def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
+    """Return the global batch of a published training of the same model family. Of several, choose the training of the
+    largest model that is not larger than this model. None if there is no such training."""
+    network = get_network(spec)
+    rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
+    known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())
+    parameters = count_parameters(network)
+    found = [ReferenceBatch(name, tokens) for least, name, tokens in known if parameters >= least]
+    return found[-1] if found else None

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.cli.advice_text import find_reference_batch
 from bench.config import compose
 from bench.core.files import read_regular
 from bench.core.store import find_records
+from bench.predict.scaling_laws import find_reference_batch
 
 XL = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1", "batch.micro=8,16")
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,20 @@ def test_answer_states_if_a_search_limit_or_the_batch_decided(ask: Ask, refused:
     asked = int(re.search(r"max_global_batch=(\d+)", large)[1])  # type: ignore[index]
     assert tokens > 2 * 2**20 and 2**19 < asked * 640 <= 2**20, "mT5 was trained with 2^20 tokens a step"
     assert not any("far above" in line for line in ask(*words, f"max_global_batch={asked}")["doubts"])
+    assert not any("Accumulation was not tried" in line for line in doubts), "it would raise the batch further"
     assert "searched up to 128 nodes" in refused(*words, "deadline=1h")
+
+
+def test_first_line_of_the_answer_doubts_a_large_batch(run_advise: Callable[..., str]) -> None:
+    words = ("model=mt5_xl", "machine=h100", "devices_per_node=8", "engine=zero1", "nodes=1,128", "batch.micro=16")
+    output = " ".join(run_advise(*words, "best=shortest", "tokens=1e12").split())
+    times = 16 * 8 * 128 * (512 + 128) / 2**20
+    assert f"checkpointing; its batch is {times:.3g} times that of mT5, so the training may need more" in output
+    slower = float(re.search(r"([\d.]+) times as long(?! at)", output)[1])  # type: ignore[index]
+    assert 100 < slower < 140, "one node against 128, with hardly any loss on the network"
+    small = run_advise(*words, "tokens=1e12", "nodes=1")
+    assert "Accumulation was not tried" in small and "set max_global_batch=1024 to try" in small
+    assert "times that of mT5" not in small
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ budget, and nodes may fail."""
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,9 +96,22 @@ def test_samples_and_budget_are_converted_to_tokens_and_node_hours(run_advise: A
     assert advise(run_advise, *words, "samples=2.5e6", "epochs=4")["asked"]["tokens"] == 1e7 * 1024
     bought = advise(run_advise, *words, "samples=1e7", "budget=1600")
     assert bought["asked"]["node_hours"] == 1600 / (2 * 8)
-    assert bought["objective"] == "the fastest, 100 node-hours at most"
+    assert bought["objective"] == "the fastest, a budget of 1,600, 100 node-hours at most"
     cheapest = advise(run_advise, *words, "samples=1e7", "budget=1600", "best=cheapest")
-    assert cheapest["objective"] == "the fewest node-hours, 100 node-hours at most"
+    assert cheapest["objective"] == "the fewest node-hours, a budget of 1,600, 100 node-hours at most"
+
+
+@pytest.mark.parametrize("words", [(), ("epochs=3",), ("max_global_batch=2048",)], ids=" ".join)
+def test_no_batch_is_larger_than_one_pass_over_the_data(run_advise: Advise, words: tuple[str, ...]) -> None:
+    answer = advise(run_advise, *XL, "samples=100", "best=shortest", *words)
+    batches = [row["global_batch"] for row in (answer["winner"], *answer["engines"], *answer["nodes"])]
+    assert max(batches) == 96, "the largest multiple of 8 ranks within 100 samples"
+
+
+def test_answer_restates_the_limits_and_the_few_steps(run_advise: Advise) -> None:
+    output = " ".join(run_advise(*XL, "samples=100", "price=2", "deadline=3d", "budget=3", "nodes=1").split())
+    assert "done in 3 days, a budget of 3, 0.1875 node-hours at most: kept" in output
+    assert re.search(r"global 96, \w+ checkpointing; its batch leaves the training only 2 steps", output)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +127,25 @@ def test_samples_and_budget_are_converted_to_tokens_and_node_hours(run_advise: A
         (("loss=9", "nodes=128"), "every choice has a batch beyond the critical batch"),
         (("tokens=1e9", "best=quick"), "best=quick: must be shortest or cheapest"),
         (("tokens=1e9", "storage=-1"), "storage=-1: not a number above 0; set for example storage=2e9"),
-        (("tokens=1e9", "storage=2e9", "node_mtbf=-3d"), "node_mtbf=-3: not a number above 0"),
-        (("tokens=1e9", "storage=2e9", "restart=10"), "restart=10: not a time with its unit; write for example 90s"),
+        (("tokens=1e9", "storage=2e9", "node_mtbf=-3d"), "node_mtbf=-3d: not a time above 0 with its unit"),
+        (
+            ("tokens=1e9", "storage=2e9", "restart=10"),
+            "restart=10: not a time above 0 with its unit; write for example 90s",
+        ),
         (("tokens=1e9", "restart=10m"), "restart: has no meaning without storage; add storage=2e9"),
         (("tokens=1e9", "storage=1e-9"), "less than 1% of the time is progress; give faster storage"),
         (("tokens=1e9", "storage=2e9", "node_mtbf=1s"), "less than 1% of the time is progress"),
         (("tokens=1e9", "budget=10"), "budget=10: the price of a device is unknown; add for example price=2.5"),
         (("storage=2e9",), "storage: the training has no length; add tokens=1e12"),
+        (("samples=1.5",), "samples=1.5: not a whole number of samples; set for example samples=1e9"),
+        (("tokens=100",), "tokens=100: less than one sample, which has 1024 tokens; ask for more"),
+        (("tokens=1e9", "deadline=30x"), "deadline=30x: not a time above 0; write hours, or for example 12h, 30d or"),
+        (("samples=9", "batch.global=16"), "batch.global=16: the training has only 9 samples; ask for 9 at most"),
+        (("samples=4", "nodes=1"), "8 ranks: the training has only 4 samples for their micro-batches"),
+        (
+            ("tokens=1e10", "nodes=1", "price=2", "deadline=0.1h", "budget=3"),
+            "done in 6 min, a budget of 3, 0.1875 node-hours at most: no choice keeps this",
+        ),
     ],
 )
 def test_invalid_length_question_is_refused_in_one_line(run_advise: Advise, words: tuple[str, ...], line: str) -> None:

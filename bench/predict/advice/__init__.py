@@ -43,10 +43,11 @@ class AdviceQuestion(NamedTuple):
 
     tokens: float | None = None  # tokens to train on, of all kinds and including padding
     deadline_h: float | None = None
-    node_hours: float | None = None
+    node_hours: float | None = None  # with a budget: at most the node-hours that it pays for
     best: Best | None = None  # None: chosen from the limits
     need: TrainingNeed | None = None  # tokens to reach a loss, which depend on the batch
     failures: FailureTerms | None = None  # None: failures are ignored
+    budget: float | None = None  # most that the training may cost; only for texts, since `node_hours` has the limit
 
     @property
     def per_device(self) -> bool:
@@ -63,12 +64,17 @@ class AdviceQuestion(NamedTuple):
     @property
     def objective(self) -> str:
         """The objective and its limits, as text for the user."""
-        limits = [
+        best = "the fewest node-hours" if self.has_length else "the most tokens per second and device"
+        return ", ".join([best if self.per_device else "the fastest", *self.limits])
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits that the user has set, each as text for the user."""
+        return [
             *([f"done in {format_hours(self.deadline_h)}"] if self.deadline_h else []),
+            *([f"a budget of {self.budget:,.6g}"] if self.budget else []),
             *([f"{self.node_hours:,.4g} node-hours at most"] if self.node_hours else []),
         ]
-        best = "the fewest node-hours" if self.has_length else "the most tokens per second and device"
-        return ", ".join([best if self.per_device else "the fastest", *limits])
 
     def count_tokens(self, choice: Choice) -> float | None:
         """Return the number of tokens to train on with the batch size of `choice`; None if the length is unknown."""

@@ -19,6 +19,8 @@ larger copy, each rank computes a smaller portion and waits longer. Layouts that
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
 batch is still reached, since the search also tries larger micro-batches and more model copies."""
+UNLIMITED = 2**62
+"""Largest global batch, in samples, if nothing limits it."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Node counts that the search tries by default."""
 
@@ -47,12 +49,14 @@ class Axes(NamedTuple):
     accumulation: tuple[int, ...] | None = None
     global_batch: int | None = None  # samples per optimizer step, exactly
     max_global_batch: int | None = None  # samples per optimizer step, at most
+    pass_samples: int | None = None  # samples of one pass over the training's data; no batch is larger
     layouts: LayoutAxes = LayoutAxes()
 
     @property
     def most_samples(self) -> int:
         """Largest global batch that the limits allow, in samples."""
-        return min([limit for limit in (self.global_batch, self.max_global_batch) if limit], default=2**62)
+        limits = (self.global_batch, self.max_global_batch, self.pass_samples)
+        return min([limit for limit in limits if limit], default=UNLIMITED)
 
 
 class DeviceLimits(NamedTuple):

@@ -3,9 +3,11 @@ question (the arguments of `zeroscale advise`), the spec and the machine."""
 
 from bench.config.compose import Request
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.network import count_parameters
 from bench.core.spec import Device, RunSpec
 from bench.predict.advice import Advice
+from bench.predict.advice.candidates import Axes
 from bench.predict.goodput import RESTART_S, FailureTerms, compute_checkpoint_bytes
 from bench.predict.scaling_laws import ScalingLaw, TrainingNeed, compute_need, find_law
 from bench.predict.workload import get_network
@@ -21,7 +23,7 @@ that is progress, and not repeated work, restarts or checkpoints."""
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
     """Return the query with the training's length (tokens or loss), its limit in node-hours, and the figures for
-    predicting the time lost to failures.
+    predicting the time lost to failures. No global batch may have more samples than one pass over the data.
 
     If a loss is given, global batches above its critical batch are excluded, and a line in `rejected` reports this. At
     the critical batch, a training needs twice as many tokens as with small batches. Raise UserError if a number is
@@ -30,17 +32,32 @@ def complete_query(query: AdviceQuery, request: Request, device: Device, rejecte
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
         question = question._replace(tokens=words.samples * spec.tokens_per_sample)
+    if question.tokens:
+        query = query._replace(axes=_limit_batch(query, int(question.tokens // spec.tokens_per_sample), spec))
     if words.epochs and question.tokens:
         question = question._replace(tokens=words.epochs * question.tokens)
     if words.budget:
         if not query.price:
             raise UserError(f"budget={words.budget:g}", "the price of a device is unknown", "add for example price=2.5")
         paid = words.budget / (query.price * spec.devices_per_node)
-        question = question._replace(node_hours=min(paid, question.node_hours or paid))
+        question = question._replace(node_hours=min(paid, question.node_hours or paid), budget=words.budget)
     if words.storage:
         question = question._replace(failures=_build_failure_terms(query, spec, device))
     query = query._replace(question=question)
     return _add_need(query, spec, words.loss, rejected) if words.loss else query
+
+
+def _limit_batch(query: AdviceQuery, samples: int, spec: RunSpec) -> Axes:
+    """Return the axes of the search, without global batches of more than `samples`, the samples of one pass over the
+    data. Raise UserError if the user asks for a larger batch."""
+    exact = query.axes.global_batch
+    if not samples:
+        rule = f"less than one sample, which has {spec.tokens_per_sample} tokens"
+        raise UserError(f"tokens={query.question.tokens:g}", rule, "ask for more, or for shorter sequences")
+    if exact and exact > samples:
+        rule = f"the training has only {format_count(samples, 'sample')}"
+        raise UserError(f"batch.global={exact}", rule, f"ask for {samples} at most")
+    return query.axes._replace(pass_samples=samples)
 
 
 def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> FailureTerms:

@@ -25,7 +25,7 @@ class TrainingWords(NamedTuple):
     """Arguments of `zeroscale advise` that describe the whole training, such as its length and budget. None if not
     given."""
 
-    samples: float | None = None
+    samples: int | None = None
     epochs: float | None = None  # passes over the given tokens or samples
     loss: float | None = None  # loss to reach, in nats per token
     law: str | None = None  # name of a scaling law
@@ -118,18 +118,17 @@ def _parse_amount(word: str, text: str) -> float:
     return number
 
 
-def _parse_samples(word: str, text: str) -> int:
+def _parse_whole(word: str, text: str) -> int:
     number = _parse_amount(word, text)
     if number != int(number):
-        raise UserError(f"{word}={text}", "not a whole number of samples", f"set for example {word}=2048")
+        rule = f"not a whole number of {'tokens' if word == 'tokens' else 'samples'}"
+        raise UserError(f"{word}={text}", rule, f"set for example {word}={_WORDS[word].example}")
     return int(number)
 
 
 def _parse_seconds(word: str, text: str) -> float:
-    found = re.fullmatch(r"(.+?)([smhd])", text)
-    if found is None:
-        raise UserError(f"{word}={text}", "not a time with its unit", "write for example 90s, 10m, 12h or 300d")
-    return _parse_amount(word, found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+    return _parse_time(word, text, units, "not a time above 0 with its unit", "write for example 90s, 10m, 12h or 300d")
 
 
 def _parse_best(word: str, text: str) -> str:
@@ -139,10 +138,17 @@ def _parse_best(word: str, text: str) -> str:
 
 
 def _parse_hours(word: str, text: str) -> float:
-    found = re.fullmatch(r"(.+?)([hdw]?)", text)
-    if found is None:
-        raise UserError(f"{word}={text}", "not a time", "write hours, or for example 12h, 30d or 6w")
-    return _parse_amount(word, found[1]) * _HOURS[found[2]]
+    return _parse_time(word, text, _HOURS, "not a time above 0", "write hours, or for example 12h, 30d or 6w")
+
+
+def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy: str) -> float:
+    """Return a time in the unit whose factor in `units` is 1. `rule` and `remedy` are those of the error for a text
+    that is not a number with one of the units."""
+    found = re.fullmatch(rf"(.+?)([{''.join(units)}]{'?' if '' in units else ''})", text)
+    try:
+        return _parse_amount(word, found[1] if found else "") * units[found[2] if found else ""]
+    except (UserError, KeyError):
+        raise UserError(f"{word}={text}", rule, remedy) from None
 
 
 class _PlainWord(NamedTuple):
@@ -155,8 +161,8 @@ class _PlainWord(NamedTuple):
 
 
 _WORDS = {
-    "tokens": _PlainWord(_parse_amount, "1e12", "tokens to train on, of all kinds, padding included"),
-    "samples": _PlainWord(_parse_amount, "1e9", "samples to train on, in place of tokens"),
+    "tokens": _PlainWord(_parse_whole, "1e12", "tokens to train on, of all kinds, padding included"),
+    "samples": _PlainWord(_parse_whole, "1e9", "samples to train on, in place of tokens"),
     "epochs": _PlainWord(_parse_amount, "3", "passes over the given tokens or samples"),
     "loss": _PlainWord(_parse_amount, "2.8", "loss to reach by a scaling law, in nats per token, in place of tokens"),
     "law": _PlainWord(
@@ -177,7 +183,7 @@ _WORDS = {
         "fused",
         "how optimized the software is: eager, usual or fused; narrows the times",
     ),
-    "max_global_batch": _PlainWord(_parse_samples, "2048", "most samples per optimizer step, over all devices"),
+    "max_global_batch": _PlainWord(_parse_whole, "2048", "most samples per optimizer step, over all devices"),
     "where": _PlainWord(
         lambda _, text: text, "own:h100:8:2.5,spot:g2-standard-12", "places to compare: own, rented or spot nodes"
     ),

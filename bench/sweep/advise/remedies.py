@@ -16,7 +16,7 @@ from bench.core.files import list_engine_presets
 from bench.core.formatting import describe_adapter, describe_choice, format_count
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Pair
-from bench.predict.advice.candidates import Axes, CandidateSearch, DeviceLimits, Shortage
+from bench.predict.advice.candidates import UNLIMITED, Axes, CandidateSearch, DeviceLimits, Shortage
 from bench.predict.memory import find_largest_micro_batch, format_gigabytes, predict_host_memory, predict_memory
 from bench.sweep.advise.questions import AdviceQuery
 
@@ -230,10 +230,16 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
     for what, shortages in named.items():
         helps = remedy(shortages)
         rejected.append(Rejected(what, _format_least_shortage(shortages) + (f"; try {helps}" if helps else "")))
-    limit = axes.global_batch or axes.max_global_batch
     undivided = sorted({spec.data_parallel for spec in found.undivided if spec.nodes not in nodes})
-    rule = f"{limit} samples per step cannot be divided among them with these micro-batches"
-    return rejected + [Rejected(format_count(ranks, "rank"), rule) for ranks in undivided]
+    return rejected + [Rejected(format_count(ranks, "rank"), _explain_undivided(axes)) for ranks in undivided]
+
+
+def _explain_undivided(axes: Axes) -> str:
+    """Return the reason why some numbers of ranks have no global batch."""
+    if axes.most_samples == axes.pass_samples != axes.global_batch:
+        return f"the training has only {format_count(axes.pass_samples, 'sample')} for their micro-batches"
+    limit = "" if axes.most_samples == UNLIMITED else f"{axes.most_samples} "
+    return f"{limit}samples per step cannot be divided among them with these micro-batches"
 
 
 def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected], remedy: Remedy) -> UserError:

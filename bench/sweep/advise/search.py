@@ -13,7 +13,7 @@ from bench.config.compose import Request
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
-from bench.core.formatting import describe_choice, format_count, format_interval
+from bench.core.formatting import describe_choice, format_count, format_interval, format_number
 from bench.core.record import RunRecord
 from bench.core.spec import Device, RunSpec
 from bench.predict.advice import Advice, advise, format_hours, rate_doubt
@@ -218,11 +218,16 @@ def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:
         return advice
-    hours = [(question.hours(choice, choice.estimate.step_s) or 0.0, choice.spec.nodes) for choice in made]
-    least_h, nodes = min(hours, key=lambda taken: taken[0])
+    hours = [(question.hours(choice, choice.estimate.step_s) or 0.0, choice.spec) for choice in made]
+    least_h, fastest = min(hours, key=lambda taken: taken[0])
+    cheapest_h, cheapest = min(hours, key=lambda taken: taken[0] * taken[1].nodes)
+    cost = f", at a cost of {format_number(cheapest_h * cheapest.world_size * query.price)}" if query.price else ""
     rule = (
-        f"no choice keeps this; the fastest takes {format_hours(least_h)} on {format_count(nodes, 'node')}, the "
-        f"cheapest {min(h * count for h, count in hours):,.0f} node-hours; searched up to "
+        f"no choice keeps this; the fastest takes {format_hours(least_h)} on {format_count(fastest.nodes, 'node')}, "
+        f"the cheapest {format_number(cheapest_h * cheapest.nodes)} node-hours{cost}; searched up to "
         f"{format_count(max(query.axes.nodes), 'node')}"
     )
-    raise UserError(question.objective, rule, "ask for less, or allow more nodes, time or node-hours")
+    given = ("deadline", question.deadline_h), ("budget", question.budget), ("node_hours", question.node_hours)
+    raised = [name for name, limit in given if limit and (name != "node_hours" or not question.budget)]
+    remedy = f"raise {' or '.join(raised)}, shorten the training, or allow more nodes"
+    raise UserError(", ".join(question.limits), rule, remedy)
