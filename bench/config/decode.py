@@ -150,6 +150,7 @@ def check(composed: Request, device: str | None) -> None:
     """Raise UserError if the spec of a point does not fit its machine, its launcher or, if known, its device ("cpu" or
     "cuda")."""
     check_rank(composed, device)
+    checkpoints.check_weights(composed.spec.model.checkpoint)
     name, options = composed.launcher, composed.launcher_options
     launchers.load(name).check(options, composed.spec)
     launcher = launchers.load_queueing(name)

@@ -119,6 +119,20 @@ def check_own_tokenizer(spec: RunSpec) -> None:
         raise UserError("data.tokenizer=byt5", rule, f"set data.tokenizer={folder}")
 
 
+def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[], None]) -> None:
+    """Call `check`, which reads the files with these `stamps` (`corpus.read_stamps`), unless it has succeeded for equal
+    stamps and an equal spec. Points of a sweep often share their data."""
+    learning = spec.learning.model_dump(mode="json")
+    key = repr([stamps, options, spec.data.source, spec.objective, spec.sequence, learning])
+    if key not in _CHECKED:
+        check()
+        _CHECKED.add(key)
+
+
+_CHECKED = set[str]()
+"""Keys of the data that `check_once` has accepted in this process."""
+
+
 def vocabulary(spec: RunSpec) -> int:
     """Return the vocabulary size of the model in `spec`."""
     family = plugins.load(plugins.FAMILY, spec.model.family)

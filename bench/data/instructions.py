@@ -10,13 +10,15 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench import objectives
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
-from bench.data import MicroBatch, Prompts, Row, check_own_tokenizer, check_vocabulary
+from bench.data import MicroBatch, Prompts, Row, check_once, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import BYT5, Corpus, Tokenizer
 from bench.data.pipeline.json_lines import Fields, generate_lines, list_segments, read_lines
@@ -39,7 +41,8 @@ class Options(Fields):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model."""
+    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model. Also
+    raise it for files whose beginning a run would refuse (`corpus.FIRST_BYTES` and `corpus.FIRST_DOCUMENTS`)."""
     if not (_is_joined(spec) or _is_pair(spec)):
         remedy = "choose objective=seq2seq for an encoder-decoder model, or causal_lm for a decoder-only model"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -49,10 +52,32 @@ def check(options: Options, spec: RunSpec) -> None:
     if options.messages and not options.files:
         rule = "names a field of files, and data.files is empty"
         raise UserError(f"data.messages={options.messages}", rule, "give data.files too")
-    corpus.find_files(options.files)
+    paths = corpus.find_files(options.files)
     if options.tokenizer == BYT5:  # other tokenizers have to be loaded before their vocabulary is known
         check_own_tokenizer(spec)
         check_vocabulary(BYT5, corpus.BYT5_VOCABULARY, spec)
+    if paths:
+        stamps = corpus.read_stamps(paths, options.tokenizer)
+        check_once(spec, stamps, options, partial(_check_beginning, options, spec))
+
+
+def _check_beginning(options: Options, spec: RunSpec) -> None:
+    """Raise UserError if the beginning of the files is unusable, or if all samples are known to be too few."""
+    request = _build_request(options.model_copy(update={"tokenizer": BYT5}), spec)
+    rows, is_whole = list[dict[str, Any]](), True
+    for row in _list_samples(request):
+        if len(rows) == corpus.FIRST_DOCUMENTS or row["bytes"] > corpus.FIRST_BYTES:
+            is_whole = False
+            break
+        rows.append(row)
+    # Other tokenizers make fewer tokens, and have to be loaded before their number is known.
+    if options.tokenizer != BYT5 or not rows or not (is_whole or options.too_long == "refuse"):
+        return
+    text, too_long = _select_fitting(options, spec, _collect_rows(rows))
+    if is_whole:
+        prepared = _divide(options, spec, text, too_long)
+        if prepared.held_out:
+            _check_held_out(prepared.held_out, spec)
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
@@ -184,8 +209,12 @@ def _list_fields() -> list[tuple[str, type[Any]]]:
 
 def _prepare(spec: RunSpec) -> Prepared:
     """Read and tokenise the samples, and divide them into training samples and held-out samples."""
-    options, learning = Options(**spec.data.options), spec.learning
-    text, too_long = _load(options, spec)
+    options = Options(**spec.data.options)
+    return _divide(options, spec, *_load(options, spec))
+
+
+def _divide(options: Options, spec: RunSpec, text: Corpus, too_long: int) -> Prepared:
+    learning = spec.learning
     if learning.tokens is None:
         return Prepared(text, too_long, _build_part(options, spec, text, spec.seed), None)
     learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
@@ -195,13 +224,19 @@ def _prepare(spec: RunSpec) -> Prepared:
 
 
 def _get_held_out(spec: RunSpec) -> Part:
-    part, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
+    part = _prepare(spec).held_out
     assert part is not None
-    # Samples must not repeat, because a repeated sample would count twice.
-    if wanted > (found := len(part.sequences.pieces.bounds)):
-        rule = f"the held-out samples make {found} sequences"
-        raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
+    _check_held_out(part, spec)
     return part
+
+
+def _check_held_out(part: Part, spec: RunSpec) -> None:
+    # Samples must not repeat, because a repeated sample would count twice.
+    wanted, found = spec.learning.evaluation_samples, len(part.sequences.pieces.bounds)
+    if wanted > found:
+        rule = f"the held-out samples make {format_count(found, 'sequence')}"
+        remedy = "ask for fewer, raise learning.held_out, or give more samples"
+        raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 
 def _build_part(options: Options, spec: RunSpec, text: Corpus, seed: int) -> Part:
@@ -254,40 +289,72 @@ def _split_question(sample: Any, words: Tokenizer) -> Question:
 # ---------------------------------------- tokens
 
 
+class Samples(NamedTuple):
+    """Tokenised samples of the files, in their order."""
+
+    ids: NDArray[np.int32]  # (tokens,): token ids of all samples
+    learned: NDArray[np.bool_]  # (tokens,): True for tokens with a loss
+    lengths: NDArray[np.int64]  # (samples,): number of tokens of each sample
+    rows: Sequence[dict[str, Any]]  # of each sample: its file and line, and bytes and hash of all text up to its end
+
+
 def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
     """Return the samples as a corpus, whose tokens have the fields of `_list_fields`, and the number of samples that
     are longer than the sequence. Raise UserError for unusable files, or for a sample that is too long."""
     import numpy as np
 
     _load_tokenizer(spec)
-    joined = _is_joined(spec)
-    request = {
-        "options": options.model_dump(mode="json", exclude={"packing", "too_long"}),
-        "stamps": corpus.read_stamps(corpus.find_files(options.files), options.tokenizer),
-        "joined": joined,
-        "layout": _LAYOUT,
-    }
     columns: dict[str, str | list[str]] = {"ids": ["int32"], "learned": ["bool"], "file": "string", "line": "int64"}
-    table = corpus.load_table(_list_samples, request, {**columns, "bytes": "int64", "sha256": "string"})
+    columns |= {"bytes": "int64", "sha256": "string"}
+    table = corpus.load_table(_list_samples, _build_request(options, spec), columns)
     chunks = [table.data.column(name).chunks for name in ("ids", "learned")]
     ids, learned = (
         np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in of_column]) for of_column in chunks
     )
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks[0]]).astype(np.int64)
+    return _select_fitting(options, spec, Samples(ids, learned, lengths, table))
+
+
+def _build_request(options: Options, spec: RunSpec) -> dict[str, Any]:
+    return {
+        "options": options.model_dump(mode="json", exclude={"packing", "too_long"}),
+        "stamps": corpus.read_stamps(corpus.find_files(options.files), options.tokenizer),
+        "joined": _is_joined(spec),
+        "layout": _LAYOUT,
+    }
+
+
+def _collect_rows(rows: Sequence[dict[str, Any]]) -> Samples:
+    """Return rows of `_list_samples` as samples."""
+    import numpy as np
+
+    ids, learned = (np.concatenate([row[name] for row in rows]) for name in ("ids", "learned"))
+    return Samples(ids, learned, np.array([len(row["ids"]) for row in rows], np.int64), rows)
+
+
+def _select_fitting(options: Options, spec: RunSpec, samples: Samples) -> tuple[Corpus, int]:
+    """Return the samples that fit the sequence as a corpus, and the number of the other samples."""
+    import numpy as np
+
+    ids, learned, lengths, rows = samples
     begins = np.cumsum(lengths) - lengths
     tokens = np.empty(len(ids), _list_fields())
     tokens["token"], tokens["learned"] = ids, learned
     tokens["place"] = np.arange(len(ids)) - np.repeat(begins, lengths)
     answers = np.add.reduceat(learned.astype(np.int64), begins)
-    fits = _find_fitting(options, spec, table, lengths, answers)
+    fits = _find_fitting(options, spec, rows, lengths, answers)
     kept, ends = tokens[np.repeat(fits, lengths)], np.cumsum(lengths[fits])
-    name, last = ",".join(options.files) or "reversed letters", table[-1]
+    name, last = ",".join(options.files) or "reversed letters", rows[-1]
     text = Corpus(name, len(ends), last["bytes"], last["sha256"], kept, ends)
     return text, int((~fits).sum())
 
 
 def _find_fitting(
-    options: Options, spec: RunSpec, table: Any, lengths: NDArray[np.int64], answers: NDArray[np.int64]
+    options: Options,
+    spec: RunSpec,
+    rows: Sequence[dict[str, Any]],
+    lengths: NDArray[np.int64],
+    answers: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Return a mask, shape (samples,), that is True for each sample that fits the sequence. `lengths` and `answers`
     have the number of all tokens and of answer tokens of each sample. Raise UserError for a sample that does not fit,
@@ -299,7 +366,7 @@ def _find_fitting(
     for (kind, limit), (part, counts) in zip(spec.sequence.items(), parts.items(), strict=True):
         fits &= counts <= limit
         if options.too_long == "refuse" and not fits.all():
-            row = table[int(np.argmin(fits))]
+            row = rows[int(np.argmin(fits))]
             found, longest = int(counts[np.argmin(fits)]), int(counts.max())
             answer = f", its answer {answers[np.argmin(fits)]}" if part == "sample" else ""
             rule = f"the {part} on line {row['line']} of {row['file'] or 'the task'} has {found} tokens{answer}"

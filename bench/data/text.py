@@ -7,6 +7,7 @@ encoder input and the text of the hidden spans as decoder target.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,8 +15,9 @@ from pydantic import Field
 
 from bench import objectives
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.spec import Frozen, RunSpec
-from bench.data import MicroBatch, check_own_tokenizer, check_vocabulary
+from bench.data import MicroBatch, check_once, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import Corpus, Tokenizer
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
@@ -57,7 +59,7 @@ class PreparedText(NamedTuple):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a missing file, or for options that do not fit each other, the objective, the model or the
-    sequence lengths."""
+    sequence lengths. Also raise it for local files whose beginning a run would refuse (`corpus.read_beginning`)."""
     if not (_is_plain(spec) or _is_corrupted(spec)):
         remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -65,12 +67,25 @@ def check(options: Options, spec: RunSpec) -> None:
         raise UserError(f"data.hub={options.hub}", "data.files is given too", "give one of them")
     if options.hub_config and not options.hub:
         raise UserError(f"data.hub_config={options.hub_config}", "belongs to data.hub", "give data.hub too")
-    if options.files:
-        corpus.list_files(options)
+    paths = corpus.list_files(options) if options.files else []
     _compute_raw_length(options, spec)
     if options.tokenizer == corpus.BYT5:  # other tokenizers have to be loaded before their vocabulary is known
         check_own_tokenizer(spec)
         _check_tokenizer(options, spec, corpus.BYT5_VOCABULARY, corpus.BYT5_SENTINELS)
+    if paths:
+        stamps = corpus.read_stamps(paths, options.tokenizer)
+        check_once(spec, stamps, options, partial(_check_beginning, options, spec))
+
+
+def _check_beginning(options: Options, spec: RunSpec) -> None:
+    """Raise UserError if the beginning of the files is unusable, or if the whole text is known to be too short."""
+    found = corpus.read_beginning(options)
+    # Other tokenizers make fewer tokens, and have to be loaded before their number is known.
+    if found is not None and found.is_whole and options.tokenizer == corpus.BYT5:
+        words = corpus.load_tokenizer(options.tokenizer)
+        prepared = _divide(options, spec, words, found.corpus, (spec.seed,))
+        if prepared.held_out:
+            _check_held_out(prepared.held_out, spec)
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
@@ -92,13 +107,19 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
     too few held-out samples."""
     from bench.data.pipeline import loader
 
-    held_out, wanted = _prepare(spec).held_out, spec.learning.evaluation_samples
+    held_out = _prepare(spec).held_out
     assert held_out is not None
+    _check_held_out(held_out, spec)
+    return loader.list_first(held_out.samples, spec, data_rank, spec.learning.evaluation_samples)
+
+
+def _check_held_out(held_out: HeldOutText, spec: RunSpec) -> None:
     # Samples must not repeat, because a repeated sample would count twice in the held-out loss.
-    if wanted > (found := len(held_out.samples.pieces.bounds)):
-        rule = f"the held-out text makes {found} samples"
-        raise UserError(f"learning.evaluation_samples={wanted}", rule, "ask for fewer, or raise learning.held_out")
-    return loader.list_first(held_out.samples, spec, data_rank, wanted)
+    wanted, found = spec.learning.evaluation_samples, len(held_out.samples.pieces.bounds)
+    if wanted > found:
+        rule = f"the held-out text makes {format_count(found, 'sample')}"
+        remedy = "ask for fewer, raise learning.held_out, or give more text"
+        raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
@@ -146,12 +167,17 @@ def _prepare(spec: RunSpec) -> PreparedText:
 
 def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedText:
     """Read and tokenise a text, and divide it into samples. Raise UserError for an unusable corpus or tokenizer."""
-    length = _compute_raw_length(options, spec)
     words = corpus.load_tokenizer(options.tokenizer)
     if options.sentinels == "append":
         words = words.with_sentinels()
     _check_tokenizer(options, spec, words.vocabulary, len(words.sentinels))
-    text, learning = corpus.load(options), spec.learning
+    return _divide(options, spec, words, corpus.load(options), seed)
+
+
+def _divide(options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, seed: tuple[int, ...]) -> PreparedText:
+    """Divide a text into samples for training and, if the run learns, held-out samples. Raise UserError for a text that
+    is too short."""
+    length, learning = _compute_raw_length(options, spec), spec.learning
     if learning.tokens is None:
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
     learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)

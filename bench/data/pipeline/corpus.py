@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.spec import Frozen, Positive
+from bench.data.pipeline.json_lines import COMPRESSED, open_text, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +112,10 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 _BUILDERS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 """Names of the builders of `datasets` by file name suffix."""
-_COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+_COMPRESSED = {*COMPRESSED, ".zst"}
+_BATCH_CHARACTERS = 2**20
+FIRST_BYTES, FIRST_DOCUMENTS = 4_000_000, 5_000
+"""Maximum number of bytes and of documents that are read before a run starts. The run reads and checks all of them."""
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _LAYOUT = 1  # part of the cache key: raise it when the output of `_list_documents` changes
 
@@ -150,23 +154,55 @@ def load(selection: CorpusSelection) -> Corpus:
     """Return the selected corpus, from the cache or newly tokenised. Raise UserError if it is unreadable."""
     import numpy as np
 
-    paths = [] if selection.hub else list_files(selection)
-    request = {
-        "selection": selection.model_dump(mode="json", include=set(CorpusSelection.model_fields)),
-        "stamps": read_stamps(paths, selection.tokenizer),
-        "layout": _LAYOUT,
-    }
+    request = _build_request(selection)
     table = load_table(_list_documents, request, {"ids": ["int32"], "bytes": "int64", "sha256": "string"})
     chunks = table.data.column("ids").chunks
     lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
-    return Corpus(
-        name=_format_name(selection),
-        documents=len(table),
-        bytes=table[-1]["bytes"],
-        sha256=table[-1]["sha256"],
-        tokens=np.concatenate([chunk.flatten().to_numpy() for chunk in chunks]),
-        ends=np.cumsum(lengths, dtype=np.int64),
+    tokens = np.concatenate([chunk.flatten().to_numpy() for chunk in chunks])
+    return _build_corpus(selection, tokens, lengths, table[-1])
+
+
+def _build_request(selection: CorpusSelection) -> dict[str, Any]:
+    return {
+        "selection": selection.model_dump(mode="json", include=set(CorpusSelection.model_fields)),
+        "stamps": read_stamps([] if selection.hub else list_files(selection), selection.tokenizer),
+        "layout": _LAYOUT,
+    }
+
+
+def _build_corpus(selection: CorpusSelection, tokens: Tokens, lengths: Any, last: Mapping[str, Any]) -> Corpus:
+    """Return the corpus with the given tokens. `lengths` has the number of tokens of each document, and `last` the size
+    and the hash of the text."""
+    import numpy as np
+
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return Corpus(_format_name(selection), len(ends), last["bytes"], last["sha256"], tokens, ends)
+
+
+class Beginning(NamedTuple):
+    """The first documents of a corpus in bytes, as by the tokenizer "byt5"."""
+
+    corpus: Corpus
+    is_whole: bool  # True: there are no further documents
+
+
+def read_beginning(selection: CorpusSelection) -> Beginning | None:
+    """Return the beginning of a corpus from local files: at most FIRST_BYTES and FIRST_DOCUMENTS. Return None if only
+    `datasets`, which is slow to import, can read the files. Raise the UserError of `load` for an unusable line."""
+    import numpy as np
+
+    if not all(map(_is_readable_here, list_files(selection))):
+        return None
+    documents = selection.max_documents or FIRST_DOCUMENTS + 1
+    limits = {"max_bytes": min(selection.max_bytes, FIRST_BYTES), "max_documents": min(documents, FIRST_DOCUMENTS)}
+    first = selection.model_copy(update={**limits, "tokenizer": BYT5})
+    rows = list(_list_documents(_build_request(first)))
+    ids = [row["ids"] for row in rows]
+    text = _build_corpus(selection, np.concatenate(ids), [len(one) for one in ids], rows[-1])
+    is_whole = (text.bytes < FIRST_BYTES or selection.max_bytes <= FIRST_BYTES) and (
+        len(rows) < FIRST_DOCUMENTS or documents <= FIRST_DOCUMENTS
     )
+    return Beginning(text, is_whole)
 
 
 def load_table(
@@ -213,7 +249,7 @@ def _list_texts(selection: CorpusSelection) -> Iterator[str]:
     """Yield the non-empty documents of a text, up to the limits `max_documents` and `max_bytes`. The last document is
     cut at `max_bytes`."""
     left = selection.max_bytes
-    texts = filter(None, (_get_text(row, selection.field) for row in _open_rows(selection)))
+    texts = filter(None, (_get_text(place, row, selection.field) for place, row in _list_rows(selection)))
     for text in islice(texts, selection.max_documents):
         raw = text.encode(errors="replace")[:left]  # JSON may contain lone surrogates, which UTF-8 cannot encode
         left -= len(raw)
@@ -223,29 +259,72 @@ def _list_texts(selection: CorpusSelection) -> Iterator[str]:
             return
 
 
-def _get_text(row: dict[str, Any], field: str) -> str | None:
+def _get_text(place: str, row: dict[str, Any], field: str) -> str | None:
     text = row.get(field, ...)
     if text is None or isinstance(text, str):
         return text
     rule = "no such column" if text is ... else f"holds {type(text).__name__}, not text"
-    raise UserError(f"data.field={field}", rule, suggest_nearest(field, row))
+    raise UserError(f"data.field={field}", f"{rule}{place}", suggest_nearest(field, row))
 
 
-def _open_rows(selection: CorpusSelection) -> Any:
-    """Return the rows of the selected text as a streamed data set, which reads or downloads only the rows that are
-    used."""
+def _list_rows(selection: CorpusSelection) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place of each row for an error message, if it is known, and the row. Only used rows are read."""
+    paths = [] if selection.hub else list_files(selection)
+    if not paths or not all(map(_is_readable_here, paths)):
+        yield from (("", row) for row in _open_rows(selection, paths))
+    elif _name_builder(paths[0]) == "json":
+        for line in read_lines(paths):
+            yield f" in line {line.number} of {line.file}", line.content
+    else:
+        for path in paths:
+            yield from (("", {selection.field: text}) for text in _read_texts(path, selection))
+
+
+def _is_readable_here(path: Path) -> bool:
+    """Return True for text and JSON lines, which are read without `datasets`. Return False for Parquet, for zstd, and
+    for a file that is one JSON array."""
+    kind = _name_builder(path)
+    if kind == "parquet" or path.suffix == ".zst":
+        return False
+    if kind == "text":
+        return True
+    with open_text(path, "utf-8-sig") as file:
+        return not file.read(1024).lstrip().startswith("[")
+
+
+def _read_texts(path: Path, selection: CorpusSelection) -> Iterator[str]:
+    """Yield the documents, paragraphs or lines of a text file. Blank lines separate paragraphs."""
+    with open_text(path) as file:
+        if selection.sample_by == "document":
+            yield file.read(selection.max_bytes)  # a character has at least one byte
+        elif selection.sample_by == "line":
+            yield from (line.removesuffix("\n") for line in file)
+        else:
+            rest = ""
+            while batch := file.read(_BATCH_CHARACTERS):
+                *whole, rest = (rest + batch).split("\n\n")
+                yield from whole
+            yield rest
+
+
+def _open_rows(selection: CorpusSelection, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Hugging Face data set, or of the local files `paths`, as `datasets` streams them."""
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
-    if selection.hub:
-        try:
-            return load_dataset(selection.hub, selection.hub_config, split=selection.split, streaming=True)
-        except (OSError, ValueError) as error:  # unknown data set, configuration or split, or no network
-            reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"data.hub={selection.hub}", reason, "correct the name or give data.files") from error
-    paths = list_files(selection)
-    builder = _name_builder(paths[0])
-    reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
-    return load_dataset(builder, data_files={"train": list(map(str, paths))}, split="train", streaming=True, **reading)
+    value, remedy = f"data.hub={selection.hub}", "correct the name or give data.files"
+    names: tuple[str | None, ...] = (selection.hub, selection.hub_config)
+    given: dict[str, Any] = {"split": selection.split}
+    if not selection.hub:
+        value, remedy = f"data.files={','.join(selection.files)}", "repair or replace the files"
+        builder = _name_builder(paths[0])
+        reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
+        names, given = (builder,), {"data_files": {"train": list(map(str, paths))}, "split": "train", **reading}
+    try:
+        yield from load_dataset(*names, streaming=True, **given)
+    except (OSError, ValueError, DatasetsError) as error:  # unknown data set or split, no network, or a damaged file
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise UserError(value, reason, remedy) from error
 
 
 def list_files(selection: CorpusSelection) -> list[Path]:
@@ -343,9 +422,8 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     numbers = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(numbers) < 2:
         rule = "has one document, and held-out text needs whole documents"
-        raise UserError(
-            f"data corpus {text.name}", rule, "set data.sample_by=paragraph for text, or give several files or samples"
-        )
+        remedy = "set data.sample_by=paragraph for text, or give several files or samples"
+        raise UserError(f"data corpus {text.name}", rule, remedy)
     content = np.array([numbers[one] for one in contents])  # (documents,): equal numbers for equal documents
     lengths = text.ends - begins
     order = np.random.default_rng(seed).permutation(len(numbers))

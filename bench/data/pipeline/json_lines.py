@@ -8,14 +8,19 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.spec import Frozen
-from bench.data.pipeline.corpus import Tokenizer
+
+if TYPE_CHECKING:
+    from bench.data.pipeline.corpus import Tokenizer
 
 _OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED = frozenset(_OPENERS)
+"""Suffixes of compressed files that `open_text` reads."""
 _TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
 """Number of samples of the generated task, its shortest and longest prompt, and the letters of prompts."""
 
@@ -48,20 +53,27 @@ class Segment(NamedTuple):
     is_answer: bool
 
 
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+    """Open a text file, which may be compressed. Raise UserError if it cannot be read, also while it is read."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, errors="replace") as file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # unreadable, or not compressed as its name
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"data.files={path}", f"cannot be read ({reason})", "repair or replace it") from error
+
+
 def read_lines(paths: Sequence[Path]) -> Iterator[Line]:
     """Yield the lines of all files that are not empty. Raise UserError for a file without such a line, and for a line
     that is not a JSON object."""
     for path in paths:
         found = False
-        try:
-            with _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", errors="replace") as file:
-                for number, text in enumerate(file, start=1):
-                    if text.strip():
-                        found = True
-                        yield _parse(path.name, number, text)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # unreadable, or not compressed as its name
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"data.files={path}", f"cannot be read ({reason})", "repair or replace it") from error
+        with open_text(path, "utf-8-sig") as file:  # without the byte order mark that some editors write
+            for number, text in enumerate(file, start=1):
+                if text.strip():
+                    found = True
+                    yield _parse(path.name, number, text)
         if not found:
             raise UserError(f"data.files={path}", "is empty", "give a file with one JSON object per line")
 

@@ -1,7 +1,7 @@
 """Checkpoints in transformers' format: a folder with config.json and safetensors, or a name on the Hugging Face Hub.
 
-This folder is not a model family. This file finds a checkpoint's files and does not import torch. `tensors` reads and
-writes the weights.
+This folder is not a model family. This file finds a checkpoint's files, reads their headers and does not import torch.
+`tensors` reads and writes the weights.
 """
 
 import functools
@@ -9,14 +9,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.core.errors import UserError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # peft's name
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 FILES = CONFIG, INDEX, "*.safetensors"
 """Names of the files that are fetched from the Hub."""
+_LENGTH_BYTES, _LONGEST_HEADER = 8, 100_000_000
+"""Bytes of the number at the begin of a safetensors file, which is the length of its header, and the limit of that
+length in the library safetensors."""
+_POINTER = b"version "
+"""First 8 bytes of a pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?")
 
 
@@ -69,30 +74,112 @@ def _fetch(name: str, files: tuple[str, ...]) -> Path:
 
 def read_config(checkpoint: str) -> Any:
     """Return the content of a checkpoint's config.json."""
-    return read_json(find_folder(checkpoint, [CONFIG]) / CONFIG, f"model.checkpoint={checkpoint}")
+    folder = find_folder(checkpoint, [CONFIG, ADAPTER_CONFIG])
+    if not (folder / CONFIG).is_file():
+        _refuse_adapters(checkpoint, folder)
+    return read_json(folder / CONFIG, f"model.checkpoint={checkpoint}")
 
 
-def read_json(path: Path, given: str) -> Any:
-    """Return the content of a config.json. Raise UserError if it cannot be read; the error names `given`, the config
-    key with its value."""
+def _refuse_adapters(checkpoint: str, folder: Path) -> None:
+    """Raise UserError if a folder without a model has adapters of peft."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file():
+        return
+    config = read_json(path, f"model.checkpoint={checkpoint}", ADAPTER_CONFIG)
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    of_base, start = (f" for the base model {base}", f"start from model.checkpoint={base}, or ") if base else ("", "")
+    merge = "merge them into their base model with peft's merge_and_unload and save_pretrained, and give that folder"
+    raise UserError(f"model.checkpoint={checkpoint}", f"has adapters{of_base}, and no model", start + merge)
+
+
+def read_json(path: Path, given: str, name: str = CONFIG) -> Any:
+    """Return the content of a config.json or of another JSON file with this `name`. Raise UserError if it cannot be
+    read; the error names `given`, the config key with its value."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         why = str(error).partition("\n")[0]
-        raise UserError(given, f"not a readable {CONFIG} ({why})") from error
+        raise UserError(given, f"not a readable {name} ({why})") from error
 
 
 def list_files(checkpoint: str, folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint. Raise UserError if there are none, or if one is missing."""
-    index = folder / INDEX
-    try:
-        names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {WEIGHTS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"model.checkpoint={checkpoint}", f"{INDEX} is not an index of safetensors") from error
+    names = set(_read_index(checkpoint, folder).values()) or {WEIGHTS}
     if missing := sorted(name for name in names if not (folder / name).is_file()):
-        remedy = "write one with transformers' save_pretrained"
+        _refuse_adapters(checkpoint, folder)
+        remedy = "copy or download it" if len(missing) < len(names) else "write one with transformers' save_pretrained"
         raise UserError(f"model.checkpoint={checkpoint}", f"has no {missing[0]}", remedy)
     return [folder / name for name in sorted(names)]
+
+
+def _read_index(checkpoint: str, folder: Path) -> dict[str, str]:
+    """Return the name of the file of each tensor; empty if the checkpoint has no index."""
+    index = folder / INDEX
+    try:
+        return dict(json.loads(index.read_text())["weight_map"].items()) if index.exists() else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"model.checkpoint={checkpoint}", f"{INDEX} is not an index of safetensors") from error
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in the header of a safetensors file."""
+
+    file: str
+    dtype: str  # such as "F32"
+    shape: tuple[int, ...]
+
+
+def check_weights(checkpoint: str | None) -> None:
+    """Raise UserError if the weights of a local folder are incomplete or damaged. Weights on the Hub are not fetched,
+    and so not checked."""
+    if checkpoint is not None and is_folder(checkpoint):
+        paths = list_files(checkpoint, Path(checkpoint))
+        stamps = tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+        _check_headers(checkpoint, stamps)
+
+
+@functools.lru_cache(maxsize=64)  # points of a sweep share a checkpoint
+def _check_headers(checkpoint: str, stamps: tuple[tuple[str, int, int], ...]) -> None:
+    read_headers(checkpoint, Path(checkpoint))
+
+
+def read_headers(checkpoint: str, folder: Path) -> dict[str, StoredTensor]:
+    """Return all tensors of a checkpoint by name, from the headers of its files. Raise UserError for a damaged or
+    truncated file, and for a tensor that is not in the file that the index names."""
+    value, found = f"model.checkpoint={checkpoint}", dict[str, StoredTensor]()
+    for path in list_files(checkpoint, folder):
+        try:
+            found |= _read_header(path)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = error.args[0] if isinstance(error, _Damaged) else "its header cannot be read"
+            remedy = "copy or download the file again"
+            raise UserError(value, f"{path.name} is damaged: {why}", remedy) from error
+    for name, file in _read_index(checkpoint, folder).items():
+        if name not in found or found[name].file != file:
+            rule = f"{file} lacks the tensor {name}, which {INDEX} lists"
+            raise UserError(value, rule, "copy or download both files again")
+    return found
+
+
+class _Damaged(ValueError):
+    """Error: a file is not a complete safetensors file. Its argument is the reason as text."""
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(begin, "little")
+        if begin == _POINTER:
+            raise _Damaged("it is a pointer of Git LFS, without the weights")
+        if len(begin) < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+            raise _Damaged(f"its {size:,} bytes do not begin with a header of safetensors")
+        plain = json.loads(file.read(length))
+    tensors = {name: one for name, one in plain.items() if name != "__metadata__"}
+    described = _LENGTH_BYTES + length + max((one["data_offsets"][1] for one in tensors.values()), default=0)
+    if described != size:
+        raise _Damaged(f"its header describes {described:,} bytes, and it has {size:,}")
+    return {name: StoredTensor(path.name, str(one["dtype"]), tuple(one["shape"])) for name, one in tensors.items()}
 
 
 def check_shape(model: str, shape: Mapping[str, Any], stored: Mapping[str, Any], checkpoint: str) -> None:

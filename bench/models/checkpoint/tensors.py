@@ -28,8 +28,8 @@ from bench.models.checkpoint import (
     INDEX,
     WEIGHTS,
     find_folder,
-    list_files,
     read_config,
+    read_headers,
     split_name,
 )
 
@@ -69,14 +69,16 @@ class StoredTensors:
     """Tensors of all files of a checkpoint, by name. A context manager, which closes the files."""
 
     def __init__(self, checkpoint: str, folder: Path) -> None:
-        self._checkpoint, self._open, self._files = checkpoint, ExitStack(), dict[str, Any]()
-        for path in list_files(checkpoint, folder):
-            try:
-                file = self._open.enter_context(safe_open(path, "pt"))
-            except (OSError, SafetensorError) as error:
-                why = str(error).partition("\n")[0]
-                raise UserError(f"model.checkpoint={checkpoint}", f"{path.name} is not safetensors ({why})") from error
-            self._files |= dict.fromkeys(file.keys(), file)
+        self._checkpoint, self._open = checkpoint, ExitStack()
+        self._headers = read_headers(checkpoint, folder)
+        try:
+            self._files: dict[str, Any] = {
+                name: self._open.enter_context(safe_open(folder / name, "pt"))
+                for name in sorted({header.file for header in self._headers.values()})
+            }
+        except (OSError, SafetensorError) as error:
+            why = str(error).partition("\n")[0]
+            raise UserError(f"model.checkpoint={checkpoint}", f"a file is not safetensors ({why})") from error
 
     def __enter__(self) -> "StoredTensors":
         return self
@@ -87,27 +89,26 @@ class StoredTensors:
     @property
     def names(self) -> set[str]:
         """Names of all tensors."""
-        return set(self._files)
+        return set(self._headers)
 
     def find(self, name: str) -> str | None:
         """Return the name under which a tensor is stored; None if it is not in the checkpoint. A checkpoint of a model
         without a head, such as GPT-2's, has each name without its first component."""
-        return next((stored for stored in (name, name.partition(".")[2]) if stored in self._files), None)
+        return next((stored for stored in (name, name.partition(".")[2]) if stored in self._headers), None)
 
     def read(self, stored: str) -> Tensor:
         """Return a tensor as a view of its file, which is mapped into memory."""
-        tensor: Tensor = self._files[stored].get_tensor(stored)
+        tensor: Tensor = self._files[self._headers[stored].file].get_tensor(stored)
         return tensor
 
     def check(self, stored: str, shape: Sequence[int]) -> None:
         """Raise UserError unless a tensor has this shape and a floating-point dtype."""
-        header = self._files[stored].get_slice(stored)
-        found, value = header.get_shape(), f"model.checkpoint={self._checkpoint}"
-        if list(found) != list(shape):
-            rule = f"tensor {stored} is {_format_shape(found)}, and the model has {_format_shape(shape)}"
+        header, value = self._headers[stored], f"model.checkpoint={self._checkpoint}"
+        if header.shape != tuple(shape):
+            rule = f"tensor {stored} is {_format_shape(header.shape)}, and the model has {_format_shape(shape)}"
             raise UserError(value, rule, "choose the model of the checkpoint, or model=hugging_face")
-        if (dtype := header.get_dtype()) not in _FLOATS:
-            rule = f"tensor {stored} has dtype {dtype}, and only {', '.join(_FLOATS)} are loaded"
+        if header.dtype not in _FLOATS:
+            rule = f"tensor {stored} has dtype {header.dtype}, and only {', '.join(_FLOATS)} are loaded"
             raise UserError(value, rule, "choose a checkpoint that is not quantised")
 
 

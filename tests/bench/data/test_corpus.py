@@ -122,7 +122,10 @@ def test_unreadable_corpus_is_refused_in_one_line(folder: Path) -> None:
         return str(error.value)
 
     jsonl = (str(folder / "corpus.jsonl"),)
-    assert message(files=jsonl, field="bdy") == "data.field=bdy: no such column; did you mean body?"
+    assert (
+        message(files=jsonl, field="bdy")
+        == "data.field=bdy: no such column in line 1 of corpus.jsonl; did you mean body?"
+    )
     assert message(files=jsonl, field="id").startswith("data.field=id: holds int, not text")
     assert "holds no text" in message(files=(str(folder / "document_2.txt"),))
     assert message(files=("nowhere/*.txt",)).startswith("data.files=nowhere/*.txt: no such file")

@@ -228,18 +228,20 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "b"}', {}, "has one document"),
     ],
 )  # fmt: skip
-def test_invalid_lines_are_refused_in_one_line(
+def test_invalid_lines_are_refused_in_one_line_before_and_in_the_run(
     make: MakeSpec, tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     learning = {"tokens": 512, "evaluation_samples": 2}
     spec = make(tokens=10, options={"files": [str(path)], **options}, learning=learning)
-    instructions.check(Options(**spec.data.options), spec)
-    with pytest.raises(UserError) as caught:
-        take(spec, 1)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    messages = set()
+    for use in (lambda: instructions.check(Options(**spec.data.options), spec), lambda: take(spec, 1)):
+        with pytest.raises(UserError) as caught:
+            use()
+        messages.add(str(caught.value))
+    [found] = messages
+    assert message in found and "\n" not in found
 
 
 def test_damaged_compressed_file_is_refused_in_one_line(make: MakeSpec, tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_epochs_have_every_sample_once_in_different_orders_and_resume_at_any_ste
 
 def test_bytes_are_refused_for_a_checkpoint_with_a_tokenizer(make: MakeSpec, tmp_path: Path) -> None:
     model = {"name": "mine", "family": "gpt", "shape": GPT, "checkpoint": str(tmp_path)}
-    spec = make(model=model, learning={"tokens": 1000})
+    spec = make(model=model, learning={"tokens": 1000, "evaluation_samples": 2})
     options = Options(files=tuple(spec.data.options["files"]))
     instructions.check(options, spec)
     (tmp_path / "tokenizer.json").write_text("{}")

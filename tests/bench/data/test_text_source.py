@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ pytest.importorskip("datasets")
 from bench import data
 from bench.core.errors import UserError
 from bench.core.spec import RunSpec
+from bench.data.pipeline import corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -187,10 +189,63 @@ def test_suggested_mean_span_length_is_accepted(make_spec: MakeSpec) -> None:
     assert "raise it to 6 " in message
 
 
-def test_text_too_short_for_one_sample_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(UserError, match="6 tokens make no sample of 70"):
-        batches(make_spec("text", {"files": [str(tmp_path / "a.txt")]}), 1)
+LEARNING = {"tokens": 1000, "evaluation_samples": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "learning", "message"),
+    [
+        ("a.txt", "short", {}, {}, "6 tokens make no sample of 70; give more text or shorten sequence.encoder"),
+        ("a.txt", "", {}, {}, "holds no text; choose by data.files or data.hub"),
+        ("a.txt", "long enough " * 50, {}, LEARNING, "has one document, and held-out text needs whole documents; set"),
+        ("a.txt", "\n\n".join(f"{number:0100}" for number in range(10)), {"sample_by": "paragraph"}, LEARNING,
+         "learning.evaluation_samples=2: the held-out text makes 1 sample; ask for fewer, raise"),
+        ("a.jsonl", '{"text": "a"}\n{"text":\n', {}, {}, "a.jsonl: line 2 is not JSON (Expecting value, column 1); "),
+        ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', {}, {}, "data.field=text: no such column in line 2 of a.jsonl; did"),
+        ("a.jsonl", "", {}, {}, "a.jsonl: is empty; give a file with one JSON object per line"),
+        ("a.txt.gz", "no gzip", {}, {}, "a.txt.gz: cannot be read (Not a gzipped file"),
+    ],
+)  # fmt: skip
+def test_unusable_files_are_refused_before_and_in_the_run(
+    make_spec: MakeSpec, tmp_path: Path, name: str, text: str, options: dict[str, Any], learning: Any, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    spec = make_spec("text", {"files": [str(path)], **options}, learning=learning)
+    before = refusal(spec.data.options, spec)
+    with pytest.raises(UserError) as during:
+        batches(spec, 1)
+        data.load_held_out("text").held_out_batches(spec, 0)
+    assert before == str(during.value) and message in before
+
+
+def test_only_the_run_reads_the_rest_of_a_large_file(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "FIRST_DOCUMENTS", 5)
+    source, path = data.load("text"), tmp_path / "a.jsonl"
+    for good in (4, 5):
+        path.write_text('{"text": "good"}\n' * good + '{"txt": "bad"}')
+        spec = make_spec("text", {"files": [str(path)]})
+        message = f"no such column in line {good + 1} of a.jsonl"
+        if good == 4:
+            assert message in refusal(spec.data.options, spec)
+        else:
+            source.check(source.Options(**spec.data.options), spec)
+        with pytest.raises(UserError, match=message):
+            batches(spec, 1)
+
+
+def test_a_json_array_is_read_like_json_lines(make_spec: MakeSpec, tmp_path: Path) -> None:
+    rows = [{"text": f"the document with the number {number}"} for number in range(9)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    hashes = []
+    for name in ("a.json", "a.jsonl"):
+        spec = make_spec("text", {"files": [str(tmp_path / name)]})
+        data.load("text").check(data.load("text").Options(**spec.data.options), spec)
+        hashes.append(data.load("text").describe(spec)["corpus"]["sha256"])
+    assert hashes[0] == hashes[1]
 
 
 @pytest.mark.processes

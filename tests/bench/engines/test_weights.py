@@ -2,6 +2,7 @@
 weights that transformers wrote, not published models."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from bench.core.spec import RunSpec
 from bench.engines.precision.update import whole
 from bench.models.checkpoint import INDEX, WEIGHTS, find_folder
 from bench.models.checkpoint.tensors import build_config, load_weights, save_adapters
+from bench.sweep import plan
 from bench.sweep.prepare import staging
 
 RANKS = 2
@@ -342,24 +344,55 @@ def test_checkpoint_tensors_of_another_model_are_refused_in_one_line(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_damaged_or_missing_weight_files_are_refused_in_one_line(written: Path, tmp_path: Path) -> None:
-    spec = ask(shutil.copytree(written / "gpt2", tmp_path / "gpt2"))
-    weights, index = tmp_path / "gpt2" / WEIGHTS, tmp_path / "gpt2" / INDEX
+def test_damaged_or_missing_weight_files_are_refused_before_and_in_the_run(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written / "gpt2", tmp_path / "gpt2")
+    spec, weights, index = ask(folder), folder / WEIGHTS, folder / INDEX
+    words = ["model=hugging_face", f"model.checkpoint={folder}", "model.name=own", "sequence.tokens=8", "machine=cpu"]
     whole_file = weights.read_bytes()
 
     def refuse(message: str) -> None:
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError) as before:
+            plan.plan_point(words, "adhoc", None)
+        with pytest.raises(UserError) as during:
             load(spec)
-        assert message in str(caught.value) and "\n" not in str(caught.value)
+        assert str(before.value) == str(during.value)
+        assert message in str(before.value) and "\n" not in str(before.value)
 
     weights.write_bytes(whole_file[:-100])
-    refuse(f"{WEIGHTS} is not safetensors (")
+    refuse(
+        f"{WEIGHTS} is damaged: its header describes {len(whole_file):,} bytes, and it has {len(whole_file) - 100:,}"
+    )
+    for content in (whole_file[:100], b"\xff" * 99, b"", b"version https://git-lfs.github.com/spec/v1"):
+        weights.write_bytes(content)
+        refuse(
+            "it is a pointer of Git LFS" if content[:1] == b"v" else "do not begin with a header of safetensors; copy"
+        )
+    for header in (b"xxxx", b'{"a": {"shape": [1]}}', b"[]"):
+        weights.write_bytes(len(header).to_bytes(8, "little") + header)
+        refuse("its header cannot be read; copy or download the file again")
     weights.unlink()
     refuse(f"has no {WEIGHTS}; write one with transformers' save_pretrained")
-    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
-    refuse("has no model-00001-of-00002.safetensors")
+    (folder / "part.safetensors").write_bytes(whole_file)
+    places = dict.fromkeys(load_file(folder / "part.safetensors"), "part.safetensors")
+    index.write_text(json.dumps({"weight_map": places | {"gone": "part.safetensors"}}))
+    refuse(f"part.safetensors lacks the tensor gone, which {INDEX} lists; copy or download both files again")
+    index.write_text(json.dumps({"weight_map": places | {"gone": "model-00001-of-00002.safetensors"}}))
+    refuse("has no model-00001-of-00002.safetensors; copy or download it")
     index.write_text("[]")
     refuse(f"{INDEX} is not an index of safetensors")
+
+
+def test_folder_of_adapters_is_refused_with_its_base_model(tmp_path: Path) -> None:
+    words = ["model=hugging_face", f"model.checkpoint={tmp_path}", "model.name=own", "machine=cpu"]
+    for config, message in {
+        '{"base_model_name_or_path": "my/model"}': "has adapters for the base model my/model, and no model; "
+        "start from model.checkpoint=my/model, or merge them into their base model with peft's",
+        "{}": "has adapters, and no model; merge them into their base model with peft's",
+    }.items():
+        (tmp_path / "adapter_config.json").write_text(config)
+        (tmp_path / "adapter_model.safetensors").touch()
+        with pytest.raises(UserError, match=re.escape(f"model.checkpoint={tmp_path}: {message}")):
+            plan.plan_point(words, "adhoc", None)
 
 
 def test_prepare_checks_the_checkpoint(written: Path, tmp_path: Path) -> None:
