@@ -182,85 +182,118 @@ def _build_quality_columns(name: str, meaning: str) -> tuple[Column, Column]:
 
 _TOKENS = "tokens per optimizer step over all ranks, padding included"
 _LENGTH = "tokens per sample, padding included"
-
 _FACTS = (
-    Column("config_id", "hash of the spec: what was measured", lambda r: r.config_id),
+    Column(
+        "config_id", "identifier of the configuration: hash of the settings that are measured", lambda r: r.config_id
+    ),
     Column(
         "environment_id",
-        "hash of the device and of software versions",
+        "identifier of the environment class: hash of device, CPU limits and software versions",
         lambda r: r.environment and r.environment.environment_id,
     ),
-    Column("device", "device name", lambda r: r.environment and r.environment.classification.device),
-    Column("machine", "requested node type, a file of conf/machine", lambda r: r.circumstance.machine.name),
-    Column("allocation", "Slurm job of the run; runs of one job are not independent", _get_allocation),
-    Column("repeat", "number of the repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
+    Column(
+        "device",
+        "name of the device, as the driver or the operating system reports it",
+        lambda r: r.environment and r.environment.classification.device,
+    ),
+    Column("machine", "requested type of node, a file of conf/machine", lambda r: r.circumstance.machine.name),
+    Column("allocation", "job in which the run was made; runs of one job are not independent", _get_allocation),
+    Column("repeat", "index of the repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
     Column(
         "attempt",
-        "number of the attempt at this repeat, from 0: a run that failed may be tried again",
+        "index of the attempt at this repeat, from 0; a failed attempt may be followed by another",
         lambda r: r.circumstance.attempt,
         "integer",
     ),
     Column("study", "study that the run belongs to", lambda r: r.circumstance.study),
-    Column("model", "model, a file of conf/model", lambda r: r.spec.model.name),
+    Column("model", "name of the model, a file of conf/model", lambda r: r.spec.model.name),
     Column(
         "parameters",
-        "number of parameters, counted on the built model; if none was built, as published",
+        "number of parameters: counted in the built model, or as published if no model was built",
         lambda r: r.observations.parameters if r.observations else r.spec.model.parameters,
         "integer",
     ),
-    Column("engine", "engine, a file of conf/engine", lambda r: r.spec.engine.name),
-    Column("options", "engine options that differ from its file", lambda r: _format_options(r.spec.engine)),
-    Column("precision", "number format of weights and activations in forward and backward", lambda r: r.spec.precision),
+    Column(
+        "engine", "training engine, such as ddp, zero3 or fsdp; a file of conf/engine", lambda r: r.spec.engine.name
+    ),
+    Column(
+        "options",
+        "options of the engine that differ from its file in conf/engine",
+        lambda r: _format_options(r.spec.engine),
+    ),
+    Column("precision", "number format of weights and activations in both passes", lambda r: r.spec.precision),
     Column(
         "activation_checkpointing",
-        "true if activations are recomputed in backward",
+        "true if activations are recomputed in the backward pass",
         lambda r: r.spec.activation_checkpointing,
         "truth",
     ),
     Column("data", "data source, a file of conf/data", lambda r: r.spec.data.name),
-    Column("seed", "seed of weights and data", lambda r: r.spec.seed, "integer"),
-    Column("nodes", "nodes", lambda r: r.spec.nodes, "integer"),
-    Column("devices_per_node", "devices of each node, one rank each", lambda r: r.spec.devices_per_node, "integer"),
-    Column("world_size", "ranks in total", lambda r: r.spec.world_size, "integer"),
-    Column("micro", "samples per device and forward pass", lambda r: r.spec.batch.micro, "integer", "samples"),
-    Column("accumulation", "forward passes per optimizer step", lambda r: r.spec.accumulation, "integer"),
-    Column("global_batch", "samples per optimizer step", lambda r: r.spec.global_batch, "integer", "samples"),
-    Column("encoder_length", _LENGTH, lambda r: r.spec.sequence.get("encoder"), "integer", "tokens"),
-    Column("decoder_length", _LENGTH, lambda r: r.spec.sequence.get("decoder"), "integer", "tokens"),
-    Column("encoder_tokens", _TOKENS, partial(_count_tokens, kind="encoder"), "number", "tokens"),
-    Column("decoder_tokens", _TOKENS, partial(_count_tokens, kind="decoder"), "number", "tokens"),
+    Column("seed", "random seed of initial weights and data", lambda r: r.spec.seed, "integer"),
+    Column("nodes", "number of nodes", lambda r: r.spec.nodes, "integer"),
+    Column(
+        "devices_per_node",
+        "devices used on each node; a device runs one rank",
+        lambda r: r.spec.devices_per_node,
+        "integer",
+    ),
+    Column("world_size", "number of ranks on all nodes", lambda r: r.spec.world_size, "integer"),
+    Column(
+        "micro", "micro-batch: samples per forward pass of a rank", lambda r: r.spec.batch.micro, "integer", "samples"
+    ),
+    Column("accumulation", "micro-batches per optimizer step of a rank", lambda r: r.spec.accumulation, "integer"),
+    Column(
+        "global_batch", "samples per optimizer step over all ranks", lambda r: r.spec.global_batch, "integer", "samples"
+    ),
+    Column("encoder_length", f"encoder {_LENGTH}", lambda r: r.spec.sequence.get("encoder"), "integer", "tokens"),
+    Column("decoder_length", f"decoder {_LENGTH}", lambda r: r.spec.sequence.get("decoder"), "integer", "tokens"),
+    Column("encoder_tokens", f"encoder {_TOKENS}", partial(_count_tokens, kind="encoder"), "number", "tokens"),
+    Column("decoder_tokens", f"decoder {_TOKENS}", partial(_count_tokens, kind="decoder"), "number", "tokens"),
     Column(
         "padding_tokens",
-        "padding among encoder_tokens and decoder_tokens; mean over the window",
+        "padding tokens of all kinds per optimizer step over all ranks; mean over the window of timed steps",
         lambda r: counted.padding if (counted := get_tokens(r)) else None,
         "number",
         "tokens",
     ),
-    Column("evidence", "measured, rehearsed (one real rank) or predicted", lambda r: r.evidence),
-    Column("outcome", "how the run ended", lambda r: r.outcome.kind),
-    Column("slowest_rank", "rank that the others wait for, if one stands out", find_slowest_rank, "integer"),
-    Column("slowest_host", "host of slowest_rank", _find_slowest_host),
-    Column("slowest_link_node", "host with a slow link, if one stands out", _find_slowest_link_node),
-    Column("reason", "cause of the outcome; empty when ok", lambda r: r.outcome.reason),
+    Column(
+        "evidence",
+        "origin of the numbers: measured, rehearsed (one real rank, simulated collectives) or predicted",
+        lambda r: r.evidence,
+    ),
+    Column("outcome", "end of the run: ok, or the kind of failure, such as oom or hang", lambda r: r.outcome.kind),
+    Column("slowest_rank", "slowest rank, if it is much slower than the other ranks", find_slowest_rank, "integer"),
+    Column("slowest_host", "name of the host of slowest_rank", _find_slowest_host),
+    Column(
+        "slowest_link_node",
+        "name or index of the node with the slowest link, if it is much slower than the other links",
+        _find_slowest_link_node,
+    ),
+    Column("reason", "cause of the outcome; empty if the outcome is ok", lambda r: r.outcome.reason),
     # these two are filled by `analysis.reading.rows`; `analysis.results` adds the flag `unverified`
-    Column("flags", "reasons to doubt the run, as names of flags separated by spaces", lambda r: ""),
-    Column("notes", "remarks on the interval of the step time, as names of notes separated by spaces", lambda r: ""),
+    Column("flags", "reasons to doubt the run: names of flags, separated by spaces", lambda r: ""),
+    Column("notes", "remarks on the interval of the step time: names of notes, separated by spaces", lambda r: ""),
 )
 
 _LATER = (
     Column("objective", "training objective, a file of conf/objective", lambda r: r.spec.objective),
-    Column("lengths", "tokens per sample by kind, if there are kinds other than encoder and decoder", _format_lengths),
-    Column("tensor", "ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
-    Column("pipeline", "ranks among which the layers are divided", lambda r: r.spec.parallel.pipeline, "integer"),
+    Column("lengths", "tokens per sample of each kind; empty if all are encoder or decoder tokens", _format_lengths),
+    Column("tensor", "tensor parallelism: ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
+    Column(
+        "pipeline",
+        "pipeline parallelism: ranks among which the layers are divided",
+        lambda r: r.spec.parallel.pipeline,
+        "integer",
+    ),
     Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
     Column(
         "adapter",
-        "adapters, such as LoRA, or frozen parameters; none if all parameters are trained",
+        "adapter, such as LoRA, or frozen parameters; none if all parameters are trained",
         lambda r: describe_adapter(r.spec) or "none",
     ),
     Column(
         "trainable_parameters",
-        "number of trained parameters; empty if all are trained",
+        "number of trained parameters; empty if all parameters are trained",
         lambda r: _count_trainable(r.observations),
         "integer",
     ),
@@ -269,28 +302,32 @@ _LATER = (
 _LEARNED = (
     Column(
         "tokens_trained",
-        "tokens that a training has seen, padding included",
+        "number of tokens that were trained on, padding included",
         _of_last_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
         "integer",
         "tokens",
     ),
     Column(
         "trained_s",
-        "time of the optimizer steps of a training, without evaluations and checkpoints",
+        "duration of all optimizer steps of a training, without evaluations and checkpoints",
         _of_last_evaluation(lambda record, last: last.trained_s),
         "number",
         "s",
     ),
     Column(
         "validation_loss",
-        "mean loss per target token of held-out text, at the end of a training",
+        "mean loss per target token of held-out data, at the end of a training",
         _of_last_evaluation(lambda record, last: last.loss),
         "number",
         "nats",
         "less",
     ),
-    *_build_quality_columns("exact_match", "share of answers to held-out prompts that equal the reference answer"),
-    *_build_quality_columns("token_f1", "mean F1 of the words of answers to held-out prompts (SQuAD)"),
+    *_build_quality_columns(
+        "exact_match", "fraction of held-out prompts whose generated answer equals the reference answer"
+    ),
+    *_build_quality_columns(
+        "token_f1", "F1 score of the words of generated answers (as in SQuAD), mean over held-out prompts"
+    ),
 )
 
 
@@ -298,53 +335,75 @@ _LEARNED = (
 
 UNITS, MEANINGS = "units", "meanings"
 _ENDS = {"_low": "lower end of the interval of", "_high": "upper end of the interval of"}
-_SIDES = {"base_": "at the base", "one_": "of the one", "other_": "of the other"}
+_SIDES = {
+    "base_": "at the smallest measured node count",
+    "one_": "of the first engine",
+    "other_": "of the second engine",
+}
 
 DERIVED: Mapping[str, ColumnMeaning] = {
-    "variant": ColumnMeaning("other fields in which configurations of an engine differ in this set"),
-    "n": ColumnMeaning("number of allocations with repeats that ended ok; the row's numbers come from these repeats"),
-    "runs": ColumnMeaning("number of runs, all attempts included"),
-    "untimed": ColumnMeaning("number of attempts without recorded times, whose costs are unknown"),
-    "finished": ColumnMeaning("number of repeats that ended ok; a repeat is one seed in one repetition"),
-    "reached": ColumnMeaning("number of repeats whose held-out loss reached the given loss at an evaluation"),
-    "device_hours": ColumnMeaning(
-        "device-hours of all attempts, from the start of their processes to their last step", "h"
+    "variant": ColumnMeaning(
+        "settings without a column of their own in which the engine's configurations in this set differ"
     ),
-    "start_share": ColumnMeaning("share of device_hours before the first step", "of 1"),
-    "failed_share": ColumnMeaning("share of device_hours of attempts that did not end ok", "of 1"),
-    "cost": ColumnMeaning("cost of all attempts with known times", "currency"),
-    "cost_per_run": ColumnMeaning("median cost of a finished repeat, its failed attempts included", "currency"),
+    "n": ColumnMeaning(
+        "sample size: allocations with a run that ended ok; a run outside of any job counts as an allocation"
+    ),
+    "runs": ColumnMeaning("number of runs, all attempts included"),
+    "untimed": ColumnMeaning("number of attempts without recorded times; their costs are unknown"),
+    "finished": ColumnMeaning("number of repeats that ended ok; runs with different seeds are different repeats"),
+    "reached": ColumnMeaning("number of repeats in which an evaluation's held-out loss was at most that of --loss"),
+    "device_hours": ColumnMeaning(
+        "device-hours of all attempts, each from the start of its processes to its last step", "h"
+    ),
+    "start_share": ColumnMeaning("fraction of device_hours that passed before the first step of an attempt", "of 1"),
+    "failed_share": ColumnMeaning("fraction of device_hours that attempts took that did not end ok", "of 1"),
+    "cost": ColumnMeaning("cost of device_hours: all attempts with recorded times", "currency"),
+    "cost_per_run": ColumnMeaning("median cost of a repeat that ended ok, with its failed attempts", "currency"),
     "cost_to_loss": ColumnMeaning(
-        "median cost of a repeat until the loss was reached, its failed attempts included", "currency"
+        "median cost of a repeat until its held-out loss was at most that of --loss, with its failed attempts",
+        "currency",
     ),
     "interval_kind": ColumnMeaning(
         "kind of the interval of step_s: within the run, between repeats, or range of repeats"
     ),
     "interval_level": ColumnMeaning("probability that the interval of step_s contains the true median"),
     "interval_n": ColumnMeaning("number of steps or repeats from which the interval of step_s is computed"),
-    "standing": ColumnMeaning("fastest, equal within 3 %, tied, slower, failed, or too few repeats to tell"),
-    "ratio": ColumnMeaning("seconds per sample, divided by those of the fastest, or by those of the other"),
-    "ratio_kind": ColumnMeaning("kind of the intervals of the row's ratios: within the run, or between repeats"),
+    "standing": ColumnMeaning(
+        "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or too "
+        "few repeats to tell"
+    ),
+    "ratio": ColumnMeaning(
+        "seconds per sample divided by those of the fastest configuration or, in a table of crossovers, of the second "
+        "engine"
+    ),
+    "ratio_kind": ColumnMeaning("kind of the intervals of the row's ratios: within the runs, or between repeats"),
     "ratio_level": ColumnMeaning("probability that an interval of a ratio contains the true ratio"),
     "ratio_n": ColumnMeaning(
         "number of steps or repeats, both sides added, from which the intervals of the ratios are computed"
     ),
-    "pareto": ColumnMeaning("throughput against memory: front, tied, dominated, or too few repeats to tell"),
+    "pareto": ColumnMeaning(
+        "comparison with the fastest configuration that needs no more memory: front (not slower), tied, dominated "
+        "(slower), or too few repeats to tell"
+    ),
     "memory_ratio": ColumnMeaning(
         "seconds per sample, divided by those of the fastest configuration that needs no more memory"
     ),
-    "memory_verdict": ColumnMeaning("verdict on memory_ratio"),
-    "law": ColumnMeaning("what is equal at all node counts: the global batch (strong) or the work per device (weak)"),
-    "batch": ColumnMeaning("micro-batch: the same at all node counts, or the best at each node count"),
-    "curve": ColumnMeaning("name of the curve: engine, micro-batch and work per step"),
-    "micros": ColumnMeaning("requested micro-batches at that node count", "samples"),
-    "tied_micros": ColumnMeaning("micro-batches that are not detectably slower than that of the row", "samples"),
-    "base_nodes": ColumnMeaning("the smallest measured node count of the curve"),
-    "speedup": ColumnMeaning(
-        "samples per second, divided by those at base_nodes; for a weak curve, the scaled speed-up"
+    "memory_verdict": ColumnMeaning("verdict on memory_ratio, such as slower or no detectable difference"),
+    "law": ColumnMeaning(
+        "kind of scaling: strong (equal global batch at all node counts) or weak (equal work per device)"
     ),
-    "efficiency": ColumnMeaning("speed-up, divided by nodes / base_nodes: 1 is ideal"),
-    "serial_fraction": ColumnMeaning("serial fraction by Karp and Flatt; for strong curves only"),
+    "batch": ColumnMeaning("micro-batch of the curve: the same at all node counts, or the fastest at each node count"),
+    "curve": ColumnMeaning("name of the curve: engine, micro-batch and work per step"),
+    "micros": ColumnMeaning("micro-batches requested at this node count, failed ones included", "samples"),
+    "tied_micros": ColumnMeaning(
+        "other micro-batches at this node count that are not detectably slower than that of the row", "samples"
+    ),
+    "base_nodes": ColumnMeaning("smallest measured node count of the curve"),
+    "speedup": ColumnMeaning("samples per second divided by those at base_nodes"),
+    "efficiency": ColumnMeaning("speedup divided by nodes / base_nodes; 1 is ideal"),
+    "serial_fraction": ColumnMeaning(
+        "serial fraction of the work by Karp and Flatt, computed from speedup; for strong scaling only"
+    ),
 }
 """Meanings and units of the columns of derived tables that the run table does not have."""
 

@@ -83,59 +83,64 @@ def _has_foreign_hosts(record: RunRecord) -> bool:
 
 FLAGS = {
     "drill": Flag(
-        "had a fault injected on purpose, so it is never a measurement", _observed(lambda seen: seen.drill is not None)
+        "had a fault injected on purpose (a drill), so its values are never used",
+        _observed(lambda seen: seen.drill is not None),
     ),
     "foreign_hosts": Flag(
-        "ran on a host outside its job: ranks of two jobs were mixed, so it is never a measurement", _has_foreign_hosts
+        "used hosts outside its job, because ranks of two jobs were mixed, so its values are never used",
+        _has_foreign_hosts,
     ),
     "busy": Flag(
-        f"shared its machine: background load or steal took more than {100 * BUSY_SHARE:g} % of a node's cores, or a "
-        f"quota held the run back as much, or tasks waited for memory or for input and output in more than "
-        f"{100 * PRESSURE_SHARE:g} % of the window, or other processes had memory on a device, or "
-        "its record is marked `known_busy`; its times are excluded",
+        "was made on a busy machine, so its times are excluded. The record has at least one sign of it: background "
+        f"load and CPU steal above {100 * BUSY_SHARE:g} % of a node's cores; a CPU quota that stopped processes for "
+        f"more than {100 * BUSY_SHARE:g} % of the window; waits for memory or for input and output in more than "
+        f"{100 * PRESSURE_SHARE:g} % of the window; memory of another process on a device; a note `known_busy`",
         _is_busy,
     ),
     "paused": Flag(
-        "was paused while it made steps: its job was suspended, its processes were stopped, or its machine slept; its "
-        "times are excluded",
+        "was paused during its steps, so its times are excluded. Its job was suspended, its processes were stopped, or "
+        "its machine was suspended",
         lambda record: record.outcome.paused_s > 0,
     ),
     "short": Flag(
-        f"has a window of less than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s, or one that ended before it had "
-        "the requested steps",
+        f"has a window (timed steps) of fewer than {_SHORT_STEPS} steps or less than {_SHORT_S:g} s, or a window that "
+        "reached its time limit before its requested length",
         _is_short,
     ),
     "ended_early": Flag(
-        "was ended by a search within its window: a step surely took longer than that of the search's best trial",
+        "was ended by a search before its window was complete, because its steps were detectably slower than those of "
+        "the best trial",
         _observed(lambda seen: seen.steps is not None and seen.steps.stopped == "slower"),
     ),
     "unsteady": Flag(
-        "was timed before its steps were steady: the means of the window's first and last third differ by more than "
-        f"{100 * CHANGE:g} % and by more than their intervals allow",
+        "was timed before its step times were steady. The means of the first and last third of the window differ by "
+        f"more than {100 * CHANGE:g} % and by more than their intervals allow",
         _is_unsteady,
     ),
     "skipped_steps": Flag(
-        "skipped optimizer updates in its window, which makes steps cheaper",
+        "skipped optimizer updates in its window after an overflow of the loss scale, which makes steps faster",
         _observed(lambda seen: seen.steps is not None and any(at >= seen.steps.cut for at in seen.steps.skipped)),
     ),
     "memory_drift": Flag(
-        "counted memory that differs by more than 1 % from the bytes of all reachable tensors",
+        "has a memory count that differs by more than 1 % from the bytes of all tensors that Python can reach",
         _observed(lambda seen: any(abs(rank.drift or 0) > _MEMORY_DRIFT for rank in seen.memory)),
     ),
     "uninspected": Flag(
-        "was lost in the untimed steps after its window: its collectives and stragglers are unknown",
+        "failed in the untimed steps after its window, so its collectives and its slow ranks are unknown",
         _observed(lambda seen: seen.uninspected is not None),
     ),
     "counted_flops": Flag(
-        "has its FLOPs counted by torch, because its model family has no formula: TFLOP/s and MFU rest on that count",
+        "has TFLOP/s and MFU from FLOPs that torch counted, because its model family has no formula for FLOPs",
         _observed(lambda seen: seen.counted_flops is not None),
     ),
     "straggler": Flag(
-        "waited for one of its ranks or links: slowest_rank, slowest_host and slowest_link_node name it",
+        "has a rank or a link that is much slower than the others; `slowest_rank`, `slowest_host` and "
+        "`slowest_link_node` name it",
         lambda record: find_slowest_rank(record) is not None or find_slowest_link(record) is not None,
     ),
     "unverified": Flag(
-        "has no run of the reference engine to compare its gradient norm and loss with", lambda record: False
+        "has an unverified loss and gradient norm, because there is no run of the reference engine ddp for comparison",
+        lambda record: False,
     ),
     "dirty": Flag(
         "was made by code with uncommitted changes",
@@ -146,16 +151,18 @@ FLAGS = {
 
 NOTES = {
     "wide": Flag(
-        f"has a 95 % interval of the mean step time, and so of its rates, wider than {100 * WIDE:g} %, or none at all",
+        f"has a 95 % interval of the mean step time that is wider than {100 * WIDE:g} %, or has no such interval",
         _timed(_is_wide),
     ),
     "few": Flag(
-        f"has steps worth fewer than {FEW} independent steps: the 95 % interval of its mean may be too narrow",
+        f"has correlated step times with an effective sample size below {FEW}, so the 95 % interval of their mean may "
+        "be too narrow",
         _timed(lambda timed: describe_window(timed.step_s).few),
     ),
     "stall": Flag(
-        f"has a stall: its longest {100 * STALL_SHARE:g} % of steps took longer than as many median steps, by more "
-        f"than {100 * _STALL_WINDOW_SHARE:g} % of the window; `longest_step` is the longest, `step_s_max` its time",
+        f"has a stall: the longest {100 * STALL_SHARE:g} % of its steps exceed the median step time by a total of more "
+        f"than {100 * _STALL_WINDOW_SHARE:g} % of the window. `longest_step` is the index of the longest step, and "
+        "`step_s_max` its time",
         _timed(lambda timed: describe_window(timed.step_s).stall_s > _STALL_WINDOW_SHARE * timed.seconds),
     ),
 }
@@ -174,41 +181,41 @@ UNTRUSTED = (*DISTURBED, *NO_MEASUREMENT)
 """Flags of runs whose times do not measure their configuration."""
 
 OUTCOMES: dict[OutcomeKind, str] = {
-    "ok": "measured",
-    "oom": "the device's memory did not suffice",
-    "host_oom": "the host's memory did not suffice",
-    "hang": "no step or phase ended for too long; the record has the stack traces of every rank",
-    "timeout": "the time limit of the attempt, or of its job, ended it",
-    "comm_error": "a collective failed: a peer was lost",
+    "ok": "the run was measured to its end",
+    "oom": "the device ran out of memory",
+    "host_oom": "the host ran out of memory",
+    "hang": "no step or phase ended within the allowed time; the record has the stack traces of every rank",
+    "timeout": "the run exceeded the time limit of its attempt or of its job",
+    "comm_error": "a collective operation failed, because the connection to another rank was lost",
     "node_failure": "the scheduler reported that a node failed",
     "preempted": "the scheduler took the nodes for another job",
-    "cancelled": "ended by Ctrl-C, `zeroscale cancel` or the scheduler's own command",
-    "invalid": "a loss or gradient that is not a number, or that differs from that of the reference run",
-    "error": "a rank raised an exception or died, for none of the reasons above",
-    "pruned": "never run: with a smaller micro-batch, the same configuration ran out of memory in two runs",
-    "infeasible": "never run: its predicted memory exceeds that of the device by far",
+    "cancelled": "the run was ended by Ctrl-C, `zeroscale cancel` or a command of the scheduler",
+    "invalid": "a loss or gradient norm was not finite, or differed from that of the reference run",
+    "error": "a rank raised an exception or died, and no other outcome applies",
+    "pruned": "never run, because the same configuration ran out of memory in two runs with a smaller micro-batch",
+    "infeasible": "never run, because its predicted memory is much larger than that of the device",
 }
 """Meaning of each outcome of a run."""
 
-_LONGER = "measure longer: measure=full, or a larger measure.window_s and measure.max_s"
+_LONGER = "measure longer: set measure=full, or raise measure.window_s and measure.max_s"
 
 REMEDIES = {
-    "drill": "none needed: a drill tests the harness",
-    "foreign_hosts": "run it again, in a job of its own",
-    "busy": "run it again on an idle machine; launcher.quiet_within_s=60 waits for one",
-    "paused": "run it again",
+    "drill": "nothing; a drill only tests the harness",
+    "foreign_hosts": "run the configuration again in a separate job",
+    "busy": "run the configuration again on an idle machine; launcher.quiet_within_s=60 waits until it is idle",
+    "paused": "run the configuration again",
     "short": _LONGER,
-    "ended_early": "to know its full time, measure it alone: zeroscale run with its overrides",
+    "ended_early": "measure the configuration alone to get its full step time: zeroscale run with its overrides",
     "unsteady": "raise measure.warmup_steps or measure.window_s",
-    "skipped_steps": "raise measure.warmup_steps, so that the loss scale settles before, or set precision=bf16",
-    "memory_drift": "do not compare its memory with that of other runs",
-    "uninspected": "run it again if you need them; its step times remain valid",
+    "skipped_steps": "raise measure.warmup_steps, so that the loss scale settles during warm-up, or set precision=bf16",
+    "memory_drift": "do not compare the memory of this run with that of other runs",
+    "uninspected": "run the configuration again if you need these values; its step times remain valid",
     "counted_flops": "compare its TFLOP/s and MFU only with those of runs that have this flag",
-    "straggler": "look at the rank, host or link that these columns name, and run again without it",
+    "straggler": "check the rank, host or link that these columns name, and run again without it",
     "unverified": "run engine=ddp with the same overrides",
     "dirty": "commit the changes and run again",
-    "wide": "raise measure.window_s, or run more repeats",
+    "wide": "raise measure.window_s, or add repeats",
     "few": "raise measure.min_steps or measure.window_s",
-    "stall": "look for other work on the machine at that step; if the stall repeats, the run itself causes it",
+    "stall": "look for other work on the machine at that step; if every run stalls, the run itself is the cause",
 }
 """Remedy for each flag and note."""

@@ -271,7 +271,7 @@ def format_interval_kind(row: "Row") -> str:
     """
     kind = row["interval_kind"] or "within the run"
     if kind == "within the run":
-        return "of one run's steps, indicative"
+        return "from the steps of one run, indicative"
     return f"{100 * row['interval_level']:.0f}\u00a0%, {kind}"
 
 

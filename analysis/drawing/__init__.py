@@ -312,7 +312,7 @@ def compose(picture: Picture) -> Figure:
     depths = [max(map(len, titles)) * _TITLE_IN for titles in heads]
     bodies = [max(panel.space.height + panel.space.below for panel in line) + 0.16 for line in lines]
     omitted = len(picture.panels) - len(panels)
-    more = f"{omitted} of {len(picture.panels)} panels left out, those with the fewest numbers of each model."
+    more = f"{omitted} of {len(picture.panels)} panels are omitted: those with the fewest points of each model."
     note = textwrap.wrap(" ".join(filter(None, [picture.note, more * bool(omitted)])), int((width - 0.2) / _SMALL_IN))
     keys, across = _measure_keys(picture.keys, width)
     above, below = _KEY_LINE_IN * math.ceil(len(keys) / across) + 0.1, _LINE_IN * len(note) + 0.12

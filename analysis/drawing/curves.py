@@ -143,7 +143,7 @@ def build_picture(
     for curve in (curve for panel in panels for curve in panel.curves if not curve.predicted):
         points[curve.label] += len(curve.points)
     labels = sorted(label for label, _ in sorted(points.items(), key=lambda item: -item[1])[:MAX_CURVES])
-    fewer = describe_omitted(len(points), "curves", "fewest numbers", MAX_CURVES)
+    fewer = describe_omitted(len(points), "curves", "fewest points", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
     panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
     # Panels with a single tick write the names of curves below the axis. All panels leave the same room for them.
@@ -158,9 +158,11 @@ def build_picture(
         space = Space(height=_HEIGHT_IN * bool(scale[0]) + strip, below=below)
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
-    keys += [Key("ideal", _IDEAL)] if quantity.ideal is not None else []
+    keys += [Key("ideal scaling", _IDEAL)] if quantity.ideal is not None else []
     flags = Counter(flag for panel in panels for point in panel.points for flag in list_rare_flags(point.row))
-    flagged = f"Flagged points: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
+    flagged = (
+        f"Points with flags: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
+    )
     notes = [_describe_intervals(panels) * quantity.interval, note, flagged, _describe_empty(empty), fewer]
     return Picture(drawn, keys, " ".join(filter(None, notes)))
 
@@ -228,9 +230,12 @@ def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
     rows = [point.row for point in points if point.ends and point.row["interval_kind"]]
     kinds = sorted({format_interval_kind(row).replace("\u00a0", " ") for row in rows})
     if not any(point.ends for point in points):
-        return "No interval is known." if points else ""
+        return "No point has an interval." if points else ""
     named = f" ({'; '.join(kinds)})" if kinds else ""
-    return f"Bars: interval{named}. Thin: of one run. Hollow: no interval. Arrow: the interval ends beyond the axis."
+    return (
+        f"Bar: interval{named}. Thin bar: interval within one run. Hollow mark: no interval. Arrow: the interval ends "
+        "beyond the axis."
+    )
 
 
 def _describe_empty(panels: Sequence[ChartPanel]) -> str:
@@ -239,7 +244,7 @@ def _describe_empty(panels: Sequence[ChartPanel]) -> str:
         return ""
     names = [f"{' · '.join(panel.title)} ({', '.join(_list_reasons(panel))})" for panel in panels]
     more = [f"{len(panels) - _MOST_NAMES} more"] if len(panels) > _MOST_NAMES else []
-    return f"Not drawn, since they have no number: {'; '.join([*names[:_MOST_NAMES], *more])}."
+    return f"Panels without any number are omitted: {'; '.join([*names[:_MOST_NAMES], *more])}."
 
 
 def _list_reasons(panel: ChartPanel) -> list[str]:
@@ -265,7 +270,7 @@ def _draw_panel(
         axes.set_ylabel(quantity.label)
     axes.axhline(0, color=INK, linewidth=0.6)
     if quantity.ideal is not None:
-        mark(axes.axhline(quantity.ideal, zorder=1, **_IDEAL), "ideal")
+        mark(axes.axhline(quantity.ideal, zorder=1, **_IDEAL), "ideal scaling")
     axes.set_xlim(-_EDGE, len(panel.places) - 1 + _EDGE)
     several = len(panel.places) > 1
     axes.set_xlabel(quantity.across_label if several else f"{quantity.across_label} {panel.places[0]}")
@@ -318,8 +323,8 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
 
 _EFFICIENCY = PlottedQuantity("efficiency", "efficiency", across="nodes", across_label="nodes", ideal=1.0)
 _EFFICIENCY_NOTE = (
-    "1 at the smallest node count with a number, by definition. The bar there is the interval of its own throughput, "
-    "which also widens those of the other points."
+    "Efficiency at the smallest measured node count is 1 by definition. Its bar is the interval of the throughput at "
+    "this node count, which also widens the intervals of the other points."
 )
 
 

@@ -82,7 +82,7 @@ def list_rare_flags(row: Row) -> list[str]:
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
     """Return a sentence on how many of `number` things, such as curves, are not drawn; empty if there are at most
     `most`. `what` names the things, and `why` their property, such as "fewest numbers"."""
-    return f"{number - most} of {number} {what} left out, those with the {why}." if number > most else ""
+    return f"{number - most} of {number} {what} are omitted: those with the {why}." if number > most else ""
 
 
 def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:

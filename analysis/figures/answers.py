@@ -27,8 +27,8 @@ from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row, is_disturbed
 
-TITLE = "The answers at a glance"
-ALT = "By question, the extra time per sample of each engine's fastest configuration, with its interval."
+TITLE = "Time per sample of each engine compared with the fastest"
+ALT = "A panel per question and a mark per engine: extra time per sample of its fastest configuration, with interval."
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
@@ -87,11 +87,11 @@ def picture(results: Results) -> Picture:
         for panel in panels
     ]
     notes = [
-        "Time per sample of the fastest configuration of each engine, compared with the fastest of all. Bar: interval "
-        f"of the difference. Hollow: indicative, a side has fewer than {LEAST_RUNS} runs. Arrow: beyond the axis. "
-        "Brackets: flags.",
-        f"All are flagged {', '.join(sorted(shared))}." if shared else "",
-        f"The {len(panels)} questions with the most rivals, of {len(panels) + omitted} with a rival."
+        "Each mark is the fastest configuration of an engine. The x axis shows its extra time per sample compared with "
+        "the fastest configuration in the panel. Bar: interval of the difference. Hollow mark: indicative, because a "
+        f"configuration has fewer than {LEAST_RUNS} runs. Arrow: value beyond the axis. Square brackets: flags.",
+        f"Flags of all configurations shown: {', '.join(sorted(shared))}." if shared else "",
+        f"Shown: the {len(panels)} questions with the most configurations, of {len(panels) + omitted} with several."
         if omitted
         else "",
     ]
@@ -143,9 +143,9 @@ def _build_panel(found: Best, title: str) -> AnswerPanel:
 
 def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
     if is_disturbed(row):
-        return AnswerMark(label, row["engine"], None, None, "busy machine: no time counts", row)
+        return AnswerMark(label, row["engine"], None, None, "busy machine: times excluded", row)
     if rival is None:
-        words = f"the fastest: {format_significant(row['sample_s'], 3)} s per sample"
+        words = f"fastest: {format_significant(row['sample_s'], 3)} s per sample"
         return AnswerMark(label, row["engine"], 0.0, None, words, row)
     compared, known = rival.comparison, rival.comparison.interval
     if rival.verdict == TOO_FEW:

@@ -16,14 +16,15 @@ from analysis.scaling import IntervalEstimate, Paces, compare_paces, paces, scal
 from analysis.scaling.best import Best, best
 from analysis.summary import Row
 
-TITLE = "Best configurations and their efficiency"
-ALT = "By model and node count, the fastest configuration, its ties, its tokens per second and its efficiency."
+TITLE = "Fastest configuration by model and node count"
+ALT = "A cell per model and node count: fastest configuration, number of ties, tokens per second and efficiency."
 PLACE = 7
 
 _NOTE = (
-    "Each cell: the fastest configuration as measured (× n: accumulated), the configurations tied with it (n < 3: too "
-    "few repeats to tell), tokens/s, and its efficiency: throughput per device over that of the best one on the fewest "
-    "nodes, with its interval. Brighter: more efficient. Hatched: no number."
+    "Each cell shows the configuration with the shortest measured time per sample, its tokens/s and its efficiency "
+    "with interval. × n after the engine: accumulation of n micro-batches. (+n tied): n other configurations are not "
+    "detectably slower. (n < 3): too few repeats for a verdict. Efficiency: throughput per device, divided by that of "
+    "the fastest configuration on the smallest node count. Brighter: more efficient. Hatched: no measurement."
 )
 _MOST = 14  # rows
 _CELL_IN, _LEFT_IN = 0.62, 1.5
@@ -52,7 +53,9 @@ def picture(results: Results) -> Picture:
     if all(len({row["nodes"] for row in group.rows}) < 2 for group in groups.group_by_micro(results.summary)):
         return Picture()
     lines = _list_lines(results)
-    omitted = groups.describe_omitted(len(lines), "lines", "fewest node counts", _MOST)
+    if not lines:
+        return Picture()
+    omitted = groups.describe_omitted(len(lines), "rows", "fewest node counts", _MOST)
     lines = sorted(lines, key=lambda line: -len(line[1]))[:_MOST] if omitted else lines
     space = Space(_CELL_IN * len(lines), _LEFT_IN)
     panel = Panel(title=[], draw=partial(_draw_lines, lines=lines), space=space, wide=True)
@@ -63,7 +66,8 @@ def _list_lines(results: Results) -> list[Line]:
     """Return the rows of the figure. Efficiencies are relative to the smallest node count of a row that has a
     number."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
-    for found in best(results):
+    # A rehearsal is never ranked, so its question would be a row of empty cells.
+    for found in (one for one in best(results) if one.question["evidence"] == "measured"):
         shared = {**found.question, "nodes": None}
         groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)
     known = paces(results)
@@ -116,8 +120,8 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
     corner = (x - 0.49, y - 0.47)
     if cell is None or cell.efficiency is None or cell.found.fastest is None:
         axes.add_patch(Rectangle(corner, 0.98, 0.94, facecolor="none", edgecolor=INK, alpha=0.25, hatch="////"))
-        failed = cell.found.failed if cell else ()
-        write_reason(axes, x, y, failed[0] if failed else None)
+        without = (*cell.found.failed, *cell.found.busy) if cell else ()
+        write_reason(axes, x, y, without[0] if without else None)
         return
     # An efficiency above 1 (possible by caches) has the colour of 1.
     share = min(max(cell.efficiency.value, 0.0), 1.0)

@@ -12,17 +12,20 @@ from bench.core.errors import UserError
 from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
-TITLE = "Idle share by micro-batches"
-ALT = "Share of a step in which a pipeline's rank waits, against micro-batches, measured and predicted."
+TITLE = "Idle share of pipelines"
+ALT = (
+    "Fraction of a step in which a rank waits for other stages, against micro-batches per step, measured and predicted."
+)
 PLACE = 7
 
 QUANTITY = PlottedQuantity(
-    "idle_share", "idle, share of a step", interval=False, across="micro_batches",
-    across_label="micro-batches of a step", predicted=True,
+    "idle_share", "idle fraction of a step", interval=False, across="micro_batches",
+    across_label="micro-batches per step", predicted=True,
 )  # fmt: skip
 _NOTE = (
-    "Measured: idle time in untimed steps, mean over ranks, over the median step. Hollow, dashed: a simulation of the "
-    "engine's schedule, with times of stages proportional to their FLOPs, and without transfers and update."
+    "Measured: mean idle time of the ranks in untimed steps, divided by the median step time. Hollow, dashed: "
+    "prediction by a simulation of the engine's schedule. It assumes that the time of a stage is proportional to its "
+    "FLOPs, and that transfers and the optimizer update take no time."
 )
 
 
@@ -40,7 +43,7 @@ def group_rows(results: Results) -> list[QuestionGroup]:
             spec = results.specs[row["config_id"]]
             known = results.table["idle_share"].iloc[results.behind(row)].dropna() if row["n"] else ()
             if spec.parallel.pipeline > 1 and len(known):
-                held = f"micro {spec.batch.micro} · pipeline of {spec.parallel.pipeline}"
+                held = f"micro {spec.batch.micro} · pipeline degree {spec.parallel.pipeline}"
                 shared = {**question, "micro": spec.batch.micro, "held": held}
                 group = groups.setdefault(tuple(shared.values()), QuestionGroup(shared, []))
                 own = _build_row(row, spec, statistics.median(known))

@@ -12,13 +12,13 @@ from analysis.results import Results
 from bench.core.record import RunRecord
 from bench.core.spec import config_id
 
-TITLE = "Held-out loss against tokens and time"
-ALT = "Held-out loss of each run against tokens seen in training, and against the seconds of its steps."
+TITLE = "Held-out loss against training tokens and time"
+ALT = "Held-out loss of each training run against trained tokens, and against the time of its optimizer steps."
 PLACE = 10
 
 _NOTE = (
-    "Runs that differ only in their seed look the same. Marks: evaluations, all on the same samples. Time: optimizer "
-    "steps only."
+    "Runs that differ only in their seed have the same colour and marker. Marks: evaluations, all on the same samples. "
+    "Time: optimizer steps only, without evaluations and checkpoints."
 )
 _MOST = 12  # curves
 
@@ -45,7 +45,7 @@ def picture(results: Results) -> Picture:
         Panel(title=[title], draw=partial(_draw_runs, runs=runs, looks=looks, over_time=over_time))
         for title, over_time in (("against tokens", False), ("against time", True))
     ]
-    omitted = groups.describe_omitted(len(losses), "runs", "highest loss at the end", _MOST)
+    omitted = groups.describe_omitted(len(losses), "runs", "highest final loss", _MOST)
     entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
     return Picture(panels, entries, " ".join(filter(None, [_NOTE, omitted])))
 
@@ -53,7 +53,7 @@ def picture(results: Results) -> Picture:
 def _draw_runs(
     axes: Axes, runs: Sequence[tuple[str, RunRecord]], looks: Mapping[str, Look], *, over_time: bool
 ) -> None:
-    unit = "s of steps" if over_time else "million tokens"
+    unit = "s of optimizer steps" if over_time else "million training tokens"
     for label, record in runs:
         known = [
             (one.trained_s if over_time else one.step * record.spec.tokens_per_step / 1e6, one.loss)
@@ -63,4 +63,4 @@ def _draw_runs(
         style = looks[label].style_marks() | {"linestyle": "-", "linewidth": 0.8, "markersize": 3}
         (line,) = axes.plot([x or 0.0 for x, _ in known], [loss for _, loss in known], **style)
         mark(line, label, [f"{label}: {loss:.4g} after {x or 0:.3g} {unit}" for x, loss in known])
-    axes.set(xlabel=unit, ylabel="nats per token, held out")
+    axes.set(xlabel=unit, ylabel="held-out loss, nats per token")

@@ -6,11 +6,11 @@ from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.formats import UNITS, find_unit_power
 from analysis.results import Results
 
-TITLE = "Memory by engine and micro-batch"
-ALT = "Peak allocated bytes against micro-batch, a curve per engine, a panel per question."
+TITLE = "Peak memory by engine and micro-batch"
+ALT = "Peak allocated memory per rank against micro-batch, with a curve per engine and a panel per question."
 PLACE = 3
 
-_NOTE = "Peak over steady steps, on the rank with most."
+_NOTE = "Peak bytes of live tensors in the timed steps, on the rank with the highest peak."
 
 
 def picture(results: Results) -> Picture:
@@ -18,6 +18,6 @@ def picture(results: Results) -> Picture:
     1."""
     peaks = results.summary["peak_allocated_bytes"].dropna()
     power = find_unit_power(float(peaks.max()) if len(peaks) else 0.0)
-    label = f"peak allocated, {UNITS[power]}"
+    label = f"peak allocated memory, {UNITS[power]}"
     quantity = PlottedQuantity("peak_allocated_bytes", label, interval=False, unit=1024**power)
     return build_picture(results, groups.group_by_question(results.summary), quantity, _NOTE)

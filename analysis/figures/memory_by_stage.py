@@ -34,23 +34,24 @@ from bench.core.errors import UserError
 from bench.core.spec import Device, RunSpec
 from bench.predict.memory import predict_memory
 
-TITLE = "Memory by stage against ZeRO's arithmetic"
-ALT = "By engine, measured and predicted bytes at the peak and between steps, with a panel per question."
+TITLE = "Memory by engine, measured and predicted"
+ALT = "Measured and predicted memory of each engine at the peak and between steps, with a panel per question."
 PLACE = 4
 
 _NOTE = (
-    "Micro-batch: the one with most numbers, or the largest of several such. Of configurations that differ in an "
-    "option, the one with most memory. Measured: over steady steps, on the rank with most; between steps, gradients "
-    "may be freed and a bucket may stay. Predictions are formulas that are not fitted to measurements."
+    "Each panel shows the micro-batch at which most configurations were measured. If configurations of an engine "
+    "differ in an option, the one with the most memory is shown. Measured: timed steps of the rank with the most "
+    "memory. Between steps, an engine may have freed its gradients, or may keep a communication bucket. Predictions "
+    "come from formulas that are not fitted to measurements. Model states: weights, gradients and optimizer state."
 )
 _DIVIDED: Any = {"facecolor": "none", "edgecolor": INK, "alpha": 0.45, "hatch": "////", "linewidth": 0.6}
 _PEAK: Any = {"color": INK, "marker": "_", "markersize": 16, "markeredgewidth": 1.2, "linestyle": "none"}
 _MEASURED: Any = {"color": INK, "marker": "o", "linestyle": "none"}  # in the legend; engines have their own looks
 _RESTING: Any = _MEASURED | {"markerfacecolor": "none"}
 _STRIP = -0.05  # place of the reasons for missing numbers, as a share of the height
-_PREDICTED_PEAK = "predicted: peak"
-_PARTS = ("peak allocated", "between steps")
-_STATES = "predicted: weights, gradients, optimizer (ZeRO, Table 1)"
+_PREDICTED_PEAK = "predicted: peak allocated memory"
+_PARTS = ("peak allocated memory", "memory between steps")
+_STATES = "predicted: model states (ZeRO paper, Table 1)"
 
 
 class ConfigurationBytes(NamedTuple):
@@ -135,9 +136,9 @@ def _draw_panel(
     for x, (row, size) in enumerate(zip(rows, sizes, strict=True)):
         look = looks[row["engine"]]
         for label, number, style, zorder in (
-            (names["peak allocated"], size.measured, look.style_marks(), 4),
+            (names[_PARTS[0]], size.measured, look.style_marks(), 4),
             (_PREDICTED_PEAK, size.peak, _PEAK, 3),
-            (names["between steps"], size.resting, look.style_marks(hollow=True), 2),
+            (names[_PARTS[1]], size.resting, look.style_marks(hollow=True), 2),
         ):
             if number is not None:
                 (point,) = axes.plot(x, number / unit, zorder=zorder, **style)
@@ -154,5 +155,5 @@ def _draw_panel(
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
     axes.axhline(0, color=INK, linewidth=0.6)
-    axes.set_ylabel(f"per rank, {UNITS[power]}")
+    axes.set_ylabel(f"memory per rank, {UNITS[power]}")
     draw_names(axes, range(len(labels)), labels)

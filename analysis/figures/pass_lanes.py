@@ -23,14 +23,15 @@ from bench.core.errors import UserError
 from bench.core.record import RunRecord
 from bench.predict.step_time.pipeline import play_passes_by_flops
 
-TITLE = "What each rank did when"
-ALT = "A lane per place of a pipeline with its forward and backward passes, as measured and as simulated."
+TITLE = "Pipeline timeline of one step"
+ALT = "Forward and backward passes of each pipeline rank over time, as measured and as simulated."
 PLACE = 7
 
 _NOTE = (
-    "One untimed step of the first rank in each place, in seconds from its beginning, which is nearly the same on all "
-    "ranks. Empty: the rank waits. By its schedule: the same passes simulated, with times of stages proportional to "
-    "their FLOPs, transfers without time, and the total time of all passes as measured."
+    "Measured: one untimed step; of the ranks with the same layers, the first rank is shown. The step begins almost "
+    "simultaneously on all ranks. Empty: the rank waits. Simulated: the same passes by the engine's schedule. The "
+    "simulation assumes that the time of a stage is proportional to its FLOPs, and that transfers take no time. The "
+    "total time of all passes is set to the measured total."
 )
 _MOST = 4  # runs
 _LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height of this number
@@ -53,10 +54,10 @@ def picture(results: Results) -> Picture:
     for name, pair in zip(names, found.values(), strict=True):
         # Measured and simulated lanes have the same time axis; otherwise a difference in length would not be visible.
         end_s = max(lane.spans[-1].end_s for lane in (*pair.measured, *pair.expected))
-        for what, lanes in (("measured", pair.measured), ("by its schedule", pair.expected)):
+        for what, lanes in (("measured", pair.measured), ("simulated", pair.expected)):
             if lanes:
                 space = Space(_LANE_IN * min(len(lanes), _MOST_LANES) + 0.1, 0.8)
-                title = [f"{what}, {100 * compute_idle(lanes):.0f} % without a pass", *name]
+                title = [f"{what}, {100 * compute_idle(lanes):.0f} % idle", *name]
                 draw = partial(_draw_lanes, lanes=lanes, end_s=end_s)
                 panels.append(Panel(title=title, draw=draw, space=space, wide=True))
     return Picture(panels, KEYS[:2], _NOTE)
@@ -66,7 +67,7 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], end_s: float) -> None:
     size, unit = (1.0, "s") if end_s >= 0.1 else (1e-3, "ms")
     draw_lanes(axes, lanes, size)
     axes.set_xlim(0, end_s / size)
-    axes.set_xlabel(f"{unit} from the beginning of the step")
+    axes.set_xlabel(f"{unit} since the beginning of the step")
 
 
 def build_pair(record: RunRecord) -> LanePair | None:

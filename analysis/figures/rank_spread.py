@@ -14,19 +14,21 @@ from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
 from bench.core.quantities import compare_to_alike, find_slow_ranks
 
-TITLE = "Spread over ranks"
-ALT = "A line per run, a tick per rank: own time and peak memory compared with the median rank."
+TITLE = "Differences between ranks"
+ALT = "A line per run and a tick per rank: time outside collectives and peak memory, compared with the median rank."
 PLACE = 8
 
 _NOTE = (
-    "Ticks: ranks. Own time is that of one untimed step, so it has no interval. Marked: slow ranks, more than 20 % and "
-    "20 ms slower than the median of the other ranks. Medians are over ranks with the same layers."
+    "Ticks: ranks. The time outside collectives is that of one untimed step, so it has no interval. Diamonds: slow "
+    "ranks, which are more than 20 % and 20 ms slower than the median of the other ranks. A rank is compared only with "
+    "ranks that hold the same layers."
 )
-_EVEN = "No panel of memory: all ranks of a run hold equally much."
+_EVEN = "Memory has no panel, because all ranks of each run have the same peak."
 _MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names in an inch, and their height
 _TICK: Any = {"color": COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
 _SLOW: Any = {"color": COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
-_RANK, _SLOW_RANK = "a rank", "a slow rank, by its number"
+_MEMORY = "peak allocated memory"
+_RANK, _SLOW_RANK = "rank", "slow rank, with its number"
 
 
 class RankSpread(NamedTuple):
@@ -50,10 +52,16 @@ def picture(results: Results) -> Picture:
     space = Space(_LINE_IN * len(shown) + 0.1, 0.15, 0.15)
     panels = []
     if any(run.own_s for run in shown):
-        panels.append(Panel(title=["own time"], draw=partial(_draw_own_times, shown=shown, labels=labels), space=space))
+        panels.append(
+            Panel(
+                title=["time outside collectives"],
+                draw=partial(_draw_own_times, shown=shown, labels=labels),
+                space=space,
+            )
+        )
     if any(len(set(run.peak_bytes)) > 1 for run in shown):
-        panels.append(Panel(title=["memory"], draw=partial(_draw_memory, shown=shown, labels=labels), space=space))
-    even = _EVEN if any(run.peak_bytes for run in shown) and all(panel.title != ["memory"] for panel in panels) else ""
+        panels.append(Panel(title=[_MEMORY], draw=partial(_draw_memory, shown=shown, labels=labels), space=space))
+    even = _EVEN if any(run.peak_bytes for run in shown) and all(panel.title != [_MEMORY] for panel in panels) else ""
     omitted = groups.describe_omitted(number, "configurations", "smallest spread", _MOST)
     return Picture(panels, [Key(_RANK, _TICK), Key(_SLOW_RANK, _SLOW)], " ".join(filter(None, [_NOTE, even, omitted])))
 
@@ -87,7 +95,7 @@ def _draw_own_times(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[st
             if rank in slow:
                 at: Any = {"textcoords": "offset points", "va": "center", "fontsize": 6}
                 mark(axes.annotate(str(rank), (x, y), (4, 0), **at), _SLOW_RANK)
-    axes.set_xlabel("own time over the median rank's")
+    axes.set_xlabel("ratio to the median rank")
     _name_lines(axes, 1, labels, [bool(run.own_s) for run in shown])
 
 
@@ -102,7 +110,7 @@ def _draw_memory(axes: Axes, shown: Sequence[RankSpread], labels: Sequence[str])
             mark(marks, _RANK, tips)
     most = farthest / 1024**power
     axes.set_xlim(-1.1 * most, 1.1 * most)  # never empty: without a difference there is no panel
-    axes.set_xlabel(f"peak allocated less the median rank's, {UNITS[power]}")
+    axes.set_xlabel(f"difference from the median rank, {UNITS[power]}")
     _name_lines(axes, 0, labels, list(map(bool, away)))
 
 

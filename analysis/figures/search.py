@@ -13,19 +13,20 @@ from analysis.importance import FieldImportance
 from analysis.results import Results
 from analysis.searches import MeasuredSearch, SearchTrial
 
-TITLE = "The search"
-ALT = "The trials of a search against their number, node-hours and each field, and the importance of the fields."
+TITLE = "Trials of the search"
+ALT = "Objective of each trial against its number, the spent node-hours and each field, and importance of the fields."
 PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)
 _NOTE = (
-    "Trials without a value, or beyond a constraint, are not drawn. Importance: the share of the variance of the "
-    "objective's logarithm that a field explains alone, by a Gaussian process through the trials (fANOVA), with bars "
-    "for 95 % of the posterior; interactions of fields explain the rest. Time against memory and cost: nearer to the "
-    "lower left is better, under any constraints."
+    "Trials without a value and trials that violate a constraint are not drawn. Importance (fANOVA): fraction of the "
+    "variance of the objective's logarithm that the field alone explains, computed from a Gaussian process fitted to "
+    "the trials. Bar: 95 % interval of the posterior. Interactions of fields explain the rest of the variance. In the "
+    "panels of time against memory or cost, lower left is better, and all trials are drawn, also those that violate a "
+    "constraint."
 )
 _MOST = 3  # most searches that the figure shows
-_TRIAL, _SO_FAR, _FRONT = "a trial", "best so far", "not beaten in both"
+_TRIAL, _SO_FAR, _FRONT = "trial", "best so far", "Pareto front"
 
 Pairs = Sequence[tuple[float, float]]
 _Place = Callable[[SearchTrial], float]
@@ -49,7 +50,7 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
     if search.importances:
         names = [one.field for one in search.importances]
         draw = partial(_draw_importances, found=search.importances)
-        yield _build_panel(search, draw, "importance", "share of the variance", names)
+        yield _build_panel(search, draw, "importance", "fraction of the variance", names)
     for field in search.fields:
         shown = [one for one in answered if field in one.values]
         levels = list_levels([one.values[field] for one in shown])
@@ -59,7 +60,7 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
                 search, partial(_draw_trials, trials=shown, pairs=pairs), field, search.objective, list(levels)
             )
     for up, name, unit in (
-        ("peak memory of a rank, GiB", "peak_bytes", 2**30), ("node-seconds per sample", "sample_node_s", 1),
+        ("peak memory per rank, GiB", "peak_bytes", 2**30), ("node-seconds per sample", "sample_node_s", 1),
     ):  # fmt: skip
         known = [one for one in search.trials if None not in (one.sample_s, getattr(one, name))]
         if len(known) > 1:

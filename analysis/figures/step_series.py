@@ -14,16 +14,16 @@ from analysis.formats import format_significant
 from analysis.results import Results
 from bench.core.record import RunRecord
 
-TITLE = "Steps in their order"
-ALT = "Seconds of every step of a run, with the cut between warm-up and window, the median and its interval."
+TITLE = "Step times of single runs"
+ALT = "Time of every step of a run in order, with the end of the warm-up, the median and its interval."
 PLACE = 9
 
-_NOTE = (
-    "A run of the fastest configuration of each question, and runs whose steps were not steady at the beginning of the "
-    "window, as far as there is room. A step's time is that of the slowest rank. Triangles: warm-up steps beyond the "
-    "scale, with the time of the slowest."
-)
 _MOST = 12  # panels
+_NOTE = (
+    "The figure shows a run of the fastest configuration of each question, and runs with the flag unsteady, in at most "
+    f"{_MOST} panels. The time of a step is that of the slowest rank. Triangles: warm-up steps above the axis, with "
+    "the time of the longest one."
+)
 _DOTTED = 200  # steps up to which each has a dot; more would look like a band, and make a large file
 _UNSTEADY = _MOST // 2  # panels that unsteady runs may take before the fastest ones
 STEP: Any = {"color": COLOURS[0], "marker": ".", "markersize": 3, "linewidth": 0.6}
@@ -32,9 +32,10 @@ _BEYOND: Any = {"color": COLOURS[6], "marker": "^", "markersize": 3, "linestyle"
 _BAND: Any = {"color": COLOURS[1], "alpha": 0.3, "linewidth": 0}
 _MEDIAN: Any = {"color": COLOURS[4], "linewidth": 0.9}
 _CUT: Any = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+_WARM_UP, _WINDOW, _WINDOW_MEDIAN = "warm-up step", "timed step (window)", "median of the window"
 _KEYS = (
-    Key("warm-up", WARM), Key("cut", _CUT), Key("window", STEP), Key("median", _MEDIAN),
-    Key("its 95 % interval within the run", _BAND, patch=True),
+    Key(_WARM_UP, WARM), Key("end of the warm-up", _CUT), Key(_WINDOW, STEP), Key(_WINDOW_MEDIAN, _MEDIAN),
+    Key("95 % interval of the median, within the run", _BAND, patch=True),
 )  # fmt: skip
 
 
@@ -83,20 +84,20 @@ def _draw_steps(axes: Axes, row: "pd.Series[Any]", record: RunRecord) -> None:
     top = 1.3 * max(timed)
     inside = [(x, second) for x, second in enumerate(warm) if second <= top]
     beyond = [x for x, second in enumerate(warm) if second > top]
-    mark(axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)[0], "warm-up")
+    mark(axes.plot([x for x, _ in inside], [second for _, second in inside], **WARM)[0], _WARM_UP)
     if beyond:
-        mark(axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)[0], "warm-up")
+        mark(axes.plot(beyond, [0.97 * top] * len(beyond), **_BEYOND)[0], _WARM_UP)
         axes.text(cut, 0.97 * top, f" {format_significant(max(warm), 3)} s", fontsize=6, va="center")
     window = range(cut, len(step_s))
     if pd.notna(row["step_s_low"]):
         band = axes.fill_between([window[0], window[-1]], row["step_s_low"], row["step_s_high"], **_BAND)
         mark(band, _KEYS[-1].label)
     dots = {"marker": "none"} if len(step_s) > _DOTTED else {}
-    mark(axes.plot(window, timed, zorder=2, **(STEP | dots))[0], "window")
-    mark(axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN), "median")
+    mark(axes.plot(window, timed, zorder=2, **(STEP | dots))[0], _WINDOW)
+    mark(axes.hlines(row["step_s"], window[0], window[-1], zorder=3, **_MEDIAN), _WINDOW_MEDIAN)
     axes.axvline(cut - 0.5, **_CUT)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, len(step_s) - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.set(xlabel="step", ylabel="s per step")
+    axes.set(xlabel="step", ylabel="step time, s")

@@ -5,11 +5,11 @@ from analysis.drawing import Picture, groups
 from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.results import Results
 
-TITLE = "Step time by stage and nodes"
-ALT = "Median step time against nodes, a curve per engine, a panel per micro-batch and equal work."
+TITLE = "Step time by engine and node count"
+ALT = "Median step time against node count, with a curve per engine. Each panel has one micro-batch and equal work."
 PLACE = 2
 
-_QUANTITY = PlottedQuantity("step_s", "s per step, median", across="nodes", across_label="nodes")
+_QUANTITY = PlottedQuantity("step_s", "median step time, s", across="nodes", across_label="nodes")
 
 
 def picture(results: Results) -> Picture:

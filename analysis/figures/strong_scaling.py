@@ -5,7 +5,7 @@ from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Strong scaling"
-ALT = "Efficiency against nodes at a constant global batch: a curve per engine, and a dashed line for the ideal."
+ALT = "Efficiency against node count at a constant global batch, with a curve per engine and a line for ideal scaling."
 PLACE = 5
 
 

@@ -5,7 +5,7 @@ from analysis.drawing.curves import PlottedQuantity, build_picture
 from analysis.results import Results
 
 TITLE = "Throughput by micro-batch"
-ALT = "Tokens per second against micro-batch, a curve per engine, a panel per question."
+ALT = "Tokens per second against micro-batch, with a curve per engine and a panel per question."
 PLACE = 1
 
 _QUANTITY = PlottedQuantity("tokens_per_s", "tokens/s, padding included", thousands=True)

@@ -5,7 +5,7 @@ from analysis.drawing.curves import build_efficiency
 from analysis.results import Results
 
 TITLE = "Weak scaling"
-ALT = "Efficiency against nodes at constant work per device: a curve per engine, and a dashed line for the ideal."
+ALT = "Efficiency against node count at constant work per device, with a curve per engine and a line for ideal scaling."
 PLACE = 6
 
 

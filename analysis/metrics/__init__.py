@@ -44,7 +44,7 @@ def build_interval_ends(
     interval, which is computed from the steps of the run alone."""
 
     def build(end: str, word: str) -> Metric:
-        text = f"{word} end of {label}'s 95 % interval within the run"
+        text = f"{word} end of the 95 % interval of {label}, within the run"
         return Metric(f"{name}_{end}", text, unit, better, lambda record: getattr(find(record), end, None))
 
     return build("low", "lower"), build("high", "upper")
@@ -57,6 +57,8 @@ def load_metrics() -> dict[str, Metric]:
     for file in plugins.list_names(plugins.METRIC):
         for metric in plugins.load(plugins.METRIC, file).METRICS:
             if metric.name in found:
-                raise UserError(f"metric {metric.name}", f"{file} has it and another file as well", "rename one")
+                raise UserError(
+                    f"metric {metric.name}", f"is defined in {file} and in another file", "rename one of the two"
+                )
             found[metric.name] = metric
     return dict(sorted(found.items()))

@@ -126,14 +126,14 @@ def compute_energy_j_per_million_tokens(record: RunRecord) -> float | None:
 METRICS = (
     Metric(
         "cost_per_million_tokens",
-        "cost of a million tokens, in the price's currency",
+        "cost of a million tokens, padding included, in the currency of the price",
         "currency/10^6 tokens",
         "less",
         compute_cost_per_million_tokens,
     ),
     Metric(
         "energy_j_per_million_tokens",
-        "energy of the devices for a million tokens",
+        "energy that all devices use for a million tokens, hosts excluded",
         "J/10^6 tokens",
         "less",
         compute_energy_j_per_million_tokens,

@@ -22,20 +22,22 @@ def _build_metric(name: str, label: str) -> Metric:
 
 METRICS = (
     # peak of live tensors while model and engine are built
-    _build_metric("init_peak_bytes", "peak allocated, initialisation, worst rank"),
+    _build_metric("init_peak_bytes", "peak bytes of live tensors during initialisation, on the rank with the most"),
     # peak of live tensors in the steps after warm-up
-    _build_metric("peak_allocated_bytes", "peak allocated, steady steps, worst rank"),
+    _build_metric(
+        "peak_allocated_bytes", "peak bytes of live tensors in the window of timed steps, on the rank with the most"
+    ),
     Metric(
         "peak_allocated_spread_bytes",
-        "peak allocated, worst rank less best rank",
+        "largest minus smallest peak_allocated_bytes over the ranks",
         "bytes",
         "less",
         compute_peak_allocated_spread_bytes,
     ),
     # peak of memory held by the caching allocator; unknown on a CPU
-    _build_metric("peak_reserved_bytes", "peak reserved, worst rank"),
+    _build_metric("peak_reserved_bytes", "peak bytes reserved by the caching allocator, on the rank with the most"),
     # live tensors between two steps: weights, optimizer state, persistent buckets
-    _build_metric("resident_bytes", "allocated between steps, worst rank"),
+    _build_metric("resident_bytes", "bytes of live tensors between two steps, on the rank with the most"),
     # peak host memory of a rank's process
-    _build_metric("peak_rss_bytes", "peak resident set, worst rank"),
+    _build_metric("peak_rss_bytes", "peak host memory (resident set) of the process of the rank with the most"),
 )

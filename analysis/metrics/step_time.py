@@ -44,13 +44,25 @@ def _build_quantile(percent: int, label: str) -> Metric:
 
 
 METRICS = (
-    Metric("n_steps", "steps in the window", "steps", "neither", count_steps),
-    Metric("step_s", "median step time", "s", "less", compute_step_s),
+    Metric("n_steps", "number of timed steps (the window)", "steps", "neither", count_steps),
+    Metric("step_s", "median step time of the window", "s", "less", compute_step_s),
     *build_interval_ends("step_s", "the median step time", "s", "less", compute_step_interval),
-    _build_quantile(95, "step time, 95th percentile of the window"),
+    _build_quantile(95, "95th percentile of the step times of the window"),
     # with fewer than a hundred steps this is nearly the longest step
-    _build_quantile(99, "step time, 99th percentile of the window"),
-    Metric("step_s_max", "longest step of the window", "s", "less", compute_step_s_max),
-    Metric("longest_step", "number of the longest step of the window", "", "neither", find_longest_step),
-    Metric("compute_s", "median compute time per step, rehearsed", "s", "less", compute_compute_s),
+    _build_quantile(99, "99th percentile of the step times of the window"),
+    Metric("step_s_max", "time of the longest step of the window", "s", "less", compute_step_s_max),
+    Metric(
+        "longest_step",
+        "index of the longest step of the window, counted from the first step of the run",
+        "",
+        "neither",
+        find_longest_step,
+    ),
+    Metric(
+        "compute_s",
+        "median step time of a rehearsal: computation of one rank, without communication",
+        "s",
+        "less",
+        compute_compute_s,
+    ),
 )

@@ -1,6 +1,6 @@
 """Samples, tokens and FLOPs per second over the whole window of timed steps, and FLOPs utilisation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from analysis.metrics import Better, Metric, build_interval_ends
 from analysis.observed import (
@@ -47,25 +47,51 @@ def _build_token_rate(
     return Metric(name, label, "tokens/s", better, lambda record: compute_token_rate(record, counted))
 
 
+_FLOPS: Mapping[FlopsKind, str] = {
+    "model": "FLOPs that the model needs",
+    "hardware": "executed FLOPs, with recomputation of activations",
+}
+
+
 def _build_flops_rate(kind: FlopsKind, better: Better) -> Metric:
-    name, label = f"{kind}_tflops_per_device", f"{kind} FLOP/s per device"
+    name, label = f"{kind}_tflops_per_device", f"{_FLOPS[kind]}, per device and second"
     return Metric(name, label, "10^12 FLOP/s", better, lambda record: compute_tflops_per_device(record, kind))
 
 
 METRICS = (
-    Metric("sample_s", "time per sample, over the whole window", "s", "less", compute_sample_s),
-    Metric("samples_per_s", "samples per second", "samples/s", "more", compute_samples_per_s),
-    Metric("tokens_per_s", "tokens per second, padding included", "tokens/s", "more", compute_tokens_per_s),
+    Metric("sample_s", "mean time per sample over the whole window", "s", "less", compute_sample_s),
+    Metric("samples_per_s", "samples per second over all ranks", "samples/s", "more", compute_samples_per_s),
+    Metric(
+        "tokens_per_s", "tokens per second over all ranks, padding included", "tokens/s", "more", compute_tokens_per_s
+    ),
     *build_interval_ends("tokens_per_s", "tokens_per_s", "tokens/s", "more", _compute_tokens_interval),
     # missing if samples have no tokens of this kind
-    _build_token_rate("encoder_tokens_per_s", "encoder tokens per second, padding included", lambda t: t.of("encoder")),
-    _build_token_rate("decoder_tokens_per_s", "decoder tokens per second, padding included", lambda t: t.of("decoder")),
-    _build_token_rate("effective_tokens_per_s", "tokens per second, without padding", lambda t: t.all - t.padding),
+    _build_token_rate(
+        "encoder_tokens_per_s", "encoder tokens per second over all ranks, padding included", lambda t: t.of("encoder")
+    ),
+    _build_token_rate(
+        "decoder_tokens_per_s", "decoder tokens per second over all ranks, padding included", lambda t: t.of("decoder")
+    ),
+    _build_token_rate(
+        "effective_tokens_per_s", "tokens per second over all ranks, without padding", lambda t: t.all - t.padding
+    ),
     # fewer padding tokens are better, since each costs as much as any other token
-    _build_token_rate("padding_tokens_per_s", "padding tokens per second", lambda t: t.padding, "less"),
+    _build_token_rate("padding_tokens_per_s", "padding tokens per second over all ranks", lambda t: t.padding, "less"),
     # "hardware" FLOPs include recomputation of activations, so a higher value is not better
-    Metric("mfu", "model FLOPs utilisation", "of peak", "more", lambda r: compute_utilisation(r, "model")),
-    Metric("hfu", "hardware FLOPs utilisation", "of peak", "neither", lambda r: compute_utilisation(r, "hardware")),
+    Metric(
+        "mfu",
+        "model FLOPs utilisation: FLOP/s that the model needs, divided by the peak FLOP/s",
+        "of peak",
+        "more",
+        lambda r: compute_utilisation(r, "model"),
+    ),
+    Metric(
+        "hfu",
+        "hardware FLOPs utilisation: executed FLOP/s, with recomputation, divided by the peak FLOP/s",
+        "of peak",
+        "neither",
+        lambda r: compute_utilisation(r, "hardware"),
+    ),
     _build_flops_rate("model", "more"),
     _build_flops_rate("hardware", "neither"),
 )

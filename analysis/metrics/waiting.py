@@ -70,19 +70,39 @@ def compute_moved_bytes(record: RunRecord) -> int | None:
 
 
 METRICS = (
-    Metric("data_wait_s", "median wait for data per step", "s", "less", compute_data_wait_s),
     Metric(
-        "data_wait_share", "wait for data, part of the steps' time", "of step time", "less", compute_data_wait_share
+        "data_wait_s",
+        "longest wait of a rank for its batch in a step, median over the window",
+        "s",
+        "less",
+        compute_data_wait_s,
+    ),
+    Metric(
+        "data_wait_share",
+        "longest wait of a rank for its batch in a step, divided by the step time",
+        "of step time",
+        "less",
+        compute_data_wait_share,
     ),
     Metric(
         "slowest_over_median",
-        "slowest rank over median rank, outside collectives",
+        "time per step outside collectives, slowest rank divided by median rank",
         "ratio",
         "less",
         compute_slowest_over_median,
     ),
     Metric(
-        "idle_share", "wait for other stages, part of a step, mean of ranks", "of step time", "less", compute_idle_share
+        "idle_share",
+        "fraction of a step in which a rank waits for other pipeline stages, mean over ranks",
+        "of step time",
+        "less",
+        compute_idle_share,
     ),
-    Metric("moved_bytes", "payload between ranks in a step", "bytes", "less", compute_moved_bytes),
+    Metric(
+        "moved_bytes",
+        "payload bytes of collectives and sends in a step; for each kind, those of the rank with the most",
+        "bytes",
+        "less",
+        compute_moved_bytes,
+    ),
 )

@@ -112,7 +112,7 @@ def stages() -> Figure:
 def test_memory_figure_draws_the_worst_rank_in_a_readable_unit() -> None:
     (axes,) = stages().axes
     assert [(round(x), y) for x, y in points(axes)] == [(0, 11), (0, 201), (1, 401)]  # MiB
-    assert axes.get_ylabel() == "peak allocated, MiB"
+    assert axes.get_ylabel() == "peak allocated memory, MiB"
     assert all(line.get_markerfacecolor() != "none" for line in axes.lines), "memory has no interval to miss"
 
 
@@ -125,8 +125,9 @@ def test_legend_names_every_engine_and_note_names_the_kind_of_interval() -> None
     drawn = sweep()
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
-        note(drawn) == "Bars: interval (of one run's steps, indicative). Thin: of one run. Hollow: no interval. "
-        "Arrow: the interval ends beyond the axis."
+        note(drawn)
+        == "Bar: interval (from the steps of one run, indicative). Thin bar: interval within one run. Hollow mark: no "
+        "interval. Arrow: the interval ends beyond the axis."
     )
 
 
@@ -154,7 +155,7 @@ def test_step_time_has_a_panel_per_micro_batch_with_nodes_on_its_axis() -> None:
         "an axis with a single tick shows the names of the series"
     )
     assert drawn.axes[0].get_xlabel() == "nodes"
-    assert drawn.axes[0].get_ylabel() == "s per step, median"
+    assert drawn.axes[0].get_ylabel() == "median step time, s"
 
 
 def test_step_time_draws_medians_with_their_intervals() -> None:
@@ -248,7 +249,7 @@ def test_panels_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
     more = [run(spec("zero2", ranks=ranks)) for ranks in range(4, 4 + MOST)]
     drawn = draw(throughput, results(*records, *more))
     assert titles(drawn) == [f"tiny · {ranks} ranks" for ranks in range(4, 4 + MOST)]
-    assert note(drawn).endswith("9 of 21 panels left out, those with the fewest numbers of each model.")
+    assert note(drawn).endswith("9 of 21 panels are omitted: those with the fewest points of each model.")
 
 
 def test_set_that_fits_on_a_page_is_drawn_completely() -> None:
@@ -269,13 +270,13 @@ def test_curves_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
     records = [run(spec(optimizer={"eps": eps * 1e-8})) for eps in range(2, curves.MAX_CURVES + 4)]
     drawn = draw(throughput, results(*records))
     assert len(legend(drawn)) == len(points(drawn.axes[0])) == curves.MAX_CURVES
-    assert note(drawn).endswith("2 of 16 curves left out, those with the fewest numbers.")
+    assert note(drawn).endswith("2 of 16 curves are omitted: those with the fewest points.")
 
 
 def test_panel_without_numbers_is_listed_in_the_note_and_not_drawn() -> None:
     drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
-    assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank (OOM, hang).")
+    assert note(drawn).endswith("Panels without any number are omitted: tiny · 1 rank (OOM, hang).")
 
 
 def test_panels_of_different_models_are_in_different_rows() -> None:
@@ -306,7 +307,7 @@ def test_busy_run_has_a_grey_reason_and_no_number() -> None:
 
 def test_rehearsal_without_step_times_is_listed_in_the_note() -> None:
     drawn = draw(throughput, results(run(), run(spec(ranks=1), evidence="rehearsed", steps=None)))
-    assert note(drawn).endswith("Not drawn, since they have no number: tiny · 1 rank · rehearsed (rehearsed).")
+    assert note(drawn).endswith("Panels without any number are omitted: tiny · 1 rank · rehearsed (rehearsed).")
 
 
 def test_figure_of_times_is_omitted_if_all_runs_were_busy() -> None:
@@ -341,5 +342,5 @@ def test_long_rotated_tick_labels_stay_within_their_panel() -> None:
 
 def test_note_counts_points_with_rare_flags() -> None:
     unsteady = run(spec("zero1"), steps=steps(WINDOW, steady=False))
-    assert "Flagged points: 1 unsteady." in note(draw(throughput, results(run(spec("ddp")), unsteady)))
+    assert "Points with flags: 1 unsteady." in note(draw(throughput, results(run(spec("ddp")), unsteady)))
     assert "Flagged" not in note(draw(throughput, results(run(spec("ddp")))))

@@ -87,7 +87,10 @@ def test_pipelines_of_each_degree_have_a_panel_and_other_runs_none() -> None:
     found = results(ran(piped(4)), ran(piped(4, ranks=4)), run(), failed("oom", piped(8)))
     assert shows(idle_share, found)
     drawn = draw(idle_share, found)
-    assert titles(drawn) == ["small · 2 ranks · micro 2 · pipeline of 2", "small · 4 ranks · micro 2 · pipeline of 4"]
+    assert titles(drawn) == [
+        "small · 2 ranks · micro 2 · pipeline degree 2",
+        "small · 4 ranks · micro 2 · pipeline degree 4",
+    ]
     assert not shows(idle_share, results(run(), failed("oom", piped(8)))), "the time that ranks waited is unknown"
 
 
@@ -100,7 +103,7 @@ def test_repeats_are_drawn_as_one_point_at_their_median() -> None:
 def test_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
     drawn = draw(idle_share, results(ran(piped(2), 0.03, 0.03), ran(piped(4), 0.02, 0.02)))
     (axes,) = drawn.axes
-    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle, share of a step")
+    assert (places(axes), axes.get_ylabel()) == (["2", "4"], "idle fraction of a step")
     marked: dict[str, list[Line2D]] = {"none": [], "full": []}
     for line in axes.lines:
         if line.get_marker() == "o" or line.get_marker() == "s":
@@ -112,7 +115,7 @@ def test_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
     }
     assert [line.is_dashed() for line in axes.lines if line.get_marker() == "None" and len(line.get_xdata()) == 2]
     assert legend(drawn) == ["pipeline"], "measured and predicted curves share one label"
-    assert "Hollow, dashed: a simulation of the engine's schedule" in note(drawn)
+    assert "Hollow, dashed: prediction by a simulation of the engine's schedule" in note(drawn)
 
 
 def test_hover_text_has_the_measured_and_the_predicted_share() -> None:

@@ -112,12 +112,12 @@ def test_configuration_with_the_most_memory_is_drawn_for_each_engine() -> None:
 def test_legend_distinguishes_measured_rehearsed_and_predicted_values() -> None:
     drawn = stages()
     assert legend(drawn) == [
-        "measured: peak allocated", "measured: between steps", "predicted: peak",
-        "predicted: weights, gradients, optimizer (ZeRO, Table 1)",
+        "measured: peak allocated memory", "measured: memory between steps", "predicted: peak allocated memory",
+        "predicted: model states (ZeRO paper, Table 1)",
     ]  # fmt: skip
     assert "formulas that are not fitted to measurements" in note(drawn)
     rehearsed = draw(memory_by_stage, results(run(evidence="rehearsed")))
-    assert legend(rehearsed)[0] == "rehearsed: peak allocated"
+    assert legend(rehearsed)[0] == "rehearsed: peak allocated memory"
 
 
 def test_model_of_an_unknown_family_is_drawn_without_a_prediction() -> None:

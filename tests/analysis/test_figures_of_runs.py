@@ -30,13 +30,13 @@ def test_rank_spread_has_a_line_per_run_with_ranks_relative_to_the_median() -> N
     assert names(own) == ["tiny · 3 ranks · zero1, micro 2"]
     assert ticks(own, 0) == pytest.approx([0.5, 1, 2])
     assert ticks(peaks, 0) == pytest.approx([-1, 0, 1])
-    assert peaks.get_xlabel() == "peak allocated less the median rank's, MiB"
+    assert peaks.get_xlabel() == "difference from the median rank, MiB"
 
 
 def test_note_mentions_a_missing_memory_panel() -> None:
     alike = tuple(one.model_copy(update={"peak_allocated_bytes": MIB}) for one in memory(2))
     drawn = [draw(rank_spread, results(run(memory=known))) for known in (memory(2), alike)]
-    assert [(len(one.axes), "No panel of memory" in note(one)) for one in drawn] == [(2, False), (1, True)]
+    assert [(len(one.axes), "Memory has no panel" in note(one)) for one in drawn] == [(2, False), (1, True)]
 
 
 def test_straggling_rank_is_marked_with_its_number() -> None:
@@ -82,7 +82,7 @@ def test_configurations_with_the_smallest_spread_are_omitted_with_a_note() -> No
     drawn = draw(rank_spread, results(*records))
     assert names(drawn.axes[0])[0].endswith("micro 23 [straggler]"), "a rare flag stands beside the name"
     assert len(names(drawn.axes[0])) == 20
-    assert note(drawn).endswith("3 of 23 configurations left out, those with the smallest spread.")
+    assert note(drawn).endswith("3 of 23 configurations are omitted: those with the smallest spread.")
 
 
 def lines(axes: Axes, colour: str) -> list[tuple[list[float], list[float]]]:

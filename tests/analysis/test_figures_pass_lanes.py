@@ -51,8 +51,8 @@ def test_expected_lanes_have_the_same_compute_time_and_the_idle_share_of_the_sch
 def test_figure_has_measured_lanes_above_expected_lanes_with_equal_x_axes() -> None:
     above, below = draw(pass_lanes, results(timed(), run(), failed("oom"))).axes
     titles = [axes.get_title(loc="left") for axes in (above, below)]
-    assert titles[0].startswith("measured, 45 % without a pass · small")
-    assert titles[1].startswith("by its schedule, 33 % without a pass · small")
+    assert titles[0].startswith("measured, 45 % idle · small")
+    assert titles[1].startswith("simulated, 33 % idle · small")
     assert above.get_xlim() == below.get_xlim() == (0, pytest.approx(0.11))
     for axes in (above, below):
         assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]

@@ -30,7 +30,7 @@ def test_weak_efficiency_is_the_step_time_of_the_base_divided_by_each() -> None:
     assert places(axes) == ["1", "2", "4"]
     assert [y for _, y in points(axes)] == pytest.approx([1, 0.8, 0.5])
     assert ideal(axes) == [1]
-    assert legend(drawn) == ["zero1", "ideal"]
+    assert legend(drawn) == ["zero1", "ideal scaling"]
 
 
 def test_strong_efficiency_is_the_speedup_divided_by_the_node_ratio() -> None:
@@ -144,4 +144,4 @@ def test_lines_with_the_fewest_node_counts_are_omitted_with_a_note() -> None:
     records = [one for ranks in range(1, 17) for one in (run(spec(ranks=ranks)), run(spec(ranks=ranks, nodes=2)))]
     drawn = draw(best_configurations, results(*records))
     assert line_names(drawn.axes[0]) == ["tiny"] * 14
-    assert note(drawn).endswith("2 of 16 lines left out, those with the fewest node counts.")
+    assert note(drawn).endswith("2 of 16 rows are omitted: those with the fewest node counts.")

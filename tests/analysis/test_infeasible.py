@@ -58,5 +58,5 @@ def test_figures_label_infeasible_points_and_call_no_number_predicted() -> None:
     texts = [text.get_text() for axes in drawn.axes for text in axes.texts]
     assert "infeasible" in texts
     legend = [text.get_text() for one in drawn.legends for text in one.get_texts()]
-    assert "measured: peak allocated" in legend
+    assert "measured: peak allocated memory" in legend
     assert all(compose(picture).axes for _, picture in build_pictures(found))

@@ -79,7 +79,7 @@ KEEPING = {
 def test_units_and_meanings_survive_the_usual_operations(study: MeasuredStudy, operation: str) -> None:
     kept = KEEPING[operation](study.table)
     assert kept.attrs["units"]["step_s"] == "s"
-    assert kept.attrs["meanings"]["step_s"] == "median step time"
+    assert kept.attrs["meanings"]["step_s"] == "median step time of the window"
 
 
 def test_units_and_meanings_survive_a_parquet_file(study: MeasuredStudy, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_units_and_meanings_survive_a_parquet_file(study: MeasuredStudy, tmp_pat
 
 def test_columns_without_attributes_are_described_by_their_names(study: MeasuredStudy) -> None:
     found = analysis.describe_columns(study.table.groupby("engine")[["step_s", "nodes"]].median().assign(own=1))
-    assert found.loc["step_s"].tolist() == ["s", "median step time"]
+    assert found.loc["step_s"].tolist() == ["s", "median step time of the window"]
     assert found.loc["own"].tolist() == ["", ""]
     assert list(analysis.describe_columns().index) == list(list_all_columns())
 

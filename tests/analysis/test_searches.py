@@ -136,15 +136,15 @@ def test_figure_of_a_search_has_panels_of_progress_importance_fields_and_fronts(
     panels = {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in draw(search, searched).axes}
     objective = found.objective
     assert list(panels) == [
-        ("trials", objective), ("node-hours", objective), ("importance", "share of the variance"),
-        ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory of a rank, GiB"),
+        ("trials", objective), ("node-hours", objective), ("importance", "fraction of the variance"),
+        ("engine", objective), ("batch.micro", objective), ("seconds per sample", "peak memory per rank, GiB"),
         ("seconds per sample", "node-seconds per sample"),
     ]  # fmt: skip
     answered = [(trial.number, trial.value) for trial in found.answered]
     assert points(panels["trials", objective]) == answered
     assert places(panels["batch.micro", objective]) == ["1", "2", "4", "8"]
     assert len(points(panels["batch.micro", objective])) == 7, "every trial with a value"
-    front = panels["seconds per sample", "peak memory of a rank, GiB"]
+    front = panels["seconds per sample", "peak memory per rank, GiB"]
     (line,) = joins(front)
     pairs = [(one.sample_s, one.peak_bytes / 2**30) for one in found.trials if one.sample_s and one.peak_bytes]
     assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == find_front(pairs)

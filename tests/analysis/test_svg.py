@@ -122,7 +122,7 @@ def test_hover_text_has_configuration_repeats_and_interval() -> None:
     ok, *_, bad = sorted(list_rows(sweep().summary), key=lambda row: row["outcome"])
     lines = format_hover(ok).replace("\xa0", " ").splitlines()
     assert lines[:2] == ["tiny: ddp, micro 2", "2 ranks, fp32, cpu"]
-    assert lines[2].startswith("400 tokens/s, ") and lines[2].endswith("(of one run's steps, indicative, n = 1)")
+    assert lines[2].startswith("400 tokens/s, ") and lines[2].endswith("(from the steps of one run, indicative, n = 1)")
     assert "OOM: <b>full</b>" in format_hover(bad).splitlines()
 
 

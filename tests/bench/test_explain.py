@@ -68,7 +68,7 @@ def test_every_name_except_keys_and_files_has_an_explanation(known: list[Explana
 def test_several_names_are_explained_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "oom", "batch.micro", "predict"]) == 0
     assert capsys.readouterr().out == (
-        "oom (outcome)\n  the device's memory did not suffice\n  tried again: no\n\n"
+        "oom (outcome)\n  the device ran out of memory\n  tried again: no\n\n"
         "batch.micro (config key)\n  samples per device and forward pass\n  type: integer > 0\n  default: 4\n\n"
         f"predict (verb)\n  {cli.VERBS['predict'].summary}\n  see: zeroscale predict --help\n"
     )
@@ -83,7 +83,7 @@ def test_last_part_of_a_key_or_file_is_sufficient(capsys: pytest.CaptureFixture[
 def test_every_flag_and_note_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(REMEDIES) == {*FLAGS, *NOTES}
     assert cli.main(["explain", "short"]) == 0
-    assert "\n  what to do: measure longer: measure=full" in capsys.readouterr().out
+    assert "\n  what to do: measure longer: set measure=full" in capsys.readouterr().out
 
 
 def test_group_is_explained_by_its_files_and_keys(capsys: pytest.CaptureFixture[str]) -> None:

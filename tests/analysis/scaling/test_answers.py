@@ -31,7 +31,7 @@ def test_marks_show_extra_time_relative_to_the_fastest() -> None:
     assert [mark.label.split(",")[0] for mark in panel.marks] == ["ddp", "zero1", "zero3"]
     assert [mark.extra for mark in panel.marks] == pytest.approx([0, 0.25, 2.0], rel=1e-3)
     first, second, _ = panel.marks
-    assert first.ends is None and first.words.startswith("the fastest: ")
+    assert first.ends is None and first.words.startswith("fastest: ")
     assert second.ends is not None and second.ends[0] < 0.25 < second.ends[1]
     assert second.words.startswith("slower: +2")
 
@@ -48,7 +48,7 @@ def test_busy_runs_have_a_row_without_a_mark() -> None:
     busy = measured(asked(1, engine="zero2"), 0.5, load=({"node": 0, "others_share": 0.3},))
     (panel,) = build(*RIVALS, *busy)
     assert [(mark.engine, mark.extra, mark.words) for mark in panel.marks][-1] == (
-        "zero2", None, "busy machine: no time counts",
+        "zero2", None, "busy machine: times excluded",
     )  # fmt: skip
     (axes,) = draw(answers, results(*RIVALS, *busy)).axes
     assert len(axes.lines) == 3
@@ -106,7 +106,7 @@ def test_figure_shows_the_questions_with_the_most_rivals_and_notes_it() -> None:
     figure = draw(answers, results(*few, *measured(asked(7, engine="zero2"), 1.5)))
     assert len(titles(figure)) == MOST_PANELS
     assert len(figure.axes[-1].lines) == 3, "a mark each"
-    assert note(figure).endswith("The 6 questions with the most rivals, of 7 with a rival.")
+    assert note(figure).endswith("Shown: the 6 questions with the most configurations, of 7 with several.")
 
 
 def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis() -> None:
