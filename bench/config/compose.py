@@ -367,8 +367,8 @@ def _find_file(group: str, name: str, config_dir: Path | None) -> Path:
     folders = _list_folders(group, config_dir) if len(name) <= _LONGEST_NAME else []
     found = [place for folder in folders if (place := folder / f"{name}.yaml").is_file()]
     if len(found) > 1:  # Hydra would silently take the one that ships
-        rule = f"both {found[0]} and one that ships are called so"
-        raise UserError(_format_choice(group, name), rule, "give yours another name")
+        rule = f"both {found[0]} and a file that ships with zeroscale have this name"
+        raise UserError(_format_choice(group, name), rule, "rename your file")
     if found:
         return found[0]
     remedy = suggest_nearest(name, _list_names(group, config_dir))

@@ -67,5 +67,5 @@ def check_targets(targets: Iterable[str], names: Iterable[str]) -> None:
     known = sorted(set(names))
     for target in sorted(targets):
         if target not in known:
-            value, rule = f"adapter.targets={target}", "no matrix of the model's blocks has this name"
+            value, rule = f"adapter.targets={target}", "the blocks of the model have no matrix of this name"
             raise UserError(value, rule, suggest_nearest(target, known))

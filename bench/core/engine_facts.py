@@ -78,14 +78,17 @@ class FrozenWeights(NamedTuple):
     empty set trains all weights, so it supports neither adapters nor frozen parts."""
 
     forms: frozenset[str] = frozenset()
-    why: str = "its facts state none"  # reason why other forms are not supported, for a message
+    why: str = "facts.py of the engine lists none"  # reason why other forms are not supported, for a message
 
 
-_NOT_REHEARSED = Rehearsal("none", "its facts state no rehearsal")
+_NOT_REHEARSED = Rehearsal("none", "facts.py of this engine declares no rehearsal")
 _NOT_FROZEN = FrozenWeights()
 FROZEN_FORMS = frozenset({"none", "nf4", "int8"})
 """Forms of frozen weights for engines whose ranks hold whole weights."""
-WITHOUT_INT8 = FrozenWeights(FROZEN_FORMS - {"int8"}, "bitsandbytes keeps a whole copy of int8 weights on every rank")
+WITHOUT_INT8 = FrozenWeights(
+    FROZEN_FORMS - {"int8"},
+    "bitsandbytes keeps a whole copy of int8 weights on every rank, so that nothing is partitioned",
+)
 """Forms of frozen weights for engines that partition weights: all forms except int8."""
 
 

@@ -61,7 +61,7 @@ def _describe_alternative(schema: Mapping[str, Any], known: Mapping[str, Any], s
         return ", ".join(f"`{one}`" for one in _list_choices(schema))
     kind = schema.get("type")
     if schema.get("format") == "date":
-        return "day such as 2026-11-26"
+        return "date such as 2026-11-26"
     if kind == "array":
         items = schema.get("items")
         count = len(schema.get("prefixItems", [])) or "values"
@@ -158,7 +158,7 @@ def _find_article(text: str) -> str:
         "an "
         if text.startswith("integer")
         else "a "
-        if text.startswith(("number", "list", "mapping", "sec", "day"))
+        if text.startswith(("number", "list", "mapping", "sec", "date"))
         else ""
     )
 

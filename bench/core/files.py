@@ -48,11 +48,11 @@ def open_regular(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from error
+            raise OSError(errno.ELOOP, "is a symbolic link, and links are not followed", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return descriptor
 
 
@@ -91,7 +91,7 @@ def read_regular(path: Path) -> bytes:
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(archive / name)) from None
     if len(content) > _MEMBER_LIMIT_BYTES:
-        raise OSError(errno.EFBIG, f"more than {_MEMBER_LIMIT_BYTES >> 20} MiB", str(archive / name))
+        raise OSError(errno.EFBIG, f"is larger than {_MEMBER_LIMIT_BYTES >> 20} MiB", str(archive / name))
     return content
 
 
@@ -139,7 +139,11 @@ def list_members(path: Path) -> dict[str, int]:
     # `unpack` would write a member named ../x outside its target folder.
     for name in found:
         if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
-            raise OSError(errno.EINVAL, f"an archive with a path outside of it, {name!r}", str(archive))
+            raise OSError(
+                errno.EINVAL,
+                f"the archive has a member {name!r}, which would be unpacked outside its folder",
+                str(archive),
+            )
     if below in found:
         return {"": found[below]}
     beginning = f"{below}/" if below else ""
@@ -206,7 +210,7 @@ def _as_os_error(archive: Path) -> Iterator[None]:
     try:
         yield
     except _NO_ARCHIVE as error:
-        raise OSError(errno.EINVAL, f"not an archive that can be read: {error}", str(archive)) from error
+        raise OSError(errno.EINVAL, f"is not a readable archive ({error})", str(archive)) from error
 
 
 _MOST_VALUES = 100_000
@@ -223,14 +227,14 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
         # Count the values before OmegaConf reads the file, which expands all aliases.
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if _count_values(tree, {}) > _MOST_VALUES:
-            raise _build_error(path, called, f"more than {_MOST_VALUES:,} values, aliases expanded")
+            raise _build_error(path, called, f"has more than {_MOST_VALUES:,} values after expansion of aliases")
         plain = OmegaConf.to_container(OmegaConf.load(path)) if isinstance(tree, yaml.MappingNode) else None
     except UserError:
         raise
     except Exception as error:  # OmegaConf and yaml document no base class of their errors
         raise _build_error(path, called, format_reason(error)) from error
     if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-        raise _build_error(path, called, "not a mapping of words to values")
+        raise _build_error(path, called, "must be a mapping, with lines such as `key: value`")
     return {str(key): value for key, value in plain.items()}
 
 
@@ -283,7 +287,9 @@ def find_conf_folder() -> Path:
 def check_config_dir(config_dir: Path | None) -> None:
     """Raise UserError if the folder of a user's group files does not exist."""
     if config_dir and not config_dir.is_dir():
-        raise UserError(f"--config-dir {config_dir}", "no such folder", "give one laid out like conf/")
+        raise UserError(
+            f"--config-dir {config_dir}", "no such folder", "name a folder with subfolders like those of conf/"
+        )
 
 
 def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
@@ -293,8 +299,8 @@ def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
     files = {file.stem: file for file in (find_conf_folder() / group).glob("*.yaml")}
     for file in (config_dir / group).glob("*.yaml") if config_dir else ():
         if file.stem in files and not files[file.stem].samefile(file):
-            rule = f"both {file} and one that ships are called so"
-            raise UserError(f"{group}={file.stem}", rule, "give yours another name")
+            rule = f"both {file} and a file that ships with zeroscale have this name"
+            raise UserError(f"{group}={file.stem}", rule, "rename your file")
         files[file.stem] = file
     return dict(sorted(files.items()))
 

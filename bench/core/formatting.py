@@ -52,20 +52,20 @@ def describe_quiet_remedy(repeats: int) -> str:
     already. The added repeats are enough for a comparison by themselves."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     added = f"--repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
-    return f"to add quiet ones, repeat the sweep command that made them with {added}"
+    return f"to add repeats without background load, run the same sweep command again with {added}"
 
 
 def describe_shortage(shortage: MemoryShortage) -> str:
     """Return a one-line description of the memory that ran out: the size of the failed request and the use of the
     memory, in GiB."""
     gib = {name: f"{count / 2**30:.3g}" for name, count in shortage if name.endswith("_bytes") and count is not None}
-    wanted = {"requested_bytes": "asked for {} GiB", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
+    wanted = {"requested_bytes": "{} GiB requested", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
     filled = {
-        "total_bytes": "of {} in all",
-        "live_bytes": "{} live in tensors",
+        "total_bytes": "{} in total",
+        "live_bytes": "{} in live tensors",
         "reserved_bytes": "{} reserved",
         "resident_bytes": "{} resident",
-        "others_bytes": "{} of other processes",
+        "others_bytes": "{} used by other processes",
     }
     parts = [
         ", ".join(text.format(gib[name]) for name, text in some.items() if name in gib) for some in (wanted, filled)

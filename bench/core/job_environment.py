@@ -48,7 +48,7 @@ def _read_own(environment: Mapping[str, str]) -> JobContext:
     """Return the job that an installed launcher describes in ZEROSCALE_JOB."""
     job = _parse(JobContext, OWN, environment)
     if not job.job_id:
-        raise UserError(OWN, "has no job_id")
+        raise UserError(OWN, "has an empty job_id")
     return _check_position(job, OWN)
 
 
@@ -114,7 +114,7 @@ def _read_skypilot(environment: Mapping[str, str]) -> JobContext:
     hosts = environment.get("SKYPILOT_NODE_IPS", "").split()
     nodes = _read_count(environment, "SKYPILOT_NUM_NODES", len(hosts))  # missing before SkyPilot 0.6
     if not hosts or len(hosts) != nodes:
-        rule = f"lists {format_count(len(hosts), 'host')} for {format_count(nodes, 'node')}"
+        rule = f"lists {format_count(len(hosts), 'host')}, but the task has {format_count(nodes, 'node')}"
         raise UserError("SKYPILOT_NODE_IPS", rule)
     number = _read_count(environment, "SKYPILOT_NODE_RANK")
     job = _build_with_hosts("skypilot", environment.get("SKYPILOT_TASK_ID", ""), number, hosts)
@@ -134,7 +134,7 @@ def _read_kubernetes(environment: Mapping[str, str]) -> JobContext:
         return JobContext(job_id=pod, task=index, system="kubernetes")
     nodes = _read_count(environment, NODES)
     job = JobContext(pod.removesuffix(f"-{index}"), number=index, processes=nodes, nodes=nodes, system="kubernetes")
-    return _check_position(job, NODES, "set it to the job's completions in the pod template")
+    return _check_position(job, NODES, "set it to the field `completions` of the job in the pod template")
 
 
 def _read_torchrun(environment: Mapping[str, str]) -> JobContext:
@@ -188,7 +188,7 @@ def _check_position(job: JobContext, value: str, remedy: str = "") -> JobContext
     number of processes."""
     if job.nodes < 1 or not 0 <= job.number < job.processes:
         position = f"process {job.number} of {job.processes} on {format_count(job.nodes, 'node')}"
-        raise UserError(value, f"this would be {position}, counted from 0", remedy)
+        raise UserError(value, f"impossible position: {position}, counted from 0", remedy)
     return job
 
 

@@ -56,29 +56,34 @@ class Calibration(Frozen):
     """Measurements of a machine by `zeroscale calibrate`. A field is empty or None if its measurement was not made."""
 
     made: dict[str, str | None] = Field({}, description="date, device and software versions of the calibration")
-    matmul: Annotated[tuple[MatmulRate, ...], Table] = ()
+    matmul: Annotated[tuple[MatmulRate, ...], Table] = Field((), description="rates of matrix products by size")
     attention_tflops: dict[Precision, float] = Field(
-        {}, description="rate of T5's attention with position bias in the forward pass"
+        {}, description="rate of attention with T5's position bias in forward, by precision, in 10^12 FLOP/s"
     )
-    kernel_s: float | None = Field(None, gt=0, description="seconds that the host needs to start one operation")
+    kernel_s: float | None = Field(
+        None, gt=0, description="seconds that the host needs to start one operation of the device"
+    )
     slowdown: tuple[float, ...] = Field(
-        (), description="compute time with 1, 2, … ranks on one processor, relative to one rank"
+        (), description="compute time of a rank if 1, 2, … ranks share the processor, relative to a single rank"
     )
-    collectives: Annotated[tuple[CollectiveTime, ...], Table] = ()
+    collectives: Annotated[tuple[CollectiveTime, ...], Table] = Field(
+        (), description="seconds of collectives by kind, number of nodes and ranks, and payload"
+    )
 
 
 class RentedOffer(Frozen):
     """Published price of a rented node with this machine's devices. Disks, network traffic and taxes are excluded."""
 
-    provider: Name = Field(description="such as gcp, aws or lambda")
+    provider: Name = Field(description="company that rents the node, such as gcp, aws or lambda")
     machine_type: Name = Field(description="the provider's name of the node type, such as a3-highgpu-8g")
     region: str = Field(min_length=1, description="region of the price, with the zone if prices differ between zones")
     devices: Positive = Field(description="number of devices of the node")
-    price_per_hour: float = Field(gt=0, description="price of the whole node for an hour")
+    price_per_hour: float = Field(gt=0, description="price of the whole node per hour")
     spot_price_per_hour: float | None = Field(
         None,
         gt=0,
-        description="price of the whole node for an hour, if the provider may take it back at any time; None: unknown",
+        description="price of the whole node per hour as a spot instance, which the provider may reclaim at any time; "
+        "None: unknown",
     )
     currency: str = Field("USD", min_length=1, max_length=8, description="currency of the prices")
     source: str = Field(min_length=1, description="page or file that states the prices, with its version")
@@ -90,7 +95,7 @@ class RentedOffer(Frozen):
             return self.price_per_hour
         if self.spot_price_per_hour is None:
             rule = f"the spot price of {self.machine_type} from {self.provider} is unknown"
-            raise UserError("spot", rule, "remove spot, or add spot_price_per_hour to the machine's file")
+            raise UserError("spot", rule, "remove spot, or set spot_price_per_hour in the machine's file")
         return self.spot_price_per_hour
 
 
@@ -99,20 +104,24 @@ class Machine(Extensible):
 
     LATER_FIELDS: ClassVar[frozenset[str]] = frozenset({"rented"})
 
-    name: Name
-    device: str | None = Field(None, description='"cpu" or "cuda"; None: whichever is present')
-    device_names: tuple[str, ...] = Field((), description="accepted device names; empty: any")
-    devices_per_node: Positive | None = None
-    peak_tflops: dict[Precision, float] = {}
-    unsupported: tuple[Precision, ...] = ()
+    name: Name = Field(description="name of the machine in tables and records")
+    device: str | None = Field(None, description='kind of device, "cpu" or "cuda"; None: a GPU if the machine has one')
+    device_names: tuple[str, ...] = Field(
+        (), description="device names as the driver reports them; a run on another device is refused; empty: any"
+    )
+    devices_per_node: Positive | None = Field(None, description="number of devices of a node; None: unknown")
+    peak_tflops: dict[Precision, float] = Field(
+        {}, description="published peak rate of a device by precision, in 10^12 FLOP/s, without sparsity"
+    )
+    unsupported: tuple[Precision, ...] = Field((), description="precisions that the device does not support")
     matmul_ceiling_tflops: dict[Precision, float] = Field(
-        {}, description="highest rate of matrix products in short bursts, which is below the peak"
+        {}, description="highest measured rate of matrix products in short bursts, in 10^12 FLOP/s"
     )
     sustained_tflops: dict[Precision, float] = Field(
-        {}, description="rate of large matrix products during a long training"
+        {}, description="rate of large matrix products during a long training, in 10^12 FLOP/s"
     )
     attention_of_matmul: float | None = Field(
-        None, gt=0, le=1, description="rate of attention divided by the rate of matrix products"
+        None, gt=0, le=1, description="FLOP rate of attention divided by the FLOP rate of matrix products"
     )
     multiprocessors: Positive | None = Field(
         None, description="number of multiprocessors per device: NVIDIA's SMs, AMD's compute units"
@@ -120,40 +129,42 @@ class Machine(Extensible):
     memory_bytes: Positive | None = Field(
         None, description="memory of a device as its driver reports it: 42.5e9 for a 40 GB card"
     )
-    memory_bytes_per_s: float | None = Field(None, gt=0)
+    memory_bytes_per_s: float | None = Field(None, gt=0, description="bandwidth of a device's memory")
     intra_node_bytes_per_s: float | None = Field(
-        None, gt=0, description="bandwidth between devices of a node, in one direction, per device"
+        None, gt=0, description="bandwidth of a device to the other devices of its node, in one direction"
     )
     inter_node_bytes_per_s: float | None = Field(
-        None, gt=0, description="bandwidth between nodes, in one direction, per node over all its network cards"
+        None, gt=0, description="bandwidth of a node to other nodes over all its network cards, in one direction"
     )
     inter_node_floor_bytes_per_s: float | None = Field(
         None,
         gt=0,
-        description="minimum measured bandwidth between two ranks, in one direction; a run below it is `invalid`",
+        description="minimum bandwidth between two ranks on different nodes, in one direction; a run with less "
+        "ends as `invalid`",
     )
     nodes_share_processor: bool = Field(
-        False, description="True: the nodes are namespaces of one machine, as in slurm/testbed"
+        False, description="True: all nodes are emulated on one processor, as in slurm/testbed"
     )
-    power_w: float | None = Field(None, gt=0, description="power limit of a device's board")
-    host_memory_bytes: Positive | None = Field(None, description="memory of a node's host")
+    power_w: float | None = Field(None, gt=0, description="power limit of a device in watts")
+    host_memory_bytes: Positive | None = Field(None, description="host memory of a node")
     host_link_bytes_per_s: float | None = Field(
         None, gt=0, description="bandwidth between a device and its host, in one direction"
     )
     calibration: Calibration | None = Field(None, description="measured rates of this machine; not stored in records")
     price_per_device_hour: float | None = Field(
-        None, gt=0, description="your own price of a device for an hour, in any currency"
+        None, gt=0, description="price of a device per hour on your own terms, in any currency"
     )
     rented: tuple[RentedOffer, ...] = Field(
         (),
-        description="published prices of rented nodes with these devices, each with provider, machine_type, region, "
-        "devices, price_per_hour, spot_price_per_hour, currency, source and date; not stored in records",
+        description="published prices of rented nodes with these devices. Keys of each: provider, machine_type, "
+        "region, devices, price_per_hour, spot_price_per_hour, currency, source, date. Not stored in records",
     )
-    source: str = ""
+    source: str = Field("", description="publications that state the numbers above")
     calibrated: dict[str, str] = Field(
-        {}, description="published number of each field that `zeroscale calibrate` has replaced by a measured one"
+        {},
+        description="fields that `zeroscale calibrate` has measured, each with the published number that it replaced",
     )
-    note: str = ""
+    note: str = Field("", description="remark for readers of this file")
 
     def on(self, device: str | None) -> "Machine":
         """Return a copy of this machine for a run's record. It has the kind of device that the run uses ("cpu" or
@@ -174,27 +185,27 @@ class _PlausibleRange(NamedTuple):
     remedy: str
 
 
-_TFLOPS = _PlausibleRange(1e-4, 1e5, "give 10^12 FLOP/s, for example 312")
-_LINK = "give bytes per second one way, for example 3e11 for 300 GB/s"
+_TFLOPS = _PlausibleRange(1e-4, 1e5, "the unit is 10^12 FLOP/s, for example 312")
+_LINK = "the unit is bytes per second in one direction, for example 3e11 for 300 GB/s"
 _PLAUSIBLE = {
     "peak_tflops": _TFLOPS,
     "matmul_ceiling_tflops": _TFLOPS,
     "sustained_tflops": _TFLOPS,
-    "memory_bytes": _PlausibleRange(1e8, 1e13, "give bytes, for example 85e9"),
-    "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "give bytes per second, for example 2.039e12"),
+    "memory_bytes": _PlausibleRange(1e8, 1e13, "the unit is bytes, for example 85e9"),
+    "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "the unit is bytes per second, for example 2.039e12"),
     "intra_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
     "inter_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
     "inter_node_floor_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
     "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
-    "host_memory_bytes": _PlausibleRange(1e8, 1e14, "give bytes, for example 1e12"),
-    "power_w": _PlausibleRange(0.1, 1e5, "give watts, for example 400"),
-    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "give the price of a device per hour, for example 2.5"),
+    "host_memory_bytes": _PlausibleRange(1e8, 1e14, "the unit is bytes, for example 1e12"),
+    "power_w": _PlausibleRange(0.1, 1e5, "the unit is watts, for example 400"),
+    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "the unit is the price of a device per hour, for example 2.5"),
 }
 """Plausible range of each field, wide enough for small boards and future devices. A value outside its range probably
 has a wrong unit."""
 
 
-_PLAUSIBLE_PRICE = _PlausibleRange(1e-3, 1e6, "give the price of the whole node per hour, for example 87.8")
+_PLAUSIBLE_PRICE = _PlausibleRange(1e-3, 1e6, "the unit is the price of the whole node per hour, for example 87.8")
 
 
 def check_plausible(machine: Machine) -> None:
@@ -207,7 +218,10 @@ def check_plausible(machine: Machine) -> None:
             if value is not None and not low <= value <= high:  # also True for NaN
                 shown = f"machine.{field}{'.' if name else ''}{name}={value:g}"
                 raise UserError(shown, f"not between {low:g} and {high:g}", remedy)
-    remedies = {"matmul_ceiling_tflops": "give the best product seen", "sustained_tflops": "give the rate of training"}
+    remedies = {
+        "matmul_ceiling_tflops": "set the highest measured rate",
+        "sustained_tflops": "set the rate during a training",
+    }
     for field, remedy in remedies.items():
         # a measured burst may exceed a published peak
         exempt = field == "matmul_ceiling_tflops" and field in machine.calibrated
@@ -215,7 +229,7 @@ def check_plausible(machine: Machine) -> None:
             peak = machine.peak_tflops.get(precision)
             if peak and rate > peak:
                 shown = f"machine.{field}.{precision}={rate:g}"
-                raise UserError(shown, f"above the peak of {peak:g}", f"{remedy}, or correct the peak")
+                raise UserError(shown, f"above peak_tflops.{precision}={peak:g}", f"{remedy}, or correct the peak")
 
 
 def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
@@ -228,12 +242,12 @@ def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
             if value is not None and not low <= value <= high:
                 raise UserError(f"{prefix}.{name}={value:g}", f"not between {low:g} and {high:g}", remedy)
         if spot is not None and spot > price:
-            rule = f"above price_per_hour={price:g}, though a spot node costs at most as much"
+            rule = f"above price_per_hour={price:g}, but a spot node never costs more"
             raise UserError(f"{prefix}.spot_price_per_hour={spot:g}", rule, "exchange or correct the two prices")
         key = (offer.provider, offer.machine_type, offer.region)
         if key in seen:
-            rule = f"{offer.provider} has a second price for it in {offer.region}"
-            raise UserError(f"{prefix}.machine_type={offer.machine_type}", rule, "keep the newer of the two")
+            rule = f"is listed twice for {offer.provider} in {offer.region}"
+            raise UserError(f"{prefix}.machine_type={offer.machine_type}", rule, "remove the older entry")
         seen.add(key)
 
 

@@ -137,7 +137,9 @@ class ObjectStore:
         try:
             return self._repeat(call)
         except FileNotFoundError as error:
-            raise UserError(self.url, "no such bucket", "create the bucket, or name another") from error
+            raise UserError(
+                self.url, "no such bucket", "create the bucket, or use the URL of another bucket"
+            ) from error
 
     def _repeat(self, call: Callable[[], _Result]) -> _Result:
         """Return the result of a call. Repeat the call while the store does not respond."""
@@ -153,9 +155,9 @@ class ObjectStore:
                     raise UserError(self.url, *refusal) from error
                 if time.monotonic() + pause_s > until:
                     rule = f"does not respond ({_describe(error)})"
-                    raise StoreUnavailable(self.url, rule, "check the network, and try again") from error
+                    raise StoreUnavailable(self.url, rule, "check the network, and repeat the command") from error
                 told = _describe(error)
-            _LOGGER.warning("%s: does not respond (%s); trying again in %g s, Ctrl-C ends it", self.url, told, pause_s)
+            _LOGGER.warning("%s: does not respond (%s); next try in %g s; stop with Ctrl-C", self.url, told, pause_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
 
@@ -164,12 +166,18 @@ def _explain_refusal(error: Exception) -> tuple[str, str] | None:
     """Return rule and remedy for a refused request, which is useless to repeat; None for any other error."""
     code = str(getattr(error, "code", "") or getattr(error, "status", ""))
     if (type(error).__name__ in _NO_LOGIN and not getattr(error, "retryable", False)) or code == "401":
-        return f"no valid credentials ({_describe(error)})", "log in, e.g. gcloud auth application-default login"
+        return (
+            f"no valid credentials ({_describe(error)})",
+            "log in, for example with `gcloud auth application-default login`",
+        )
     # gcsfs raises a plain OSError for status 403.
     if isinstance(error, PermissionError) or code == "403" or str(error).startswith("Forbidden"):
-        return f"access is denied ({_describe(error)})", "give this account read and write access, or name another"
+        return (
+            f"access is denied ({_describe(error)})",
+            "give this account read and write access, or use another account",
+        )
     if isinstance(error, ValueError) or code == "400":
-        return f"refuses a request ({_describe(error)})", "check the URL"
+        return f"the store refuses the request ({_describe(error)})", "check the URL"
     return None
 
 
@@ -185,11 +193,13 @@ def _open_backend(url: str) -> _Backend:
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
         return _FolderBackend(Path(unquote(parts.path)))
     if parts.scheme not in _PACKAGES or not parts.netloc:
-        rule = "not the URL of an object store"
-        raise UserError(url, rule, "name a bucket, such as gs://bucket/zeroscale, or a folder as file:///folder")
+        rule = "is not the URL of an object store"
+        raise UserError(
+            url, rule, "use the URL of a bucket, such as gs://bucket/zeroscale, or of a folder, file:///folder"
+        )
     package = _PACKAGES[parts.scheme]
     if missing := next((name for name in ("fsspec", package) if importlib.util.find_spec(name) is None), None):
-        rule = f"needs the package {missing}, which is not installed"
+        rule = f"the package {missing} for this object store is not installed"
         extra = "'zeroscale[vertex]'" if package == "gcsfs" else package
         raise UserError(url, rule, f"pip install {extra}")
     if package == "gcsfs":
@@ -208,7 +218,7 @@ def _check_credentials(variables: Mapping[str, str]) -> None:
     found = read_json(Path(path)) if Path(path).is_file() else None
     if not found or "type" not in found:
         rule = "has no credentials" if Path(path).is_file() else "no such file"
-        remedy = "correct it, or unset it and call `gcloud auth application-default login`"
+        remedy = "correct the path, or unset it and log in with `gcloud auth application-default login`"
         raise UserError(f"{_LOGIN_FILE}={path}", rule, remedy)
 
 

@@ -94,7 +94,7 @@ def _import_module(kind: Kind[Any], name: str) -> ModuleType:
     entry, part = _list_installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
     if name in _list_shipped(kind):
         if entry:
-            rule = f"both {kind.package} and {entry.value} have this name"
+            rule = f"both {kind.package} and the installed plug-in {entry.value} have this name"
             raise UserError(f"{kind.key}={name}", rule, "rename the installed plug-in")
         path, remedy = f"{kind.package}.{name}{part}", f"repair or remove {kind.package.replace('.', '/')}/{name}"
     elif entry:

@@ -54,13 +54,19 @@ def load(name: str) -> Measure:
         return MEASURES[name]
     value, (path, colon, function) = f"learning.quality={name}", name.partition(":")
     if not colon:
-        raise UserError(value, "no such measure", f"{suggest_nearest(name, MEASURES)}, or give module:function")
+        raise UserError(
+            value, "no such measure", f"{suggest_nearest(name, MEASURES)}, or name a function as module:function"
+        )
     try:
         found: Measure = getattr(importlib.import_module(path), function)
     except Exception as error:  # a user's module may fail in any way
-        raise UserError(value, f"cannot be imported ({_describe(error)})", "correct it, or set PYTHONPATH") from error
+        raise UserError(
+            value, f"cannot be imported ({_describe(error)})", "correct the module, or add its folder to PYTHONPATH"
+        ) from error
     if not callable(found):
-        raise UserError(value, "is not a function", "give a function of predictions and references")
+        raise UserError(
+            value, "is not a function", "name a function with two arguments: lists of predictions and references"
+        )
     return found
 
 
@@ -71,13 +77,13 @@ def compute(name: str, predictions: Sequence[str], references: Sequence[str]) ->
     try:
         found = measure(list(predictions), list(references))
     except Exception as error:  # a user's function may fail in any way
-        raise UserError(value, f"failed ({_describe(error)})", "correct the function") from error
+        raise UserError(value, f"the function failed ({_describe(error)})", "correct the function") from error
     try:
         number = float(found)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(value, f"returned {str(found)[:80]!r}, which is no finite number", "return a float")
+        raise UserError(value, f"the function returned {str(found)[:80]!r}, not a finite number", "return a float")
     return number
 
 

@@ -179,7 +179,7 @@ def explain_busy_node(load: NodeLoad, window_s: float) -> str:
     if background > BUSY_SHARE:
         return f"background load takes {100 * background:.0f} % of its cores"
     if (load.throttled_s or 0.0) > BUSY_SHARE * window_s:
-        return "the CPU quota of a control group stops processes"
+        return "a CPU quota (control group) stops its processes"
     # Pressure on cores is ignored, because the ranks themselves may cause it.
     for what, share in (("memory", load.memory_pressure_share), ("input and output", load.io_pressure_share)):
         if (share or 0.0) > PRESSURE_SHARE:

@@ -120,15 +120,15 @@ def find_broken_rule(record: RunRecord) -> str | None:
 def _list_size_rules(record: RunRecord) -> _Rules:
     spec, observed = record.spec, record.observations
     version = record.schema_version
-    yield version != SCHEMA_VERSION, f"schema_version: {version} twice in one record"
+    yield version != SCHEMA_VERSION, f"schema_version: the record contains {version} and a second value"
     samples = spec.global_batch * max(spec.sequence.values(), default=0)
-    yield samples > _MOST, "spec: more samples or tokens per step than can be counted"
+    yield samples > _MOST, f"spec: more than {_MOST} samples or tokens per step"
     parameters = max(spec.model.parameters or 0, observed.parameters if observed else 0)
-    yield parameters > _MOST, "parameters: more than can be counted"
+    yield parameters > _MOST, f"parameters: more than {_MOST}"
     tokens = [one.step * spec.tokens_per_step for one in (observed.evaluations if observed else None) or ()]
-    yield _is_outside(tokens, 0, _MOST), "observations.evaluations: after more tokens than can be counted"
+    yield _is_outside(tokens, 0, _MOST), f"observations.evaluations: a step after more than {_MOST} tokens"
     sizes = [size for size in spec.model.shape.values() if isinstance(size, int | float)]
-    yield any(abs(size) > _MOST_SIZE for size in sizes), "spec.model.shape: a size that no model has"
+    yield any(abs(size) > _MOST_SIZE for size in sizes), f"spec.model.shape: a size above {_MOST_SIZE}"
 
 
 def _list_outcome_rules(record: RunRecord) -> _Rules:
@@ -138,16 +138,16 @@ def _list_outcome_rules(record: RunRecord) -> _Rules:
         return
     observed = record.observations
     if observed is None:
-        yield True, "observations: missing in a run that ended well"
+        yield True, "observations: missing, but the outcome is ok"
     elif record.evidence == "rehearsed" and record.circumstance.shapes_only:
-        yield not observed.memory, "observations.memory: missing in a rehearsal that ended well"
+        yield not observed.memory, "observations.memory: missing, but the rehearsal has the outcome ok"
     elif record.evidence == "rehearsed":
         lacks_times = not (observed.compute_s or observed.steps)
-        yield lacks_times, "observations.compute_s: missing in a rehearsal that ended well"
+        yield lacks_times, "observations.compute_s: missing, but the rehearsal has the outcome ok"
     else:
         steps = observed.steps
         lacks_window = steps is None or steps.cut >= len(steps.step_s) or steps.window_s <= 0
-        yield lacks_window, "observations.steps: no window in a run that ended well"
+        yield lacks_window, "observations.steps: no measurement window, but the outcome is ok"
 
 
 def _list_observation_rules(record: RunRecord) -> _Rules:
@@ -157,11 +157,11 @@ def _list_observation_rules(record: RunRecord) -> _Rules:
     if observed.steps:
         yield from ((broken, f"observations.steps.{message}") for broken, message in _list_step_rules(observed.steps))
     tokens = tuple(observed.tokens.root.values()) if observed.tokens else ()
-    yield _is_outside(tokens, 0, _MOST), "observations.tokens: not a number of tokens"
+    yield _is_outside(tokens, 0, _MOST), "observations.tokens: a count out of range"
     for seconds, field in _list_seconds(observed):
-        yield _is_outside(seconds, 0, _MOST_S), f"observations{field}: not seconds of a step"
+        yield _is_outside(seconds, 0, _MOST_S), f"observations{field}: a time out of range"
     energies = [energy for energy in observed.energy_j if energy is not None]
-    yield _is_outside(energies, -_MOST, _MOST), "observations.energy_j: not an energy of a run"
+    yield _is_outside(energies, -_MOST, _MOST), "observations.energy_j: an energy out of range"
 
 
 def _list_seconds(observed: Observations) -> Iterable[tuple[Sequence[float], str]]:
@@ -172,22 +172,28 @@ def _list_seconds(observed: Observations) -> Iterable[tuple[Sequence[float], str
 
 def _list_step_rules(steps: Steps) -> _Rules:
     count = len(steps.step_s)
-    yield _is_outside(steps.step_s, _LEAST_S, _MOST_S), "step_s: not seconds of a step"
+    yield _is_outside(steps.step_s, _LEAST_S, _MOST_S), "step_s: a time out of range"
     waits = steps.data_wait_s
-    yield _is_outside(waits, 0, _MOST_S) or len(waits) != count, "data_wait_s: not seconds of each step"
+    yield (
+        _is_outside(waits, 0, _MOST_S) or len(waits) != count,
+        "data_wait_s: a time out of range, or not one time per step",
+    )
     has_window = 0 <= steps.cut <= count and (steps.window_s == 0 or _LEAST_S <= steps.window_s <= _MOST_S)
-    yield not has_window, "cut: no window among the steps"
-    yield len(steps.loss) != count or len(steps.gradient_norm) not in (0, count), "loss: not one of each step"
-    yield _is_outside(steps.skipped, 0, count - 1), "skipped: not steps of this run"
+    yield not has_window, "cut: the window does not lie within the steps"
+    yield (
+        len(steps.loss) != count or len(steps.gradient_norm) not in (0, count),
+        "loss: not one loss and one gradient_norm per step",
+    )
+    yield _is_outside(steps.skipped, 0, count - 1), "skipped: an index that no step has"
 
 
 def _list_plain_rules(record: RunRecord) -> _Rules:
     """Yield rules for fields of any type (plain JSON) that other code uses in computations."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
-    yield not isinstance(commit, str | None), "environment.git.commit: not text"
+    yield not isinstance(commit, str | None), "environment.git.commit: must be text"
     for name, part in (("model.shape", spec.model.shape), ("engine", spec.engine.options), ("data", spec.data.options)):
-        yield not _is_finite(part), f"spec.{name}: a number that is not finite"
+        yield not _is_finite(part), f"spec.{name}: contains a number that is not finite"
 
 
 def _is_outside(values: Sequence[float], low: float, high: float) -> bool:

@@ -30,27 +30,35 @@ class SchedulingOptions(Limits):
     has_dependencies: ClassVar[bool] = True
     """True if a job can wait for the end of another job. Without such dependencies there is no autopilot."""
     setup_min: float = Field(
-        10.0, ge=0, description="minutes for the start of a job, added to the predicted time of a point"
+        10.0, ge=0, description="minutes that a job needs to start; they are added to the predicted time of its points"
     )
     network: Network = Network()
-    span: Span = "node"
-    mode: Mode = "packed"
-    job_max_min: Positive = Field(240, description="maximum length of a packed job")
-    throttle: Positive | None = Field(None, description="maximum number of running jobs, or array tasks, of a sweep")
-    max_queued: Positive | None = Field(None, description="maximum number of a sweep's jobs in the queue")
+    span: Span = Field("node", description="ranks that one supervisor starts: all ranks of a node, or one device's")
+    mode: Mode = Field(
+        "packed",
+        description="packed: many points in one job, one after the other; point: one job per point; array: one task "
+        "of a job array per point",
+    )
+    job_max_min: Positive = Field(240, description="maximum length of a packed job in minutes")
+    throttle: Positive | None = Field(
+        None, description="maximum number of jobs or array tasks of a sweep that run at a time"
+    )
+    max_queued: Positive | None = Field(
+        None, description="maximum number of jobs of a sweep in the queue, waiting or running"
+    )
     warning_s: int = Field(
-        60, ge=0, description="seconds before a job's end at which SIGTERM reaches all its processes; 0: never"
+        60, ge=0, description="seconds before a job's time limit at which all its processes receive SIGTERM; 0: none"
     )
 
     @model_validator(mode="after")
     def _there_is_time_after_the_warning(self) -> Self:
         limit = self.time_limit_min
         if limit is not None and 60 * limit <= self.warning_s:
-            rule = f"ends before its warning, warning_s={self.warning_s} before the end"
-            raise ValueError(f"time_limit_min={limit:g} {rule}; give it more time, or warn later")
+            rule = f"is not longer than warning_s={self.warning_s}"
+            raise ValueError(f"time_limit_min={limit:g} {rule}; raise time_limit_min, or lower warning_s")
         if self.mode == "packed" and self.warning_s > 60 * self.job_max_min:
-            rule = f"longer than a packed job, job_max_min={self.job_max_min}"
-            raise ValueError(f"launcher.warning_s={self.warning_s}: {rule}; warn later, or allow longer jobs")
+            rule = f"is longer than a packed job (job_max_min={self.job_max_min})"
+            raise ValueError(f"launcher.warning_s={self.warning_s}: {rule}; lower warning_s, or raise job_max_min")
         return self
 
 

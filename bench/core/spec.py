@@ -56,39 +56,39 @@ class ModelSpec(Extensible):
 
     LATER_FIELDS = frozenset({"checkpoint"})
 
-    name: Name
-    family: Name = "t5"
+    name: Name = Field(description="name of the model in tables and records")
+    family: Name = Field("t5", description="architecture: a folder of bench/models, such as t5 or gpt")
     shape: dict[str, Any]
-    parameters: Positive | None = Field(None, description="published number, checked before a run; None: unpublished")
-    attention: Literal["sdpa", "eager", "flex"] = "sdpa"
-    dropout: float = Field(0.0, ge=0, lt=1)
+    parameters: Positive | None = Field(None, description="published number of parameters, checked before a run")
+    attention: Literal["sdpa", "eager", "flex"] = Field("sdpa", description="attention implementation in torch")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the model")
     loss_chunk_tokens: Positive | None = Field(
         None,
-        description="tokens per chunk in which head and loss are computed, so that few logits are live; the loss is in "
-        "fp32. None: all logits at once and the loss in the run's precision, as in transformers",
+        description="head and loss are computed in chunks of this many tokens, in fp32, so that few logits are in "
+        "memory. None: all logits at once, and the loss in the run's precision, as in transformers",
     )
-    compile: Literal["none", "blocks"] = Field("none", description="torch.compile on each block of layers separately")
-    checkpoint: str | None = Field(None, description="weights: a folder, or NAME[@REVISION] of the Hub; None: random")
-    source: str = Field("", description="origin of shape and parameter count; does not affect config_id")
+    compile: Literal["none", "blocks"] = Field("none", description="blocks: torch.compile on each block of layers")
+    checkpoint: str | None = Field(None, description="weights: a folder, or NAME[@REVISION] on the Hub; None: random")
+    source: str = Field("", description="publication that states shape and parameter count; not part of config_id")
 
 
 class EngineSpec(Frozen):
     """The training engine. `backend` is the name of a folder of bench/engines. Its class `Options` validates
     `options`."""
 
-    name: Name
-    backend: Name
+    name: Name = Field(description="name of the engine in tables and records")
+    backend: Name = Field(description="implementation: a folder of bench/engines, such as deepspeed or fsdp")
     options: dict[str, Any] = {}
 
 
 class DataSpec(Frozen):
     """The training data. `source` is the name of a file of bench/data. Its class `Options` validates `options`."""
 
-    name: Name
-    source: Name
-    workers: int = Field(0, ge=0, description="loader processes per rank; 0 loads in the training process")
-    prefetch: Positive = Field(2, description="batches each loader process keeps ready; unused without workers")
-    pin_memory: bool = False
+    name: Name = Field(description="name of the data in tables and records")
+    source: Name = Field(description="implementation: a file of bench/data, such as text")
+    workers: int = Field(0, ge=0, description="loader processes per rank; 0: load in the training process")
+    prefetch: Positive = Field(2, description="micro-batches that each loader process keeps ready")
+    pin_memory: bool = Field(False, description="batches are in page-locked host memory, for overlapped copies")
     options: dict[str, Any] = {}
 
 
@@ -112,10 +112,10 @@ class Parallel(Frozen):
     """Parallel layout: how ranks share one copy of the model. By default, every rank has a whole copy or, under ZeRO,
     its partition of one."""
 
-    tensor: Positive = Field(1, description="number of ranks among which each matrix is divided")
-    pipeline: Positive = Field(1, description="number of ranks among which the layers are divided")
-    stages_per_rank: Positive = Field(1, description="stages per rank; above 1: stage s is on rank s % pipeline")
-    sequence: bool = Field(False, description="between sliced layers, each rank keeps part of the tokens (2205.05198)")
+    tensor: Positive = Field(1, description="number of ranks that divide each matrix among themselves")
+    pipeline: Positive = Field(1, description="number of ranks that divide the layers among themselves")
+    stages_per_rank: Positive = Field(1, description="pipeline stages on each rank; stage s is on rank s % pipeline")
+    sequence: bool = Field(False, description="sequence parallelism between tensor-parallel layers (arXiv 2205.05198)")
 
     @property
     def ranks(self) -> int:
@@ -125,8 +125,8 @@ class Parallel(Frozen):
     @model_validator(mode="after")
     def _sequence_among_ranks(self) -> Self:
         if self.sequence and self.tensor == 1:
-            rule = "parallel.sequence=true divides activations among the ranks of parallel.tensor=1"
-            raise ValueError(f"{rule}; leave it out, or raise parallel.tensor")
+            rule = "it divides activations among tensor-parallel ranks, but parallel.tensor=1"
+            raise ValueError(f"parallel.sequence=true: {rule}; remove it, or set parallel.tensor=2 or more")
         return self
 
 
@@ -137,26 +137,26 @@ class OptimizerSpec(Frozen):
     name: OptimizerName = Field(
         "adamw",
         description="adamw_8bit: AdamW with moments in 8 bits (bitsandbytes, arXiv 2110.02861); adafactor: no first "
-        "moment, second moment as sums by row and column, `lr` as step size (transformers, 1804.04235)",
+        "moment, second moments as sums by row and column (transformers, arXiv 1804.04235)",
     )
     implementation: Literal["torch", "fused", "native"] = Field(
         "torch",
-        description="torch: torch.optim.AdamW in every engine, for comparisons; fused: torch's fused kernel; "
-        "native: the engine's own (DeepSpeed's FusedAdam or CPUAdam)",
+        description="torch: torch.optim.AdamW, the same in every engine; fused: torch's fused kernel; native: the "
+        "engine's own implementation (DeepSpeed's FusedAdam or CPUAdam)",
     )
     lr: float = Field(1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
-    gradient_clipping: float = Field(1.0, ge=0, description="global L2 norm; 0: no clipping")
+    gradient_clipping: float = Field(1.0, ge=0, description="maximum global L2 norm; 0: no clipping")
 
     @model_validator(mode="after")
     def _fits_the_method(self) -> Self:
         unused = {"adamw": (), "adamw_8bit": ("implementation",), "adafactor": ("implementation", "betas", "eps")}
         for name in unused[self.name]:
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                rule = f"optimizer.{name}={value} with optimizer.name={self.name}, which does not use it"
-                raise ValueError(f"{rule}; leave it out, or choose optimizer.name=adamw")
+                rule = f"optimizer.name={self.name} does not use this setting"
+                raise ValueError(f"optimizer.{name}={value}: {rule}; remove it, or set optimizer.name=adamw")
         return self
 
 
@@ -164,13 +164,13 @@ class MeasureSpec(Frozen):
     """The measurement protocol: an unmeasured warm-up, then the measurement window. Their limits are fixed before the
     run."""
 
-    warmup_steps: Positive = Field(10, description="minimum number of warm-up steps, which are not measured")
-    gpu_warmup_s: float = Field(30.0, ge=0, description="minimum warm-up on a GPU, whose clock settles with heat")
-    block_steps: Positive = Field(5, description="steps of a block, after which rank 0 decides whether to continue")
+    warmup_steps: Positive = Field(10, description="minimum number of warm-up steps before the measurement window")
+    gpu_warmup_s: float = Field(30.0, ge=0, description="minimum seconds of warm-up on a GPU; heat changes its clock")
+    block_steps: Positive = Field(5, description="steps per block; rank 0 decides between blocks whether to end")
     window_s: float = Field(60.0, ge=0, description="minimum seconds of the measurement window")
     min_steps: Positive = Field(30, description="minimum number of steps in the measurement window")
     max_s: float = Field(300.0, gt=0, description="maximum seconds of the window, which is then flagged `short`")
-    inspect: bool = Field(True, description="add untimed steps that record memory by event, bytes per collective")
+    inspect: bool = Field(True, description="run untimed steps after the window to record memory and communication")
 
 
 class AdaptiveMeasure(MeasureSpec):
@@ -217,30 +217,30 @@ class AdapterSpec(Frozen):
     """The trained part of the model. By default, this is the whole model. It can also be low-rank adapters (LoRA, arXiv
     2106.09685) on frozen weights, or all parameters outside a frozen part."""
 
-    name: Name = "none"
-    rank: Positive | None = Field(None, description="rank of each adapter's two matrices; None: no adapters")
+    name: Name = Field("none", description="name of the adapter in tables and records")
+    rank: Positive | None = Field(None, description="inner size of each adapter's two matrices; None: no adapters")
     alpha: float = Field(16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of an adapter's input")
-    targets: tuple[Name, ...] = Field((), description="names of adapted matrices; empty: all matrices of all blocks")
+    targets: tuple[Name, ...] = Field((), description="matrices with an adapter, such as [q, v]; empty: all in blocks")
     quantization: Literal["none", "nf4", "int8"] = Field("none", description="format of frozen matrices (bitsandbytes)")
-    double_quantization: bool = Field(False, description="nf4's scales are quantised too (arXiv 2305.14314)")
-    frozen: str = Field("", description="regular expression; parameters whose names match are not trained")
+    double_quantization: bool = Field(False, description="quantise the scales of nf4, too (arXiv 2305.14314)")
+    frozen: str = Field("", description="regular expression for the names of parameters that are not trained")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         targets = self.targets and f"[{', '.join(self.targets)}]"  # as in YAML
         given = {"targets": targets, "quantization": self.quantization.removeprefix("none"), "dropout": self.dropout}
         for name, value in ((name, value) for name, value in given.items() if value and self.rank is None):
-            rule = f"adapter.{name}={value} without adapter.rank"
+            rule = f"adapter.{name}={value}: there are no adapters without adapter.rank"
             raise ValueError(f"{rule}; set adapter.rank=16, or choose adapter=lora")
         if self.quantization == "int8":  # it has no scales to quantise, and adapter=qlora sets the field for nf4
             object.__setattr__(self, "double_quantization", False)
         if self.double_quantization and self.quantization != "nf4":
-            rule = f"adapter.double_quantization=true with adapter.quantization={self.quantization}"
-            raise ValueError(f"{rule}; only nf4 has scales to quantise, so set adapter.quantization=nf4")
+            rule = f"it needs nf4, and adapter.quantization={self.quantization}"
+            raise ValueError(f"adapter.double_quantization=true: {rule}; set adapter.quantization=nf4")
         if self.frozen and self.rank is not None:
-            rule = f"adapter.frozen={self.frozen} with adapter.rank={self.rank}, which freezes all other weights"
-            raise ValueError(f"{rule}; give one of them")
+            rule = f"adapter.rank={self.rank} already freezes all weights except adapters"
+            raise ValueError(f"adapter.frozen={self.frozen}: {rule}; set only one of the two")
         return self
 
 
@@ -250,33 +250,33 @@ class LearningSpec(Extensible):
 
     LATER_FIELDS = frozenset({"save_model", "quality", "answer_tokens"})
 
-    tokens: Positive | None = Field(None, description="number of tokens to train on")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
-    warmup_tokens: int = Field(0, ge=0, description="tokens over which the learning rate rises linearly")
-    final_lr: float = Field(0.0, ge=0, le=1, description="last rate of linear and cosine, as a share of optimizer.lr")
+    tokens: Positive | None = Field(None, description="number of tokens to train on; None: only steps are measured")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after its warm-up")
+    warmup_tokens: int = Field(0, ge=0, description="tokens over which the learning rate rises to optimizer.lr")
+    final_lr: float = Field(0.0, ge=0, le=1, description="final rate of linear and cosine, as a share of optimizer.lr")
     evaluate_every: Positive | None = Field(None, description="tokens between evaluations; None: only at start and end")
-    evaluation_samples: Positive = Field(64, description="samples per evaluation, the same samples each time")
-    held_out: float = Field(0.05, gt=0, lt=1, description="share of the text held out, in whole documents")
-    held_out_seed: int = Field(0, ge=0, description="seed of the choice of held-out documents, whatever `seed` is")
+    evaluation_samples: Positive = Field(64, description="held-out samples in each evaluation, always the same")
+    held_out: float = Field(0.05, gt=0, lt=1, description="share of documents that are only used for evaluation")
+    held_out_seed: int = Field(0, ge=0, description="random seed that selects the held-out documents")
     quality: tuple[str, ...] = Field((), description="quality measures: exact_match, token_f1, or your module:function")
     answer_tokens: Positive | None = Field(None, description="maximum tokens of an answer; None: the longest reference")
     checkpoint_every: Positive | None = Field(None, description="tokens between checkpoints; None: no checkpoints")
-    stop_after: Positive | None = Field(None, description="tokens after which the run stops with a checkpoint")
-    save_model: bool = Field(False, description="at the end, write the model for transformers, or adapters for peft")
+    stop_after: Positive | None = Field(None, description="tokens after which the run ends early, with a checkpoint")
+    save_model: bool = Field(False, description="write the trained model (transformers) or adapters (peft) at the end")
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
         if self.tokens is None:
             for name, field in type(self).model_fields.items():
                 if (value := getattr(self, name)) != field.default:
-                    raise ValueError(f"learning.{name}={value} without learning.tokens; set learning.tokens")
+                    raise ValueError(f"learning.{name}={value} needs learning.tokens; set learning.tokens")
             return self
-        above, is_constant = f"is not below learning.tokens={self.tokens}; lower it", self.schedule == "constant"
+        above, is_constant = f"must be below learning.tokens={self.tokens}; lower it", self.schedule == "constant"
         rules = (
-            ("answer_tokens", self.answer_tokens and not self.quality, "without learning.quality; leave it out"),
+            ("answer_tokens", self.answer_tokens and not self.quality, "needs learning.quality; set learning.quality"),
             ("warmup_tokens", self.warmup_tokens >= self.tokens, above),
-            ("final_lr", self.final_lr and is_constant, "with learning.schedule=constant; leave it out"),
-            ("stop_after", (self.stop_after or 0) >= self.tokens, f"{above}, or leave it out"),
+            ("final_lr", self.final_lr and is_constant, "has no effect with learning.schedule=constant; remove it"),
+            ("stop_after", (self.stop_after or 0) >= self.tokens, f"{above}, or remove it"),
         )
         for name, rule in ((name, rule) for name, is_broken, rule in rules if is_broken):
             raise ValueError(f"learning.{name}={getattr(self, name)} {rule}")
@@ -299,8 +299,8 @@ class RunSpec(Extensible):
     batch: Batch
     nodes: Positive = 1
     devices_per_node: Positive = 1
-    objective: Name = Field(OBJECTIVE, description="a file in bench/objectives")
-    sequence: dict[Name, Positive] = Field(LENGTHS, description="tokens per sample by kind, padding included")
+    objective: Name = Field(OBJECTIVE, description="training objective: a file of bench/objectives")
+    sequence: dict[Name, Positive] = Field(LENGTHS, description="tokens per sample by kind of tokens, padding included")
     parallel: Parallel = Parallel()
     precision: Precision = "bf16"
     activation_checkpointing: bool = False
@@ -308,8 +308,7 @@ class RunSpec(Extensible):
     adapter: AdapterSpec = AdapterSpec()
     learning: LearningSpec = LearningSpec()
     loss_mean: Literal["tokens", "micro_batches"] = Field(
-        "tokens",
-        description="tokens: mean over all target tokens of a step; micro_batches: mean of the micro-batches' means",
+        "tokens", description="loss of a step: mean over its target tokens, or mean of its micro-batches' means"
     )
     seed: int = Field(0, ge=0, lt=2**31)
     measure: Annotated[
@@ -372,27 +371,28 @@ class RunSpec(Extensible):
         if objective == OBJECTIVE and isinstance(given, Mapping):
             return {**plain, "sequence": {**LENGTHS, **given}}
         if "sequence" not in plain:
-            raise ValueError(f"objective={objective} needs sequence; give the tokens per sample by kind")
+            raise ValueError(f"objective={objective} needs sequence; set sequence.KIND=N for each kind of tokens")
         return plain
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         parallel, ranks = self.parallel, self.world_size
         if self.objective == OBJECTIVE and self.sequence.keys() != LENGTHS.keys():
-            raise ValueError(f"sequence has {', '.join(self.sequence)}; objective={OBJECTIVE} has {', '.join(LENGTHS)}")
+            needed = ", ".join(LENGTHS)
+            raise ValueError(f"sequence has {', '.join(self.sequence)}, but objective={OBJECTIVE} needs {needed}")
         if self.model.loss_chunk_tokens is not None and self.precision == "fp16":
             # A chunked loss computes its gradients in the forward pass, before the loss scale is applied.
             value = f"model.loss_chunk_tokens={self.model.loss_chunk_tokens} with precision=fp16"
-            rule = "a chunked loss makes its gradients before a loss scale could lift them into fp16's range"
-            raise ValueError(f"{value}: {rule}; choose precision=bf16, or leave it out")
+            rule = "a chunked loss computes its gradients before the loss scale is applied"
+            raise ValueError(f"{value}: {rule}; set precision=bf16, or remove model.loss_chunk_tokens")
         if ranks % parallel.ranks:
             value = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline}"
-            remedy = f"choose a divisor of {ranks}, or a multiple of {parallel.ranks} ranks"
-            raise ValueError(f"{value} does not divide {ranks} ranks; {remedy}")
+            remedy = f"set a divisor of {ranks}, or use a multiple of {parallel.ranks} ranks"
+            raise ValueError(f"{value}: does not divide the {ranks} ranks; {remedy}")
         for kind, length in self.sequence.items():
             if parallel.sequence and length % parallel.tensor:
-                rule = f"sequence.{kind}={length} is not divisible by parallel.tensor={parallel.tensor}"
-                raise ValueError(f"{rule}; choose a multiple of {parallel.tensor}, or parallel.sequence=false")
+                rule = f"sequence.{kind}={length}: is not divisible by parallel.tensor={parallel.tensor}"
+                raise ValueError(f"{rule}; set a multiple of {parallel.tensor}, or parallel.sequence=false")
         return self
 
     @model_validator(mode="after")
@@ -402,7 +402,7 @@ class RunSpec(Extensible):
         if batch.global_ not in (None, accumulation * per_micro_step) or accumulation < 1:
             ranks = f"{self.data_parallel} {'data-parallel ' * (self.parallel.ranks > 1)}ranks"
             product = f"batch.micro={batch.micro} × accumulation={batch.accumulation or 'any'} × {ranks}"
-            remedy = f"choose a multiple of {per_micro_step}, or give only one of batch.global and batch.accumulation"
+            remedy = f"set a multiple of {per_micro_step}, or only one of batch.global and batch.accumulation"
             raise ValueError(f"batch.global={batch.global_} is not {product}; {remedy}")
         complete = Batch(micro=batch.micro, accumulation=accumulation, global_=accumulation * per_micro_step)
         object.__setattr__(self, "batch", complete)  # frozen, but derived fields are set once

@@ -230,9 +230,9 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
         "job": (circumstance.get("launcher") or {}).get("job") or "",
     }
     if not all(isinstance(text, str) for text in header.values()) or header["outcome"] not in _OUTCOMES:
-        raise TypeError("no text, or no outcome")
+        raise TypeError("a header field is not text, or the outcome is unknown")
     if header["outcome"] == "ok" and plain["observations"] is None:
-        raise TypeError("ended well, and observed nothing")
+        raise TypeError("outcome ok without observations")
     evidence, observed = outcome.get("evidence") or {}, plain["observations"] or {}
     return header | {
         "environment_id": header["environment_id"] or None,
@@ -289,7 +289,7 @@ def open_attempt(
     process. The attempt's supervisor writes later heartbeats.
     """
     if isinstance(spec.measure, AdaptiveMeasure):
-        rule = "is the protocol of an older version, whose windows had no fixed length"
+        rule = "this protocol is from an older version and can no longer be run"
         raise UserError("measure", rule, "plan the study again, in a new results folder")
     attempt = create_attempt(config_folder, None if new_repeat else circumstance.repeat)
     numbers = {"repeat": attempt.repeat, "attempt": attempt.attempt}
@@ -364,7 +364,7 @@ def find_records(paths: Iterable[Path]) -> Iterator[Path]:
     Raise UserError if a path does not exist."""
     for path in paths:
         if not files.exists(path):
-            raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
+            raise UserError(str(path), "no such file or folder", "name a results folder, such as results/runs/smoke")
         if files.split_archive(path)[0]:
             yield from _find_packed(path, files.list_members)
         elif path.is_file():

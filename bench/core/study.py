@@ -27,18 +27,20 @@ class Dimension(Frozen):
     range contains only integers if both ends (and `step`, if given) are integers."""
 
     values: tuple[Any, ...] | None = Field(
-        None, description="values of the axis; a mapping sets several fields together"
+        None, description="values to try; a value that is a mapping sets several fields together"
     )
-    from_: float | None = Field(None, alias="from")
-    to: float | None = None
-    step: float | None = Field(None, gt=0)
+    from_: float | None = Field(None, alias="from", description="lowest value of a range")
+    to: float | None = Field(None, description="highest value of a range")
+    step: float | None = Field(None, gt=0, description="distance between values of a range")
     log: bool = Field(
         False,
-        description="True: the logarithm is sampled uniformly, and a grid search tries the doublings of `from` first",
+        description="True: values are sampled uniformly in their logarithm. A grid search tries `from`, 2 × `from`, "
+        "4 × `from` and so on first",
     )
     when: dict[str, tuple[Any, ...]] = Field(
         {},
-        description="conditions: the field is set only if each named earlier field has one of the values listed for it",
+        description="conditions by earlier field of the space: this field is set only if the earlier field has one of "
+        "the listed values",
     )
 
     @model_validator(mode="before")
@@ -49,16 +51,18 @@ class Dimension(Frozen):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.values is None) == (self.from_ is None and self.to is None):
-            raise ValueError("neither values nor a range; write a list, or {from: 1, to: 8}")
+            raise ValueError("needs either values or a range; write a list, or {from: 1, to: 8}")
         if self.values is not None:
             if not self.values:
-                raise ValueError("has no values; give one, or leave it out")
+                raise ValueError("has no values; add a value, or remove the field")
             if self.log or self.step is not None:
-                raise ValueError("log and step belong to a range; write {from: 1, to: 8}, or leave them out")
+                raise ValueError("log and step need a range; write {from: 1, to: 8}, or remove log and step")
         elif self.from_ is None or self.to is None or self.from_ > self.to:
-            raise ValueError(f"from {self.from_} to {self.to} is empty; give from and to, the smaller first")
+            raise ValueError(
+                f"the range from {self.from_} to {self.to} is empty; set from and to, with from the smaller"
+            )
         elif self.log and (self.from_ <= 0 or self.step is not None):
-            raise ValueError("a range by ratios begins above 0 and has no step; leave out log or step")
+            raise ValueError("a range with log must begin above 0 and have no step; remove log or step")
         return self
 
     @classmethod
@@ -125,10 +129,10 @@ class Bound(Frozen):
     @model_validator(mode="after")
     def _holds_something(self) -> Self:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("has no bound; give at_least or at_most")
+            raise ValueError("has no bound; set at_least or at_most")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
-            rule = f"nothing is at least {self.at_least:g} and at most {self.at_most:g}"
-            raise ValueError(f"{rule}; exchange them, or leave one out")
+            rule = f"at_least={self.at_least:g} is above at_most={self.at_most:g}"
+            raise ValueError(f"{rule}; exchange them, or remove one")
         return self
 
     def holds(self, value: float | None) -> bool:
@@ -153,38 +157,37 @@ class RungSection(Frozen):
     The rungs are the tokens of a whole training divided by powers of `factor`, down to `least`.
     """
 
-    least: Positive = Field(description="tokens of the lowest rung")
+    least: Positive = Field(description="number of tokens of the lowest rung")
     factor: int = Field(
-        3, ge=2, description="at each rung, one in this many trainings continues, to this many times the tokens"
+        3, ge=2, description="at each rung, 1 of `factor` trainings continues, up to `factor` times the tokens"
     )
     brackets: Positive = Field(
         1,
-        description="number of rungs, from the lowest, at which some trainings first stop; 1: all trainings "
-        "first stop at the lowest rung",
+        description="number of brackets (Hyperband). Trainings of bracket 1 first stop at the lowest rung, those of "
+        "bracket 2 at the second rung, and so on",
     )
 
 
 class SearchSection(Frozen):
     """The search of a study: its space of configurations, objective, constraints, sampler, and rules for its end."""
 
-    space: dict[str, Dimension]
-    objective: str
+    space: dict[str, Dimension] = Field(description="fields that vary, each with its values or range")
+    objective: str = Field(description="quantity to optimise, such as samples_per_s or peak_bytes")
     constraints: dict[str, Bound] = Field(
-        {}, description="limits of measured quantities; for rules over fields use `exclude`"
+        {}, description="bounds of measured quantities by name, with at_least, at_most or both"
     )
-    sampler: SamplerName = "gp"
-    trials: Positive = Field(50, description="maximum number of trials")
+    sampler: SamplerName = Field("gp", description="Optuna sampler that proposes the next trials")
+    trials: Positive = Field(50, description="maximum number of trials, which are tried configurations")
     node_hours: float | None = Field(
         None, gt=0, description="maximum node-hours of all trials together; None: no limit"
     )
     gain: float = Field(
         0.01,
         ge=0,
-        description="the search ends when 20 trials (tried configurations) in a row improve the best result "
-        "by less than this share",
+        description="the search ends when 20 trials in a row improve the best result by less than this share",
     )
-    parallel: Positive = Field(4, description="maximum number of trials that are in the queue at a time")
-    seed: int = Field(0, ge=0)
+    parallel: Positive = Field(4, description="maximum number of trials that wait or run at a time")
+    seed: int = Field(0, ge=0, description="random seed of the sampler")
     rungs: RungSection | None = Field(
         None, description="successive halving of trainings; None: every training runs to its end"
     )
@@ -196,16 +199,18 @@ class SearchSection(Frozen):
             if plain.keys() - {field.alias or name for name, field in cls.model_fields.items()}:
                 return plain  # an unknown key is refused next; it may be a misspelling of a required key
             if plain.get("objective") is None:
-                raise ValueError(f"a search without an objective; give one of {', '.join(OBJECTIVES)}")
+                raise ValueError(f"the search has no objective; set objective to one of {', '.join(OBJECTIVES)}")
             if not plain.get("space"):
-                raise ValueError("its space is empty; give a field and its values, such as batch.micro: [1, 2, 4]")
+                raise ValueError(
+                    "the search has an empty space; add a field with its values, such as batch.micro: [1, 2, 4]"
+                )
         return plain
 
     @field_validator("objective")
     @classmethod
     def _known_objective(cls, name: str) -> str:
         if name not in OBJECTIVES:
-            raise ValueError(f"not an objective; {suggest_nearest(name, OBJECTIVES)}")
+            raise ValueError(f"is not an objective; {suggest_nearest(name, OBJECTIVES)}")
         return name
 
     @field_validator("sampler", mode="before")
@@ -220,7 +225,7 @@ class SearchSection(Frozen):
     @model_validator(mode="after")
     def _rungs_of_trainings(self) -> Self:
         if self.rungs and self.objective != "validation_loss":
-            raise ValueError("rungs need trainings; set objective: validation_loss, or remove rungs")
+            raise ValueError("rungs need a training; set objective: validation_loss, or remove rungs")
         given = {*self.space, *(name for one in self.space.values() for name in one.list_fields())}
         for name in ("learning.tokens", "learning.stop_after"):
             if self.rungs and name in given:
@@ -232,7 +237,7 @@ class SearchSection(Frozen):
     def _known_quantities(cls, constraints: dict[str, Bound]) -> dict[str, Bound]:
         for name in constraints:
             if name not in QUANTITIES:
-                raise ValueError(f"{name} is not measured; {suggest_nearest(name, QUANTITIES)}")
+                raise ValueError(f"{name} is not a measured quantity; {suggest_nearest(name, QUANTITIES)}")
         return constraints
 
     @field_validator("space")
@@ -242,7 +247,7 @@ class SearchSection(Frozen):
         for key, dimension in space.items():
             for other in dimension.when:
                 if other not in seen:
-                    raise ValueError(f"{key} depends on {other}, which does not come before it; move it up")
+                    raise ValueError(f"{key} depends on {other}, which must come before it; move {other} up")
             seen.update([key, *dimension.list_fields()])
         return space
 
@@ -260,7 +265,8 @@ class Budget(Frozen):
 
     node_hours: float | None = Field(None, gt=0, description="maximum node-hours of all runs together; None: no limit")
     attempts: Positive = Field(
-        3, description="maximum attempts (tries) at one repeat; only failures that may be transient are tried again"
+        3,
+        description="maximum attempts at one repeat; only failures that may be transient are tried again",
     )
 
 
@@ -271,26 +277,31 @@ class Study(Frozen):
     maps each varying key to its values. A value that is a mapping sets several overrides at once.
     """
 
-    name: Name
-    question: str = ""
-    base: dict[str, Any] = {}
-    axes: dict[str, list[Any]] = {}
+    name: Name = Field(description="name of the study, which is also the name of its results folder")
+    question: str = Field("", description="question that the study answers, for its report")
+    base: dict[str, Any] = Field({}, description="settings of all points (configurations), as KEY: VALUE")
+    axes: dict[str, list[Any]] = Field(
+        {},
+        description="keys that vary, each with its list of values; the points are all combinations. A value that is a "
+        "mapping sets several keys",
+    )
     exclude: tuple[str, ...] = Field(
-        (), description="rules for points that are not measured, such as engine == 'ddp' and nodes > 2"
+        (), description="conditions; points that fulfil one are not measured, such as engine == 'ddp' and nodes > 2"
     )
     first: tuple[str, ...] = Field(
-        (), description="rules like those of `exclude`; points that match an earlier rule are measured earlier"
+        (),
+        description="conditions as in `exclude`; points that fulfil the first condition are measured first, and so on",
     )
     control: dict[str, Any] = Field(
         {},
-        description="overrides of `base` that define the control point: a reference configuration, measured at "
-        "the start and at the end of the study to reveal drift; empty: none",
+        description="overrides of `base` for the control point: a reference configuration, which is measured first and "
+        "last to reveal drift of the machine; empty: no control point",
     )
-    repeats: Positive = 1
+    repeats: Positive = Field(1, description="runs of each point")
     seed: int = Field(0, ge=0, description="seed of the random order of runs")
     budget: Budget = Budget()
     search: SearchSection | None = Field(
-        None, description="section of `zeroscale search`; None: the study has only axes"
+        None, description="space and rules of `zeroscale search`; None: the points follow from the axes"
     )
 
     @field_validator("axes")
@@ -298,9 +309,9 @@ class Study(Frozen):
     def _words(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for key, values in axes.items():
             if not values:
-                raise ValueError(f"{key} has no values; give one, or leave it out")
+                raise ValueError(f"{key} has no values; add a value, or remove the key")
             if any(isinstance(value, dict) and not all(isinstance(name, str) for name in value) for value in values):
-                raise ValueError(f"a key of {key} is not text; write overrides: {{engine: zero1, seed: 1}}")
+                raise ValueError(f"a value of {key} has a key that is not text; write {{engine: zero1, seed: 1}}")
         return axes
 
 
@@ -316,8 +327,8 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
         axes[key] = [{key: value} for value in values]  # wrapped, so that a mapping remains the value of `key`
     number = math.prod(map(len, axes.values())) * study.repeats
     if number > MOST_RUNS:
-        rule = f"its axes and repeats make {number:,} runs, and at most {MOST_RUNS:,} are planned"
-        raise UserError(f"study={study.name}", rule, "give fewer values or repeats")
+        rule = f"its axes and repeats make {number:,} runs; the maximum is {MOST_RUNS:,}"
+        raise UserError(f"study={study.name}", rule, "remove values or lower repeats")
     base = [(key, value) for key, value in study.base.items() if key not in axes]
     choices = [
         [tuple(value.items()) if isinstance(value, dict) else ((key, value),) for value in values]

@@ -43,12 +43,12 @@ def build_log_path(folder: Path, task: int | None, node: int = 0) -> Path:
 def check_spec(spec: RunSpec) -> None:
     """Raise UserError for a run whose checkpoints are needed by another run or by several nodes. Checkpoints are not
     copied to the object store: they stay on the disk of the node that wrote them."""
-    learning, remedy = spec.learning, "use a launcher whose nodes share a folder"
+    learning, remedy = spec.learning, "use a launcher whose nodes share a file system, such as slurm"
     if learning.stop_after is not None:
-        rule = "the checkpoint is not written to the object store, so that no run can resume from it"
+        rule = "checkpoints are not copied to the object store, so that no other job can resume from them"
         raise UserError(f"learning.stop_after={learning.stop_after}", rule, remedy)
     if learning.checkpoint_every is not None and spec.nodes > 1:
-        rule = f"each of the {spec.nodes} nodes would have a part of the checkpoint"
+        rule = f"each of the {spec.nodes} nodes would keep its part of the checkpoint on its own disk"
         raise UserError(f"learning.checkpoint_every={learning.checkpoint_every}", rule, remedy)
 
 
@@ -269,7 +269,7 @@ class StudyStore:
                 described = {part: plain[part] for part in (SPEC, CIRCUMSTANCE)}
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
-                    f"{self.objects.url}/{name}", "not a claim of zeroscale", "delete this object"
+                    f"{self.objects.url}/{name}", "is not a claim file of zeroscale", "delete this object"
                 ) from error
         for part, text in {path.name: content, **{part: text.encode() for part, text in described.items()}}.items():
             _replace(path.with_name(part), text, info.modified_at)

@@ -160,7 +160,7 @@ def test_archive_member_above_the_size_limit_is_reported(tmp_path: Path, monkeyp
     archive = packed(save(tmp_path / "runs", run()), tmp_path / "runs.zip")
     monkeypatch.setattr(files, "_MEMBER_LIMIT_BYTES", 2**10)
     (skipped,) = results.read([archive]).skipped
-    assert "more than" in skipped.why
+    assert "is larger than" in skipped.why
 
 
 def test_missing_path_inside_an_archive_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

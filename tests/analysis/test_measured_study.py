@@ -139,8 +139,8 @@ def test_answer_without_trusted_runs_has_reason_and_remedy(tmp_path: Path) -> No
     busy = [run(spec("ddp"), load=load, repeat=repeat) for repeat in range(3)]
     study = analysis.open_study(save(tmp_path, *busy, run(spec("zero1"), drill="rank=1 step=3")))
     expected = (
-        "None of 4 runs is trusted (3 busy, 1 drill); to add quiet ones, repeat the sweep command that made them with "
-        "--repeats 6 "
+        "None of 4 runs is trusted (3 busy, 1 drill); to add repeats without background load, run the same sweep "
+        "command again with --repeats 6 "
         "launcher.quiet_within_s=600."
     )
     assert study.trusted.answer() == expected and study.trusted.trusted.full.answer() == expected

@@ -141,7 +141,7 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     first = html[html.index('id="answer"') :]
     assert re.findall(r"<p>(.*?)</p>", first)[:2] == [
         "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
-        "quiet ones, repeat the sweep command that made them with "
+        "repeats without background load, run the same sweep command again with "
         '<span class="option">--repeats</span> 6 launcher.quiet_within_s=600.',
         "On 2 ranks, ddp is the only configuration with a time.",
     ]

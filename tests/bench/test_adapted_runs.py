@@ -54,5 +54,5 @@ def test_unknown_adapter_target_is_refused_with_the_known_names(tmp_path: Path) 
     process = Command(tmp_path, (*WORDS, "adapter.targets=[query]")).process
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert "adapter.targets=query: no matrix of the model's blocks has this name; " in errors
+    assert "adapter.targets=query: the blocks of the model have no matrix of this name; " in errors
     assert "choose from down_proj, o_proj, qkv_proj, up_proj" in errors

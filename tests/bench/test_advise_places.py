@@ -112,13 +112,13 @@ def test_own_machine_file_with_the_name_of_a_shipped_file_is_refused(run_advise:
     write_machine(tmp_path, OFFER)
     (tmp_path / "machine" / "mine.yaml").rename(tmp_path / "machine" / "h100.yaml")
     line = run_advise(*WORDS, "where=rented:a2-highgpu-8g", "--config-dir", str(tmp_path), fails=True)
-    assert line.startswith("zeroscale: machine=h100: both ") and line.endswith("; give yours another name\n")
+    assert line.startswith("zeroscale: machine=h100: both ") and line.endswith("; rename your file\n")
 
 
 @pytest.mark.parametrize("place", ["own:h100:8", "rented:a3-highgpu-8g"])
 def test_missing_config_folder_is_refused(run_advise: Advise, place: str) -> None:
     line = run_advise(*WORDS, f"where={place}", "--config-dir", "nosuch", fails=True)
-    assert line == "zeroscale: --config-dir nosuch: no such folder; give one laid out like conf/\n"
+    assert line == "zeroscale: --config-dir nosuch: no such folder; name a folder with subfolders like those of conf/\n"
 
 
 @pytest.mark.parametrize("place", ["box", "a3-highgpu-8g"])
@@ -126,10 +126,10 @@ def test_missing_config_folder_is_refused(run_advise: Advise, place: str) -> Non
     ("offers", "expected"),
     [
         ("- {provider: mine", "expected ',' or '}', but got '<stream end>' (line 5); correct the file"),
-        (OFFER.replace("2026-11-01", "2026-13-01"), "machine.rented.0.date=2026-13-01: must be a day such as"),
+        (OFFER.replace("2026-11-01", "2026-13-01"), "machine.rented.0.date=2026-13-01: must be a date such as"),
         (OFFER.replace(": 9", ": -20"), "machine.rented.0.price_per_hour=-20: must be a number > 0; set machine."),
-        (OFFER.replace(": 9", ": 1e9"), "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; give"),
-        (f"{OFFER}\n{OFFER}", "machine.rented.1.machine_type=box: mine has a second price for it in a; keep the newer"),
+        (OFFER.replace(": 9", ": 1e9"), "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; the unit"),
+        (f"{OFFER}\n{OFFER}", "machine.rented.1.machine_type=box: is listed twice for mine in a; remove the older"),
         (OFFER.replace("region: a", "region: a, regoin: b"), "machine.rented.0.regoin: no such key; did you mean reg"),
         (
             "  provider: mine",

@@ -210,5 +210,5 @@ def test_job_that_cannot_start_reports_the_reason_in_its_log(tmp_path: Path) -> 
     job = StoredJob(tmp_path, "s-1", [point])
     outputs = job.end()
     assert job.processes[0].returncode == 1 and outputs.count("\n") == 1
-    assert "cannot begin: learning.stop_after=2048: the checkpoint is not written to the object store" in outputs
+    assert "cannot begin: learning.stop_after=2048: checkpoints are not copied to the object store" in outputs
     assert (tmp_path / "bucket/s/jobs/s-1/job.log").read_text() == outputs

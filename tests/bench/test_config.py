@@ -302,7 +302,7 @@ def test_users_own_file_with_the_name_of_a_shipped_one_is_refused(tmp_path: Path
     own = tmp_path / "machine" / "h200.yaml"
     own.parent.mkdir()
     own.write_text("name: h200\n")
-    with pytest.raises(UserError, match="called so; give yours another name"):
+    with pytest.raises(UserError, match="have this name; rename your file"):
         compose.compose_request([("machine", "h200")], tmp_path)
 
 
@@ -361,7 +361,9 @@ def test_invalid_config_file_is_refused_in_one_line(text: str, tmp_path: Path) -
 
 
 def test_missing_folder_of_users_own_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--config-dir .*/none: no such folder; give one laid out like conf/"):
+    with pytest.raises(
+        UserError, match=r"--config-dir .*/none: no such folder; name a folder with subfolders like those of conf/"
+    ):
         ask(config_dir=tmp_path / "none")
 
 

@@ -106,7 +106,7 @@ def test_own_node_types_and_files_are_explained(tmp_path: Path, capsys: pytest.C
     )
     assert second == "machine=mine (file of conf/machine)\n  our node\n"
     assert cli.main(["explain", "box", "--config-dir", str(tmp_path / "none")]) == 2
-    assert "/none: no such folder; give one laid out like conf/" in capsys.readouterr().err
+    assert "/none: no such folder; name a folder with subfolders like those of conf/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("group", ["batch", "measure", "model", "launcher", "data", "parallel", "learning"])

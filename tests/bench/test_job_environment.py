@@ -205,16 +205,16 @@ def spec(**fields: Any) -> dict[str, str]:
         ),
         (
             SKYPILOT | {"SKYPILOT_NODE_IPS": "1.2.3.4"},
-            "SKYPILOT_NODE_IPS: lists 1 host for 2 nodes; unset SKYPILOT_NODE_RANK outside a job of SkyPilot",
+            "SKYPILOT_NODE_IPS: lists 1 host, but the task has 2 nodes; unset SKYPILOT_NODE_RANK outside",
         ),
         (
             SKYPILOT | {"SKYPILOT_NODE_RANK": "2"},
-            "SKYPILOT_NODE_RANK: this would be process 2 of 2 on 2 nodes, counted from 0; unset SKYPILOT_NODE_RANK",
+            "SKYPILOT_NODE_RANK: impossible position: process 2 of 2 on 2 nodes, counted from 0; unset SKYPILOT_NODE",
         ),
         (
             KUBERNETES | {"ZEROSCALE_NODES": "2"},
-            "ZEROSCALE_NODES: this would be process 2 of 2 on 2 nodes, counted from 0; "
-            "set it to the job's completions in the pod template",
+            "ZEROSCALE_NODES: impossible position: process 2 of 2 on 2 nodes, counted from 0; "
+            "set it to the field `completions` of the job in the pod template",
         ),
         (
             {name: value for name, value in TORCHRUN.items() if name != "ROLE_RANK"},
@@ -224,10 +224,10 @@ def spec(**fields: Any) -> dict[str, str]:
             {"ZEROSCALE_JOB": '{"job_id": "7", "node": 2}'},
             "ZEROSCALE_JOB.node: extra inputs are not permitted; unset ZEROSCALE_JOB outside a job of an",
         ),
-        ({"ZEROSCALE_JOB": '{"nodes": 2}'}, "ZEROSCALE_JOB: has no job_id; unset ZEROSCALE_JOB outside"),
+        ({"ZEROSCALE_JOB": '{"nodes": 2}'}, "ZEROSCALE_JOB: has an empty job_id; unset ZEROSCALE_JOB outside"),
         (
             {"ZEROSCALE_JOB": '{"job_id": "7", "number": 1}'},
-            "ZEROSCALE_JOB: this would be process 1 of 1 on 1 node, counted from 0; unset ZEROSCALE_JOB outside",
+            "ZEROSCALE_JOB: impossible position: process 1 of 1 on 1 node, counted from 0; unset ZEROSCALE_JOB outside",
         ),
     ],
 )

@@ -112,11 +112,11 @@ def test_checkpoint_interval_is_not_part_of_the_identity() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"schedule": "cosine"}, r"learning\.schedule=cosine without learning\.tokens; set learning\.tokens"),
-        ({"tokens": 9, "warmup_tokens": 9}, r"learning\.warmup_tokens=9 is not below learning\.tokens=9; lower"),
+        ({"schedule": "cosine"}, r"learning\.schedule=cosine needs learning\.tokens; set learning\.tokens"),
+        ({"tokens": 9, "warmup_tokens": 9}, r"learning\.warmup_tokens=9 must be below learning\.tokens=9; lower"),
         (
             {"tokens": 9, "final_lr": 0.1},
-            r"final_lr=0\.1 with learning\.schedule=constant; leave it out",
+            r"final_lr=0\.1 has no effect with learning\.schedule=constant; remove it",
         ),
     ],
 )

@@ -16,12 +16,27 @@ from bench.core.machine import Machine
 ABSURD = [
     ("peak_tflops", "{bf16: .inf}", "machine.peak_tflops.bf16=inf", "312"),
     ("peak_tflops", "{bf16: .nan}", "machine.peak_tflops.bf16=nan", "312"),
-    ("peak_tflops", "{bf16: 0}", "machine.peak_tflops.bf16=0: not between 0.0001 and 100000; give 10^12 FLOP/s", ""),
+    (
+        "peak_tflops",
+        "{bf16: 0}",
+        "machine.peak_tflops.bf16=0: not between 0.0001 and 100000; the unit is 10^12 FLOP/s",
+        "",
+    ),
     ("peak_tflops", "{bf16: -312}", "machine.peak_tflops.bf16=-312: not between", "312"),
     ("peak_tflops", "{bf16: 312e+12}", "machine.peak_tflops.bf16=3.12e+14: not between", "312"),
     ("matmul_ceiling_tflops", "{bf16: .nan}", "machine.matmul_ceiling_tflops.bf16=nan", "312"),
-    ("matmul_ceiling_tflops", "{bf16: 500}", "machine.matmul_ceiling_tflops.bf16=500: above the peak of 312; give", ""),
-    ("memory_bytes", "80", "machine.memory_bytes=80: not between 1e+08 and 1e+13; give bytes, for example 85e9", ""),
+    (
+        "matmul_ceiling_tflops",
+        "{bf16: 500}",
+        "machine.matmul_ceiling_tflops.bf16=500: above peak_tflops.bf16=312; set",
+        "",
+    ),
+    (
+        "memory_bytes",
+        "80",
+        "machine.memory_bytes=80: not between 1e+08 and 1e+13; the unit is bytes, for example 85e9",
+        "",
+    ),
     ("memory_bytes_per_s", "2039", "machine.memory_bytes_per_s=2039: not between", "2.039e12"),
     ("memory_bytes_per_s", ".inf", "machine.memory_bytes_per_s=inf", "2.039e12"),
     ("intra_node_bytes_per_s", "300", "machine.intra_node_bytes_per_s=300: not between", "3e11 for 300 GB/s"),
@@ -81,11 +96,11 @@ WRONG_OFFERS = [
     ({"price_per_hour": -1}, "machine.rented.0.price_per_hour=-1: must be a number > 0; set"),
     ({"price_per_hour": "much"}, "machine.rented.0.price_per_hour=much: must be a number > 0"),
     ({"price_per_hour": None}, "machine.rented.0.price_per_hour=null: must be a number > 0"),
-    ({"price_per_hour": 1e9}, "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; give the price"),
+    ({"price_per_hour": 1e9}, "machine.rented.0.price_per_hour=1e+09: not between 0.001 and 1e+06; the unit is"),
     ({"spot_price_per_hour": 50}, "machine.rented.0.spot_price_per_hour=50: above price_per_hour=44.19"),
     ({"devices": 0}, "machine.rented.0.devices=0: must be an integer > 0; set machine.rented.0.devices=1 or more"),
     ({"source": ""}, "machine.rented.0.source="),
-    ({"date": "soon"}, "machine.rented.0.date=soon: must be a day such as 2026-11-26; `zeroscale explain machine.r"),
+    ({"date": "soon"}, "machine.rented.0.date=soon: must be a date such as 2026-11-26; `zeroscale explain machine.r"),
     ({"prize": 3}, "machine.rented.0.prize: no such key; did you mean machine.rented.0.p"),
     ({"machine_type": "a b"}, "machine.rented.0.machine_type=a b: a name is made of letters"),
 ]  # fmt: skip
@@ -114,7 +129,7 @@ def test_a_second_price_of_a_node_type_in_one_region_is_refused(
 ) -> None:
     write_machine(tmp_path, OFFER, {**OFFER, "region": "us-east4"}, {**OFFER, "price_per_hour": 40})
     assert main(["predict", "model=mt5_base", "machine=mine", "devices_per_node=2", "--config-dir", str(tmp_path)]) == 2
-    message = "machine.rented.2.machine_type=a2-ultragpu-8g: gcp has a second price for it in us-east5; keep the newer"
+    message = "machine.rented.2.machine_type=a2-ultragpu-8g: is listed twice for gcp in us-east5; remove the older"
     assert message in capsys.readouterr().err
 
 

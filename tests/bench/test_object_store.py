@@ -102,7 +102,7 @@ def test_an_object_is_created_once_and_replaced_by_write(url: str) -> None:
         ("gs:///s", "not the URL"),
         ("file://relative/s", "not the URL"),
         ("ftp://host/s", "not the URL"),
-        ("s3://bucket/s", "needs the package s3fs"),
+        ("s3://bucket/s", "the package s3fs for this object store is not installed"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_in_one_line(url: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_calls_are_repeated_until_the_store_is_back(
     assert len(naps) == 3 and (bucket / "s/a/record.json").read_bytes() == b"kept"
     begin = f"file://{bucket}/s: does not respond (NotADirectoryError: "
     assert [message.startswith(begin) for message in caplog.messages] == [True] * 3
-    assert caplog.messages[1].endswith("; trying again in 1 s, Ctrl-C ends it")
+    assert caplog.messages[1].endswith("; next try in 1 s; stop with Ctrl-C")
 
 
 def test_a_store_that_stays_away_is_unavailable_after_its_patience(
@@ -368,7 +368,7 @@ def test_a_job_pulls_its_own_files_once(url: str, tmp_path: Path) -> None:
 def test_invalid_claim_is_refused_in_one_line(tmp_path: Path) -> None:
     study = StudyStore(ObjectStore(f"file://{tmp_path}/bucket/s"), tmp_path / "here")
     study.objects.write("id/0.0/claim.json", b"[]")
-    with pytest.raises(UserError, match="not a claim of zeroscale"):
+    with pytest.raises(UserError, match="not a claim file of zeroscale"):
         study.sync()
     shutil.rmtree(tmp_path / "bucket")
     (tmp_path / "here").rename(tmp_path / "there")
@@ -380,8 +380,8 @@ def test_invalid_claim_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
-        ((("learning.stop_after", 64),), "no run can resume from it"),
-        ((("learning.checkpoint_every", 64), ("nodes", 2)), "each of the 2 nodes would have a part"),
+        ((("learning.stop_after", 64),), "no other job can resume from them"),
+        ((("learning.checkpoint_every", 64), ("nodes", 2)), "each of the 2 nodes would keep its part"),
         ((("learning.checkpoint_every", 64),), ""),
     ],
 )
@@ -405,5 +405,5 @@ def test_unusable_credentials_file_is_refused_at_once(
     if content is not None:
         (tmp_path / "key.json").write_text(content)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    with pytest.raises(UserError, match=f"^GOOGLE_APPLICATION_CREDENTIALS=.*key.json: {rule}; correct it"):
+    with pytest.raises(UserError, match=f"^GOOGLE_APPLICATION_CREDENTIALS=.*key.json: {rule}; correct the path"):
         ObjectStore("gs://my-bucket/study")

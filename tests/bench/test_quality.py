@@ -62,16 +62,17 @@ def test_function_of_a_module_is_a_measure_or_fails_in_one_line(
         return str(caught.value)
 
     assert message("mine_quality:broken") == (
-        "learning.quality=mine_quality:broken: failed (ValueError: no); correct the function"
+        "learning.quality=mine_quality:broken: the function failed (ValueError: no); correct the function"
     )
-    assert "returned 'many', which is no finite number" in message("mine_quality:words")
+    assert "returned 'many', not a finite number" in message("mine_quality:words")
     assert "is not a function" in message("mine_quality:NUMBER")
     assert "has no attribute 'shorter'" in message("mine_quality:shorter")
     assert message("nowhere_quality:f").startswith(
         "learning.quality=nowhere_quality:f: cannot be imported (ModuleNotFoundError"
     )
     assert message("exact_macth") == (
-        "learning.quality=exact_macth: no such measure; did you mean exact_match?, or give module:function"
+        "learning.quality=exact_macth: no such measure; did you mean exact_match?, "
+        "or name a function as module:function"
     )
 
 
@@ -82,7 +83,7 @@ PIPELINE = "engine=pipeline", "parallel.pipeline=2", "devices_per_node=2", "batc
     ("overrides", "message"),
     [
         (("data=text", "learning.tokens=9999"), "data=text has no prompts with answers; choose data=instructions"),
-        (("data=instructions",), r"learning\.quality=.* without learning\.tokens"),
+        (("data=instructions",), r"learning\.quality=.* needs learning\.tokens"),
         (
             ("data=instructions", "learning.tokens=9999", *PIPELINE),
             "engine pipeline has no .*predict_tokens",
@@ -90,7 +91,7 @@ PIPELINE = "engine=pipeline", "parallel.pipeline=2", "devices_per_node=2", "batc
         (("data=instructions", "learning.tokens=9999", "learning.quality=[f1]"), "no such measure; choose from"),
         (
             ("data=instructions", "learning.tokens=9999", "learning.quality=[]", "learning.answer_tokens=4"),
-            "answer_tokens=4 without learning.quality; leave it out",
+            "answer_tokens=4 needs learning.quality; set learning.quality",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def test_record_with_an_evaluation_after_too_many_tokens_is_invalid() -> None:
     beyond = Evaluation(step=2**60, loss=1.0, target_tokens=1, seconds=1.0)
     observed = record.observations.model_copy(update={"evaluations": (beyond,)})
     broken = find_broken_rule(record.model_copy(update={"observations": observed}))
-    assert broken == "observations.evaluations: after more tokens than can be counted"
+    assert broken == "observations.evaluations: a step after more than 9007199254740992 tokens"
 
 
 def test_disturbed_step_time_has_extra_noise_and_other_quantities_have_none() -> None:

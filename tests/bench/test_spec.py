@@ -32,7 +32,7 @@ def test_global_batch_and_its_accumulation_are_the_same_point() -> None:
     "batch", [{"micro": 2, "global": 12}, {"micro": 2, "global": 4}, {"micro": 2, "accumulation": 2, "global": 8}]
 )
 def test_global_batch_that_does_not_divide_among_ranks_is_refused_with_a_remedy(batch: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match=r"batch\.global=\d+ is not .* 4 ranks; choose a multiple of 8"):
+    with pytest.raises(ValidationError, match=r"batch\.global=\d+ is not .* 4 ranks; set a multiple of 8"):
         spec(batch=batch)
 
 
@@ -137,7 +137,9 @@ def test_other_objective_and_layout_are_written() -> None:
 
 
 def test_lengths_must_be_those_of_the_objective() -> None:
-    with pytest.raises(ValidationError, match="sequence has encoder, decoder, tokens; objective=span_corruption has"):
+    with pytest.raises(
+        ValidationError, match="sequence has encoder, decoder, tokens, but objective=span_corruption needs"
+    ):
         spec(sequence={"tokens": 5})
     with pytest.raises(ValidationError, match="objective=causal_lm needs sequence"):
         spec(objective="causal_lm")
@@ -155,17 +157,17 @@ def test_global_batch_counts_data_parallel_ranks_only() -> None:
     [
         (
             {"parallel": {"tensor": 3}},
-            r"tensor=3 × parallel\.pipeline=1 does not divide 4 ranks; choose a divisor",
+            r"tensor=3 × parallel\.pipeline=1: does not divide the 4 ranks; set a divisor",
         ),
-        ({"parallel": {"tensor": 8}}, "does not divide 4 ranks; choose a divisor of 4, or a multiple of 8 ranks"),
-        ({"parallel": {"sequence": True}}, "parallel.tensor=1; leave it out, or raise parallel.tensor"),
+        ({"parallel": {"tensor": 8}}, "does not divide the 4 ranks; set a divisor of 4, or use a multiple of 8 ranks"),
+        ({"parallel": {"sequence": True}}, "parallel.tensor=1; remove it, or set parallel.tensor=2"),
         (
             {"parallel": {"tensor": 2, "sequence": True}, "sequence": {"decoder": 7}},
-            "sequence.decoder=7 is not divisible by parallel.tensor=2; choose a multiple of 2",
+            "sequence.decoder=7: is not divisible by parallel.tensor=2; set a multiple of 2",
         ),
         (
             {"parallel": {"pipeline": 2}, "batch": {"micro": 2, "global": 6}},
-            "batch.global=6 is not batch.micro=2 × accumulation=any × 2 data-parallel ranks; choose a multiple of 4",
+            "batch.global=6 is not batch.micro=2 × accumulation=any × 2 data-parallel ranks; set a multiple of 4",
         ),
     ],
 )

@@ -290,7 +290,7 @@ def test_only_regular_files_are_read(tmp_path: Path, spec: RunSpec) -> None:
     found = store.list_attempts(tmp_path)
     assert [attempt.outcome for attempt in found] == [None] * 6
     assert ["link" in attempt.unreadable for attempt in found] == [True] * 4 + [False] * 2
-    assert [attempt.unreadable for attempt in found[4:]] == ["not a regular file"] * 2
+    assert [attempt.unreadable for attempt in found[4:]] == ["is not a regular file"] * 2
     for attempt in found:
         with pytest.raises(store.Unreadable, match=attempt.unreadable):
             store.read_record(attempt.folder / store.RECORD)
@@ -315,6 +315,6 @@ def test_full_disk_is_recognised_by_the_cause_of_an_error() -> None:
 def test_point_with_an_older_protocol_is_not_measured(tmp_path: Path, spec: RunSpec) -> None:
     plain = spec.model_dump(mode="json", by_alias=True) | {"measure": {"width": 0.02}}
     older = RunSpec.model_validate(plain)
-    with pytest.raises(UserError, match=r"protocol of an older version.*; plan the study again"):
+    with pytest.raises(UserError, match=r"protocol is from an older version.*; plan the study again"):
         store.open_attempt(tmp_path, older, circumstance())
     assert list(tmp_path.iterdir()) == []

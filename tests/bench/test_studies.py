@@ -196,7 +196,7 @@ def test_study_with_an_invalid_name_is_refused_in_one_line(name: str, tmp_path: 
             "name: s\nexclude: nodes > 1",
             "study.exclude=nodes > 1: must be a list of text; write a list, such as study.exclude=[nodes > 1]",
         ),
-        ("", "not a mapping of words to values"),
+        ("", "must be a mapping, with lines such as `key: value`"),
         ("repeats: 1", "study.name: is required and missing; "),
     ],
 )

@@ -90,7 +90,9 @@ def test_smoke_study_is_five_engines_on_two_processes_with_three_repeats() -> No
 
 @pytest.mark.parametrize("fields", [{"axes": {key: list(range(1000)) for key in "abc"}}, {"repeats": 10**9}])
 def test_too_many_runs_are_refused_before_they_are_listed(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"study=s: its axes and repeats make 1,000,000,000 runs, and at most 100,000"):
+    with pytest.raises(
+        UserError, match=r"study=s: its axes and repeats make 1,000,000,000 runs; the maximum is 100,000"
+    ):
         expand_study(Study(name="s", **fields), [])
 
 

@@ -106,8 +106,8 @@ def test_memory_shortage_has_a_field_and_a_one_line_reason() -> None:
     outcome = classify_outcome([ending(0, 1, "comm_error"), short], None, "")
     assert outcome.shortage == MemoryShortage(rank=1, **in_bytes)
     assert outcome.reason == (
-        "rank 1 in steps at step 7: SomeError: device memory: asked for 5 GiB, 3 lacking, 2 free; of 80 in all, "
-        "60 live in tensors, 64 reserved, 12 of other processes"
+        "rank 1 in steps at step 7: SomeError: device memory: 5 GiB requested, 3 lacking, 2 free; 80 in total, "
+        "60 in live tensors, 64 reserved, 12 used by other processes"
     )
     assert Outcome.model_validate_json(outcome.model_dump_json()) == outcome
     assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"

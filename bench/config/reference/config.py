@@ -71,8 +71,9 @@ def read_plugin_comments(group: str, name: str) -> dict[str, str]:
     """Return the meanings of those keys of a plug-in that comments in files of conf/ document, by dotted key. All other
     keys are documented in the fields of their classes."""
     folder = find_conf_folder() / group
-    files = sorted(folder.glob("*.yaml")) if group == "data" else [folder / f"{name}.yaml"]
-    said = read_key_comments(*files) if group in ("data", "launcher") and files[0].is_file() else {}
+    # Data sources share keys with different meanings, so the comments in a source's own file take precedence.
+    files = [folder / f"{name}.yaml", *(sorted(folder.glob("*.yaml")) if group == "data" else ())]
+    said = read_key_comments(*filter(Path.is_file, files)) if group in ("data", "launcher") else {}
     said.pop(f"{group}.name", None)  # the comment above `name` describes the whole file
     return said
 
@@ -95,7 +96,7 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
                for file in list_group_files(name)} if name == "engine" else {}  # fmt: skip
     yield KeySection(name, "", tuple(list_keys(group.spec, name, skip={group.holder}, said=said)))
     for plugin in plugins.list_names(group.kind):
-        found = list_keys(load_options(group, plugin), group.prefix, said=said)
+        found = list_keys(load_options(group, plugin), group.prefix, said=read_plugin_comments(name, plugin))
         chosen = {file: plain for file, plain in presets.items() if plain.get(group.names) == plugin}
         yield KeySection(name, plugin, tuple(_add_presets(key, chosen) for key in found))
 

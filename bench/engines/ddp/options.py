@@ -10,11 +10,14 @@ from bench.engines.precision import LossScale, check_optimizer
 class Options(Frozen):
     """Options of torch.nn.parallel.DistributedDataParallel, and of the loss scale for fp16."""
 
-    bucket_cap_mb: float = Field(gt=0, description="size of a gradient bucket in MiB; each bucket is one all-reduce")
-    gradient_as_bucket_view: bool = Field(
-        True, description="True: gradients are views of the buckets; False: each gradient exists twice"
+    bucket_cap_mb: float = Field(
+        gt=0, description="MiB of gradients per bucket; each bucket is reduced by one all-reduce"
     )
-    static_graph: bool = False
+    gradient_as_bucket_view: bool = Field(
+        True,
+        description="True: gradients are views of the buckets; False: each gradient exists twice, also in its bucket",
+    )
+    static_graph: bool = Field(False, description="True: every step uses the same parameters in the same order")
     fp16: LossScale = LossScale()
 
 

@@ -14,23 +14,23 @@ class Options(Frozen):
     """Options of torch.distributed.fsdp.fully_shard. Options that decide speed or memory have no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
-        description="what happens to a block's gathered weights after forward. true: they are freed, and gathered "
-        "again for backward; false: they stay whole until backward; a number: groups of this many "
-        "neighbouring ranks divide them, and gather them for backward within the group"
+        description="gathered weights of a block after its forward. true: freed, and gathered again for backward; "
+        "false: kept whole until backward; a number N: partitioned among groups of N neighbouring ranks, and gathered "
+        "within the group for backward"
     )
     shard_ranks: Literal["node"] | Positive | None = Field(
         None,
-        description="number of ranks that share one copy of weights, gradients and optimizer state. An all-reduce of "
-        "gradients keeps several copies equal. None: all ranks share one copy; node: the ranks of each "
-        "node share one (hybrid shards), if nodes have several ranks",
+        description="number of ranks among which one copy of weights, gradients and optimizer state is partitioned. An "
+        "all-reduce of gradients keeps the copies equal. None: one copy over all ranks; node: one copy per node "
+        "(hybrid sharding), if nodes have several ranks",
     )
     reduce_dtype: Literal["bf16", "fp32"] | None = Field(
-        description="type in which gradients are reduced; None: the run's precision"
+        description="number format in which gradients are reduced; None: the run's precision"
     )
     reduce_every_micro_step: bool = Field(
         True,
-        description="True: gradients are reduced and divided among ranks after every micro-step; False: after the "
-        "last micro-step, until which each rank keeps all gradients whole",
+        description="True: gradients are reduced and partitioned after every micro-step; False: only after the last "
+        "micro-step, so that each rank keeps whole gradients until then",
     )
     offload: bool = Field(
         False, description="True: weights, gradients and optimizer state are in host memory, and AdamW runs on the CPU"
@@ -43,17 +43,23 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     check_unscaled(spec)
     check_whole(spec, "some of their rows")
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
-        raise UserError("engine.reduce_dtype=bf16", "the run's precision is fp32", "leave it out, or precision=bf16")
+        raise UserError(
+            "engine.reduce_dtype=bf16",
+            "a run with precision=fp32 reduces in fp32",
+            "remove engine.reduce_dtype, or set precision=bf16",
+        )
     ranks, again = shard_ranks(options, spec), options.reshard_after_forward
     value = f"engine.shard_ranks={options.shard_ranks}"
     if spec.data_parallel % ranks:
-        rule = f"it does not divide {spec.data_parallel} data-parallel ranks"
-        raise UserError(value, rule, f"choose a divisor of {spec.data_parallel}, or leave it out")
+        rule = f"does not divide the {spec.data_parallel} data-parallel ranks"
+        raise UserError(value, rule, f"set a divisor of {spec.data_parallel}, or remove it")
     if ranks == 1 < spec.data_parallel:
-        raise UserError(value, "with one rank per copy nothing is divided", "choose engine=ddp, or raise it")
+        raise UserError(
+            value, "with one rank per copy, nothing is partitioned", "set engine=ddp, or a larger engine.shard_ranks"
+        )
     if not isinstance(again, bool) and (again == 1 or again >= ranks or ranks % again):
-        rule = f"it has to divide the {ranks} ranks that share the weights, and be at least 2 and below {ranks}"
-        raise UserError(f"engine.reshard_after_forward={again}", rule, "choose such a number, or true or false")
+        rule = f"must divide the {ranks} ranks that share one copy, and be at least 2 and below {ranks}"
+        raise UserError(f"engine.reshard_after_forward={again}", rule, "set such a number, or true or false")
 
 
 def shard_ranks(options: Options, spec: RunSpec) -> int:

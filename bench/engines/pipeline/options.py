@@ -16,21 +16,22 @@ class Options(Frozen):
     the sharding of weights, gradients and optimizer state among data-parallel copies."""
 
     schedule: ScheduleName = Field(
-        description="gpipe: all forwards, then all backwards; 1f1b: backwards as early as possible; interleaved: like "
-        "1f1b, with several stages on a rank; breadth_first: each stage of a rank processes all "
-        "micro-batches before the rank's next stage begins"
+        description="order of passes in a step. gpipe: all forward, then all backward; 1f1b: each backward as early "
+        "as possible; interleaved: 1f1b with several stages on a rank; breadth_first: a stage processes all "
+        "micro-batches before the next stage of its rank begins"
     )
     cut: Literal["flops", "blocks"] = Field(
-        "flops", description="flops: stages have nearly equal FLOPs; blocks: nearly equal numbers of blocks"
+        "flops", description="flops: stages have nearly equal FLOPs; blocks: stages have nearly equal numbers of blocks"
     )
     sharding: Literal["zero1", "zero3"] = Field(
         "zero1",
-        description="what the data-parallel ranks of a stage divide among themselves. zero1: AdamW's state; zero3: "
-        "also weights and gradients, except parameters that several stages share. With zero3, a stage's "
-        "weights are gathered before it computes. While it computes, the weights of the next `gather_ahead` "
-        "stages are gathered",
+        description="partitioned among the data-parallel ranks of a stage. zero1: AdamW's state; zero3: also weights "
+        "and gradients, except parameters that several stages share. With zero3, the weights of a stage are "
+        "gathered before it computes",
     )
-    gather_ahead: Annotated[int, Field(ge=0)] = 1
+    gather_ahead: Annotated[int, Field(ge=0)] = Field(
+        1, description="with zero3: number of next stages whose weights are gathered while a stage computes"
+    )
 
 
 _ONE_STAGE = "parallel.pipeline=2 batch.accumulation=8"
@@ -47,7 +48,7 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     """Raise UserError if this engine cannot run the spec."""
     engine = f"engine {spec.engine.name}"
     if size_of(spec).stages == spec.parallel.tensor == 1:
-        rule = f"{engine} divides the layers among stages, and there is one"
+        rule = f"{engine} needs at least two stages, or parallel.tensor of 2 or more"
         raise UserError("parallel.pipeline=1", rule, f"add {_FIRST[options.schedule]}; or choose engine=ddp")
     if obstacle := find_obstacle(options.schedule, size_of(spec)):
         rule, remedy = obstacle
@@ -56,18 +57,18 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     check_whole(spec, "a part of one flat tensor")
     model = spec.model
     if model.dropout:
-        rule = f"{engine} would drop a state at every boundary of stages"
+        rule = f"{engine} would apply dropout once more at every stage boundary"
         raise UserError(f"model.dropout={model.dropout}", rule, "set model.dropout=0")
     if model.compile != "none":
         rule = f"{engine} does not support it"
-        raise UserError(f"model.compile={model.compile}", rule, "leave it out, or choose another engine")
+        raise UserError(f"model.compile={model.compile}", rule, "remove it, or choose another engine")
     if spec.parallel.tensor > 1 and model.attention == "flex":
-        rule = "it is untested on the heads of one tensor-parallel rank"
+        rule = "flex attention is untested with tensor parallelism"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or parallel.tensor=1")
     if spec.parallel.tensor > 1 and model.loss_chunk_tokens:
-        rule = "a rank has only the logits of its own tokens of the vocabulary, all at once"
+        rule = "with tensor parallelism, the loss cannot be computed in chunks"
         value = f"model.loss_chunk_tokens={model.loss_chunk_tokens}"
-        raise UserError(value, rule, "leave it out, or set parallel.tensor=1")
+        raise UserError(value, rule, "remove it, or set parallel.tensor=1")
 
 
 def size_of(spec: RunSpec) -> PipelineSize:

@@ -45,7 +45,8 @@ def test_answer_begins_with_busy_runs_and_does_not_rank_them() -> None:
     told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
     assert told == [
         "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
-        "quiet ones, repeat the sweep command that made them with --repeats 6 launcher.quiet_within_s=600.",
+        "repeats without background load, run the same sweep command again with --repeats 6 "
+        "launcher.quiet_within_s=600.",
         "On 2 ranks, ddp is the only configuration with a time.",
     ]
 

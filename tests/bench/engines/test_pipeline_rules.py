@@ -51,7 +51,7 @@ def test_pipeline_part_with_all_units_has_the_loss_and_gradients_of_the_model(mo
 
 
 @pytest.mark.parametrize(("fields", "line"), [
-    ({"pipeline": 1}, "parallel.pipeline=1: engine pipeline divides the layers among stages, and there is one"),
+    ({"pipeline": 1}, "parallel.pipeline=1: engine pipeline needs at least two stages"),
     ({"schedule": "gpipe", "stages": 2}, "engine.schedule=gpipe: it has one stage on a rank"),
     ({"schedule": "interleaved"}, "engine.schedule=interleaved: it has several stages on a rank"),
     ({"schedule": "interleaved", "stages": 2, "batch": {"micro": 1, "accumulation": 3}},
@@ -70,8 +70,8 @@ def test_unsupported_pipeline_specs_are_refused_in_one_line(fields: dict[str, An
 
 @pytest.mark.parametrize(("fields", "line"), [
     ({"compile": "blocks"}, "model.compile=blocks: engine pipeline does not support it"),
-    ({"attention": "flex"}, "model.attention=flex: it is untested on the heads of one tensor-parallel rank"),
-    ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: a rank has only the logits of its own tokens"),
+    ({"attention": "flex"}, "model.attention=flex: flex attention is untested with tensor parallelism"),
+    ({"loss_chunk_tokens": 8}, "model.loss_chunk_tokens=8: with tensor parallelism, the loss cannot be"),
 ])  # fmt: skip
 def test_unsupported_model_options_with_tensor_parallelism_are_refused(fields: dict[str, Any], line: str) -> None:
     job = spec("t5", "1f1b", 2, tensor=2)

@@ -109,7 +109,7 @@ def test_options_that_affect_comparisons_have_no_default(stage: int) -> None:
     given: dict[str, Any] = {name: 1 for name in WRITTEN_OUT if stage in STAGES[name]}
     Options(stage=stage, **given)
     for name in given:
-        with pytest.raises(ValidationError, match=f"{name} is not given"):
+        with pytest.raises(ValidationError, match=f"{name} is missing"):
             Options(stage=stage, **{key: value for key, value in given.items() if key != name})
 
 
@@ -120,7 +120,7 @@ def test_options_that_affect_comparisons_have_no_default(stage: int) -> None:
 ])  # fmt: skip
 def test_option_of_another_stage_is_refused(stage: int, name: str, value: Any) -> None:
     given = {other: 1 for other in WRITTEN_OUT if stage in STAGES[other]}
-    with pytest.raises(ValidationError, match=f"{name}=.* does nothing at stage {stage}"):
+    with pytest.raises(ValidationError, match=f"{name}=.* has no effect at stage {stage}"):
         Options.model_validate({"stage": stage, **given, name: value})
 
 

@@ -187,7 +187,7 @@ def test_the_launcher_is_complete() -> None:
         (("staging_bucket=file:///tmp/b",), "launcher.staging_bucket=file:///tmp/b: is no bucket"),
         (("staging_bucket=gs://",), "launcher.staging_bucket=gs://: is no bucket; write gs://BUCKET"),
         (("staging_bucket=gs://My_Bucket",), "launcher.staging_bucket=gs://My_Bucket: is no bucket; write gs://BUCKET"),
-        (("warning_s=100000",), "warning_s=100000: longer than a packed job, job_max_min=240; warn later"),
+        (("warning_s=100000",), "warning_s=100000: is longer than a packed job (job_max_min=240); lower warning_s"),
         (("machine_type=n1-standard-8", "network.rendezvous_host=foo"),
          "launcher.network.rendezvous_host=foo: no node has a name before the job starts; write {host}"),
         (("image=zeroscale",), "launcher.image=zeroscale: is no image in a registry; write HOST/PROJECT"),
@@ -235,7 +235,7 @@ def test_a_machine_type_that_is_not_listed_is_left_to_the_service() -> None:
 def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
     spec = compose_and_check(*N1).spec
     stopped = spec.model_copy(update={"learning": spec.learning.model_copy(update={"stop_after": 2})})
-    with pytest.raises(UserError, match=r"^learning.stop_after=2: the checkpoint is not written to the object store"):
+    with pytest.raises(UserError, match=r"^learning.stop_after=2: checkpoints are not copied to the object store"):
         check(options(), stopped)
 
 

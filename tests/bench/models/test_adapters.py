@@ -209,8 +209,8 @@ def test_pattern_freezes_the_matching_parameters() -> None:
 
 
 @pytest.mark.parametrize(("adapter", "message"), [
-    (LORA | {"targets": ["q", "query"]}, "adapter.targets=query: no matrix of the model's blocks has this name"),
-    (LORA | {"targets": ["lm_head"]}, "adapter.targets=lm_head: no matrix of the model's blocks has this name"),
+    (LORA | {"targets": ["q", "query"]}, "adapter.targets=query: the blocks of the model have no matrix of this name"),
+    (LORA | {"targets": ["lm_head"]}, "adapter.targets=lm_head: the blocks of the model have no matrix of this name"),
     ({"frozen": "^encode$"}, "finds no parameter; names are, for example, shared.weight"),
     ({"frozen": ""}, None),
     ({"frozen": "weight"}, "finds every parameter, so nothing would be trained"),
@@ -239,10 +239,10 @@ def test_missing_adapter_library_is_refused_with_the_pip_extra(
 
 @pytest.mark.parametrize(("adapter", "message"), [
     ({"rank": 0}, "greater than 0"),
-    ({"targets": ["q", "v"]}, r"adapter.targets=\[q, v\] without adapter.rank"),
-    ({"quantization": "nf4"}, "adapter.quantization=nf4 without adapter.rank"),
-    (LORA | {"double_quantization": True}, "only nf4 has scales"),
-    (LORA | {"frozen": "^encoder"}, "freezes all other weights"),
+    ({"targets": ["q", "v"]}, r"adapter.targets=\[q, v\]: there are no adapters without adapter.rank"),
+    ({"quantization": "nf4"}, "adapter.quantization=nf4: there are no adapters without adapter.rank"),
+    (LORA | {"double_quantization": True}, "it needs nf4"),
+    (LORA | {"frozen": "^encoder"}, "already freezes all weights except adapters"),
 ])  # fmt: skip
 def test_contradictory_adapter_values_are_refused(adapter: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

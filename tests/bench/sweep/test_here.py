@@ -59,8 +59,8 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
     made, *rest = told[0].split("; ", 1)
     assert made == "3 of 4 runs already had an answer, 1 to run"
     assert rest == [
-        "1 answer was made on a busy machine: times of such runs decide nothing; to add quiet ones, repeat the sweep "
-        "command that made them with --repeats 4 launcher.quiet_within_s=600"
+        "1 answer was made on a busy machine: times of such runs decide nothing; to add repeats without "
+        "background load, run the same sweep command again with --repeats 4 launcher.quiet_within_s=600"
     ]
     LocalSweep(tmp_path, wanted, retry=True, tell=told.append, follow=print).run()
     assert len(told) == 2, "nothing is left to run, and the answer follows at once"
