@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
             remedy = suggest_nearest(found["value"], choices)
             raise UserError(f"{found['option']} {found['value']}", "no such choice", remedy)
         unknown = message.removeprefix("unrecognized arguments: --").split("=")[0].split()[0]
-        from bench.config.reference.config import GROUPS  # here: it takes long to import
+        from bench.config.reference import GROUPS  # here: it takes long to import
 
         remedy = f"write {unknown}=NAME" if unknown in GROUPS else f"see `{self.prog} --help`"
         if self.prog.endswith(" explain") and message.startswith("unrecognized"):
