@@ -48,7 +48,8 @@ class _Parser(argparse.ArgumentParser):
     def _suggest_option(self, name: str, value: str | None) -> str:
         """Return a remedy for an option that this verb does not have: the config group of this name, or the most
         similar option."""
-        from bench.config.reference.config import GROUPS, list_group_files  # here: it takes long to import
+        from bench.config.reference import GROUPS  # here: it takes long to import
+        from bench.core.files import find_group_files
 
         if self.prog.endswith(" explain"):
             return f"write it without dashes: {self.prog} {name}"
@@ -58,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
             shown = f"--{near}" if near in known else f"{near}=NAME"
             return f"did you mean {shown}?" if near else f"see `{self.prog} --help`"
         value = value or dict(itertools.pairwise(self.words)).get(f"--{name}", "")
-        files = list_group_files(name)
+        files = find_group_files(name)
         if value in files or not value or value.startswith("-") or "--config-dir" in self.words:
             return f"write {name}={'NAME' if not value or value.startswith('-') else value}"
         near = suggest_nearest(value, files, f"`zeroscale explain {name}` lists them")

@@ -45,14 +45,15 @@ def build_script(shell: str) -> str:
     """Return the completion script for a shell. Raise UserError if the package shtab is not installed."""
     from bench.cli import VERBS
     from bench.cli.explain import list_explanations
-    from bench.config.reference.config import GROUPS, list_group_files, list_sections
+    from bench.config.reference import GROUPS, list_sections
+    from bench.core.files import find_group_files
 
     try:
         import shtab
     except ImportError as error:
         raise UserError("completion", "needs the package shtab", "install it: pip install shtab") from error
     keys = {f"{key.path}=" for section in list_sections() if section.group != "study" for key in section.keys}
-    files = {f"{group}={file}" for group in GROUPS for file in list_group_files(group)}
+    files = {f"{group}={file}" for group in GROUPS for file in find_group_files(group)}
     words = {
         "overrides": sorted({*keys, *(f"{group}=" for group in GROUPS), *files}),
         "names": sorted({one.name.removeprefix("--") for one in list_explanations()}),

@@ -104,7 +104,7 @@ def _check_accelerator() -> Iterator[Check]:
     fitting = [machine.name for machine in machines if machine.device_names and machine.accepts(name)]
     hint = f"machine={fitting[0]} has its peaks" if fitting else "no file in conf/machine has its peaks: MFU is unknown"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-    driver = f"driver {devices.read_driver_version()}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    driver = f"driver {devices.query(0, 'driver_version')}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     yield Check("accelerator", "ok", f"{count} × {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {driver}", hint)
     without, remedy = "none: DeepSpeed builds no GPU op", "install the CUDA toolkit of torch's version"
     yield _check_program("nvcc", "nvcc", without, remedy)

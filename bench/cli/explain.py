@@ -113,7 +113,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
     from bench.cli import VERBS
-    from bench.config.reference.config import GROUPS, list_sections
+    from bench.config.reference import GROUPS, list_sections
     from bench.core.files import find_group_files
     from bench.core.record import FINAL
     from bench.sweep.advise.questions import list_words

@@ -10,11 +10,12 @@ editor with a YAML language server completes and checks study, launcher and mach
 """
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 from bench.cli import options
-from bench.config.reference import schema
+from bench.config import reference
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.files import find_conf_folder
@@ -39,10 +40,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files, and return 0. Raise UserError if a file exists or cannot be written."""
     folder: Path = args.folder
-    files = {f"schema/{group}.json": schema.to_json(built)
-             for group, built in schema.build_schemas().items() if group in _EDITED}  # fmt: skip
+    files = {f"schema/{group}.json": json.dumps(built, indent=1, ensure_ascii=False) + "\n"
+             for group, built in reference.build_schemas().items() if group in _EDITED}  # fmt: skip
     if not args.schema:
-        starter = Path(schema.__file__).parent / "starter" / "my_study.yaml"
+        starter = Path(reference.__file__).with_name("my_study.yaml")
         study = _POINTER.format("study") + starter.read_text(encoding="utf-8")
         files = {_SITE: _write_site(), _STUDY: study} | files
         for name in files:

@@ -7,7 +7,6 @@ import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -16,7 +15,7 @@ from bench import data, engines, launchers, models, objectives
 from bench.core import plugins, quality
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.field_errors import build_error, list_fields, list_models, select_first
-from bench.core.files import find_conf_folder, read_engine_preset, read_model_counts, read_yaml
+from bench.core.files import find_group_files, read_engine_preset, read_model_counts, read_yaml
 from bench.core.machine import Machine, check_plausible
 from bench.core.network import count_parameters
 from bench.core.private import mask_tokens
@@ -57,7 +56,7 @@ def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Reques
 def complete_lengths(objective: str, given: Any) -> Any:
     """Return the tokens per sample of each kind of tokens, such as encoder tokens. Kinds that are not given have the
     objective's default length. Raise UserError for a kind that the objective does not have."""
-    known = {kind.name: kind.length for kind in load_file(objectives, objective).KINDS}
+    known = {kind.name: kind.length for kind in objectives.load(objective).KINDS}
     if not isinstance(given, Mapping | None):
         return given  # RunSpec refuses the type
     for kind in given or {}:
@@ -85,7 +84,7 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     tree is unchanged if the model has no default objective."""
     try:
         decoded = _decode_part("model", plain["model"])
-        family = load_file(models, decoded.family)
+        family = models.load(decoded.family)
         kinds = family.token_kinds(decode_cached(family.Shape, decoded.shape))
     except UserError:
         return plain  # `decode` raises it again, unless an exclude rule removes the point first
@@ -107,7 +106,7 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
     """
     engine = plain["engine"]
     try:
-        sizes = getattr(load_file(engines, str(engine.get("backend"))), "FITTED_TO_MODEL", ())
+        sizes = getattr(engines.load(str(engine.get("backend"))), "FITTED_TO_MODEL", ())
         parameters = models.count_expected_parameters(_decode_part("model", plain["model"]))
     except UserError:
         return plain  # `decode` reports this error, unless an exclude rule removes the point first
@@ -127,7 +126,7 @@ def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) ->
     """Return the number of devices of this machine. Raise UserError if the run is for other machines, or if the devices
     cannot be counted."""
     kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
-    if load_file(launchers, launcher).QUEUES:
+    if launchers.load(launcher).QUEUES:
         rule = f"launcher={launcher_file} starts on other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
@@ -174,7 +173,8 @@ def check_rank(composed: Request, device: str | None) -> None:
         rule = "flex attention needs a GPU and no dropout"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
     _check_model(spec)
-    engine, source = load_file(engines, spec.engine.backend), load_file(data, spec.data.source)
+    engine: Any = engines.load(spec.engine.backend)  # any: a machine's device may be any word
+    source = data.load(spec.data.source)
     engine.check(decode_cached(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
     engines.check_adapter(spec)
@@ -219,7 +219,7 @@ def _check_learning(spec: RunSpec) -> None:
 def _check_model(spec: RunSpec) -> None:
     """Raise UserError if the model needs other kinds of tokens than the objective has, or does not support another
     setting."""
-    family = load_file(models, spec.model.family)
+    family = models.load(spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
     if tuple(spec.sequence) != read:
@@ -244,25 +244,21 @@ class PluginGroup(NamedTuple):
     names: str  # the key that names the plug-in
     holder: str  # the field of `spec` in which the plug-in's keys are nested
     part: str  # the name of the plug-in's class that declares its keys
-    kind: Any
-    package: Any
+    kind: plugins.Kind[Any]
     prefix: str  # prefix of the plug-in's keys on the command line
+
+    def load_options(self, name: str) -> type[BaseModel]:
+        """Return the class of a plug-in's own keys. Raise UserError for a plug-in that cannot be used."""
+        options: type[BaseModel] = getattr(plugins.load(self.kind, name), self.part)
+        return options
 
 
 PLUGIN_GROUPS = {
-    "model": PluginGroup(ModelSpec, "family", "shape", "Shape", plugins.FAMILY, models, "model.shape"),
-    "engine": PluginGroup(EngineSpec, "backend", "options", "Options", plugins.ENGINE, engines, "engine"),
-    "data": PluginGroup(DataSpec, "source", "options", "Options", plugins.DATA, data, "data"),
-    "launcher": PluginGroup(None, "name", "", "Options", plugins.LAUNCHER, launchers, "launcher"),
+    "model": PluginGroup(ModelSpec, "family", "shape", "Shape", plugins.FAMILY, "model.shape"),
+    "engine": PluginGroup(EngineSpec, "backend", "options", "Options", plugins.ENGINE, "engine"),
+    "data": PluginGroup(DataSpec, "source", "options", "Options", plugins.DATA, "data"),
+    "launcher": PluginGroup(None, "name", "", "Options", plugins.LAUNCHER, "launcher"),
 }
-
-
-@functools.cache  # called several times for every point of a study
-def load_file(package: Any, name: str) -> ModuleType:
-    """Return the plug-in module of a package, by the name that the user gave. Raise UserError if the package has no
-    plug-in of this name."""
-    file: ModuleType = package.load(name)
-    return file
 
 
 class _ContentKey(str):
@@ -302,7 +298,7 @@ def _decode_machine(flat: dict[str, Any]) -> Machine:
 
 def _decode_launcher(flat: dict[str, Any]) -> tuple[str, Limits]:
     name = str(flat.pop("name", ""))
-    return name, decode_model(load_file(launchers, name).Options, flat, "launcher")
+    return name, decode_model(launchers.load(name).Options, flat, "launcher")
 
 
 def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
@@ -312,8 +308,8 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
     assert group.spec is not None
     shared = group.spec.model_fields.keys() - {group.holder}
     own = {key: flat.pop(key) for key in shared & flat.keys()}
-    file = load_file(group.package, str(own.get(group.names, "")))
-    options = decode_model(file.Options, flat, name, shared).model_dump(mode="json", exclude_defaults=True)
+    kind = group.load_options(str(own.get(group.names, "")))
+    options = decode_model(kind, flat, name, shared).model_dump(mode="json", exclude_defaults=True)
     decoded: BaseModel = decode_model(group.spec, {**own, group.holder: options}, name)
     return decoded
 
@@ -328,7 +324,7 @@ def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
     given = f"model.checkpoint={checkpoint}" if path is None else f"model.config_file={path}"
     config = checkpoints.read_config(str(checkpoint)) if path is None else checkpoints.read_json(Path(str(path)), given)
     name = flat.get("family") or models.find_family(config)
-    family = load_file(models, str(name))
+    family = models.load(str(name))
     try:
         # The user's file may lack keys, have unknown keys, or be nested too deeply.
         shape = family.from_hugging_face(config)
@@ -344,7 +340,7 @@ def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
-    family = load_file(models, str(flat.get("family", "t5")))
+    family = models.load(str(flat.get("family", "t5")))
     shape, published = decode_model(family.Shape, flat.get("shape"), "model.shape"), flat.get("parameters")
     network = family.stacks(shape)
     count = None if network is None else count_parameters(network)
@@ -367,7 +363,7 @@ def _decode_objective(flat: dict[str, Any]) -> str:
     name = str(flat.pop("name", ""))
     if flat:
         raise UserError(f"objective.{next(iter(flat))}", "no such key", "an objective has a name alone")
-    load_file(objectives, name)
+    objectives.load(name)
     return name
 
 
@@ -441,10 +437,9 @@ def _find_choices(group: str, word: str) -> list[str]:
     lacks."""
     if group not in PLUGIN_GROUPS or PLUGIN_GROUPS[group].holder == "shape":
         return []
-    names, package = PLUGIN_GROUPS[group].names, PLUGIN_GROUPS[group].package
-    found = []
-    for path in sorted((find_conf_folder() / group).glob("*.yaml")):
-        plugin = read_yaml(path, f"{group}={path.stem}").get(names)  # a site file begins with another file's name
-        if plugin and word in load_file(package, plugin).Options.model_fields:
-            found.append(path.stem)
+    known, found = PLUGIN_GROUPS[group], []
+    for name, path in find_group_files(group).items():
+        plugin = read_yaml(path, f"{group}={name}").get(known.names)  # a site file begins with another file's name
+        if plugin and word in known.load_options(plugin).model_fields:
+            found.append(name)
     return found

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from simpleeval import EvalWithCompoundTypes
 
 from bench import data, engines, models
-from bench.config.decode import Request, complete_lengths, decode_cached, load_file
+from bench.config.decode import Request, complete_lengths, decode_cached
 from bench.core import plugins
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.field_errors import list_models
@@ -201,8 +201,8 @@ def collect_fields(composed: Request) -> dict[str, Any]:
     parameters, it is computed.
     """
     spec = composed.spec
-    family, engine = load_file(models, spec.model.family), load_file(engines, spec.engine.backend)
-    source = load_file(data, spec.data.source)
+    family, engine = models.load(spec.model.family), engines.load(spec.engine.backend)
+    source = data.load(spec.data.source)
     shape = decode_cached(family.Shape, spec.model.shape)
     return {
         **vars(spec),

@@ -292,7 +292,7 @@ def check_config_dir(config_dir: Path | None) -> None:
         )
 
 
-def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
+def find_group_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Return the files of a config group that ship with zeroscale and those in the user's `config_dir`, sorted by name.
     Raise UserError for a user's file with the name of a shipped file, or if `config_dir` does not exist."""
     check_config_dir(config_dir)
@@ -303,11 +303,6 @@ def find_group_files(group: str, config_dir: Path | None) -> dict[str, Path]:
             raise UserError(f"{group}={file.stem}", rule, "rename your file")
         files[file.stem] = file
     return dict(sorted(files.items()))
-
-
-def list_engine_presets() -> tuple[str, ...]:
-    """Return the names of the engine presets in conf/engine, sorted."""
-    return tuple(sorted(path.stem for path in (find_conf_folder() / "engine").glob("*.yaml")))
 
 
 @functools.cache
@@ -323,5 +318,5 @@ def read_engine_preset(name: str) -> Mapping[str, Any]:
 def read_model_counts() -> Mapping[str, int | None]:
     """Return the published number of parameters of every model in conf/model, by file name without suffix; None if the
     file has no such number."""
-    files = (find_conf_folder() / "model").glob("*.yaml")
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")).get("parameters") for path in files}
+    files = find_group_files("model").items()
+    return {name: yaml.safe_load(path.read_text(encoding="utf-8")).get("parameters") for name, path in files}

@@ -29,6 +29,15 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
+def read_stat(pid: int | str, root: Path = Path("/")) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name of the program (proc(5)): state, parent, … Empty if the
+    process has ended."""
+    try:
+        return (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 class ProcessIdentity(NamedTuple):
     """Identity of a process. A process id alone is not unique: the kernel reuses it, both before and after a reboot."""
 
@@ -39,10 +48,10 @@ class ProcessIdentity(NamedTuple):
 
 def identify_process(pid: int) -> ProcessIdentity | None:
     """Return the identity of the process with this id; None if it has ended or /proc does not show it."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ended = fields[0] in "ZX"  # a zombie has ended and waits only for its parent
-        return None if ended else ProcessIdentity(boot_id, str(Path("/proc/self/ns/pid").readlink()), int(fields[19]))
-    except (OSError, IndexError, ValueError):
+    fields = read_stat(pid)
+    if not fields or fields[0] in "ZX":  # a zombie has ended and waits only for its parent
         return None
+    with contextlib.suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return ProcessIdentity(boot_id, str(Path("/proc/self/ns/pid").readlink()), int(fields[19]))
+    return None

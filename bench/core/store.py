@@ -6,7 +6,6 @@ folder by an exclusive `mkdir`, so that two processes cannot have the same attem
 """
 
 import contextlib
-import functools
 import os
 import re
 import secrets
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-import pydantic
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 
@@ -47,10 +45,6 @@ _OUTCOMES = frozenset(get_args(OutcomeKind))
 _RESERVE_LIMIT_BYTES = 4 * 2**20  # a file above this size may fail on a full disk
 _USUAL_STEPS = 1000  # steps of a window of 60 s if a step takes 60 ms
 
-_SPEC_BEGIN, _SPEC_END = b'\n "spec": {', b"\n },"
-_SPEC_READ = secrets.token_hex(16).encode()
-_WithoutSpec = pydantic.create_model("_WithoutSpec", __base__=RunRecord, spec=(str, ...))
-_read_spec = functools.lru_cache(maxsize=1)(RunSpec.model_validate_json)
 _OF_TODAY = re.compile(rb'\s*\{\s*"schema_version"\s*:\s*%d\s*,' % SCHEMA_VERSION)
 
 _Value = TypeVar("_Value", bound=BaseModel)
@@ -89,17 +83,25 @@ def build_unwritable_error(folder: Path, error: OSError) -> UserError:
     return UserError(str(folder), rule, "free some space or choose another results folder")
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write `content` to `path` in one step: a reader sees either the old file or the whole new file."""
+def write_atomically(
+    path: Path, content: bytes, mode: int = 0o644, *, sync: bool = True, modified_at: float | None = None
+) -> None:
+    """Write `content` to `path` in one step: a reader sees either the old file or the whole new file.
+
+    `sync` is False for a file that is not needed after a crash of the machine. `modified_at` becomes the modification
+    time of the file, in seconds since the epoch.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.touch(0o600, exist_ok=False)
     try:
         with temporary.open("wb") as file:
             file.write(content)
-            # Sync before the rename, so that the new name does not lead to an empty file after a crash.
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:  # before the rename, so that the new name does not lead to an empty file after a crash
+                file.flush()
+                os.fsync(file.fileno())
         temporary.chmod(mode)
+        if modified_at is not None:
+            os.utime(temporary, (modified_at, modified_at))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -389,7 +391,7 @@ def read_record(path: Path) -> RunRecord:
     content = _read_content(path)
     try:
         if _OF_TODAY.match(content):
-            record = _validate(content)
+            record = RunRecord.model_validate_json(content)
         else:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
@@ -398,24 +400,6 @@ def read_record(path: Path) -> RunRecord:
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
     return record
-
-
-def _validate(content: bytes) -> RunRecord:
-    """Decode a record of the current schema version. Raise ValidationError for an invalid record.
-
-    Successive records are often repeats of one spec, so an identical spec is decoded only once. The spec's text is
-    found by its indentation, since a JSON string cannot contain a line break. A random word replaces it while the rest
-    is decoded. If the decoded record does not have this word as its `spec`, the whole text is decoded instead.
-    """
-    begin = content.find(_SPEC_BEGIN) + len(_SPEC_BEGIN) - 1
-    end = content.find(_SPEC_END, begin) + len(_SPEC_END) - 1
-    if len(_SPEC_BEGIN) <= begin < end:
-        with contextlib.suppress(ValidationError):
-            spec = _read_spec(content[begin:end])
-            rest = _WithoutSpec.model_validate_json(b'%b"%b"%b' % (content[:begin], _SPEC_READ, content[end:]))
-            if vars(rest)["spec"] == _SPEC_READ.decode():
-                return RunRecord.model_construct(rest.model_fields_set, **{**vars(rest), "spec": spec})
-    return RunRecord.model_validate_json(content)
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:

@@ -272,7 +272,7 @@ class StudyStore:
                     f"{self.objects.url}/{name}", "is not a claim file of zeroscale", "delete this object"
                 ) from error
         for part, text in {path.name: content, **{part: text.encode() for part, text in described.items()}}.items():
-            _replace(path.with_name(part), text, info.modified_at)
+            store.write_atomically(path.with_name(part), text, sync=False, modified_at=info.modified_at)
 
 
 def sync(study_folder: Path, url: str) -> None:
@@ -297,15 +297,3 @@ def _list_files(folder: Path) -> Iterable[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not _UNSENT.fullmatch(name)]
         yield from (Path(parent, name) for name in names if not name.startswith("."))
-
-
-def _replace(path: Path, content: bytes, modified_at: float) -> None:
-    """Replace a file in one step, and set its modification time to the time at which its object was written."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        new.write_bytes(content)
-        os.utime(new, (modified_at, modified_at))
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bench.core.record import MemoryShortage, OutcomeKind
-from bench.measure.failures import OUT_OF_MEMORY, classify_error, count_oom_kills
+from bench.measure.control_group import count_oom_kills
+from bench.measure.failures import OUT_OF_MEMORY, classify_error
 
 # Names of environment variables that a supervisor sets for its ranks. These two contain file descriptors.
 PIPE, PULSE = "ZEROSCALE_FAILURE_PIPE", "ZEROSCALE_PULSE"

@@ -3,6 +3,8 @@
 The system, a container or a scheduler sets such limits. Both cgroup versions of the kernel are supported.
 """
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,19 +32,36 @@ def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     return found
 
 
+def read_number(path: Path, name: str) -> int | None:
+    """Return the number in a line such as `VmRSS: 12 kB` or `oom_kill 3` of a file; None if there is no such line or
+    file."""
+    with contextlib.suppress(OSError):
+        if found := re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE):
+            return int(found[1])
+    return None
+
+
+def count_oom_kills(root: Path = Path("/")) -> int:
+    """Return the number of processes in this process's control group that the kernel's out-of-memory killer has ended
+    so far.
+
+    If no control group counts such processes, return the number for the whole host. All files are read under `root`.
+    """
+    names = ("memory.events", "memory.oom_control")  # version 2, version 1
+    groups = (folder / name for folder in own_groups("memory", root) for name in names)
+    counts = (read_number(path, "oom_kill") for path in (*groups, root / "proc/vmstat"))
+    return next((count for count in counts if count is not None), 0)
+
+
 def read_throttled_s(root: Path = Path("/")) -> float | None:
     """Return the seconds, summed over cores, for which CPU quotas have throttled this process's control groups so far.
 
     If several of these groups count throttled time, return the largest value. Return None if no group counts it.
     """
-    found = []
-    for folder in _list_enclosing("cpu", root):
-        counters = _read_counters(folder / "cpu.stat")
-        found += [counters[name] / unit for name, unit in _THROTTLED.items() if name in counters]
-    return max(found, default=None)
-
-
-_THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}  # versions 2 and 1; units per second
+    units = {"throttled_usec": 1e6, "throttled_time": 1e9}  # versions 2 and 1; units per second
+    counters = [folder / "cpu.stat" for folder in _list_enclosing("cpu", root)]
+    read = ((read_number(path, name), unit) for path in counters for name, unit in units.items())
+    return max((count / unit for count, unit in read if count is not None), default=None)
 
 
 def read_quota_cores(root: Path = Path("/")) -> float | None:
@@ -82,12 +101,3 @@ def _list_enclosing(controller: str, root: Path) -> Iterator[Path]:
             if folder == root / "sys/fs":
                 break
             yield folder
-
-
-def _read_counters(path: Path) -> dict[str, int]:
-    """Return the counters in a file with one name and one number per line; empty if the file cannot be read."""
-    try:
-        pairs = (line.split() for line in path.read_text().splitlines())
-        return {name: int(number) for name, number in pairs}
-    except (OSError, ValueError):
-        return {}

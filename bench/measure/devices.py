@@ -8,7 +8,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 Question = Literal[
     "name",
@@ -28,20 +28,6 @@ STATE: tuple[Question, ...] = (
     "name", "sm_clock_mhz", "memory_clock_mhz", "power_cap_w", "temperature_c", "throttle_reasons",
 )  # fmt: skip
 """Properties of each device that a record contains."""
-
-
-class DeviceDriver(Protocol):
-    """Interface to the driver library of a GPU manufacturer."""
-
-    def count(self) -> int:
-        """Return the number of devices."""
-
-    def ask(self, device: int | str, question: Question) -> Any:
-        """Return the value of a property of a device, such as its name or its energy.
-
-        None if there is no such device, or if the device does not report the property. `device` is the driver's device
-        number or the device's own name: the UUID for NVIDIA, the PCI address for AMD.
-        """
 
 
 _OF_WHOLE_DEVICE: tuple[Question, ...] = (
@@ -209,14 +195,14 @@ _AMD_ANSWERS: dict[Question, Callable[[Any, Any], Any]] = {
 
 
 @functools.cache
-def _load_driver() -> DeviceDriver | None:
+def _load_driver() -> "NvidiaDriver | AmdDriver | None":
     """Return the driver of the first manufacturer that has a device in this machine; None if there is no device."""
     makers = (("pynvml", "nvmlInit", NvidiaDriver), ("amdsmi", "amdsmi_init", AmdDriver))
     for module, initialise, kind in makers:
         try:
             library = importlib.import_module(module)
             getattr(library, initialise)()
-            driver: DeviceDriver = kind(library)
+            driver = kind(library)
             if driver.count():
                 return driver
         except Exception:  # no package, no driver, or no permission
@@ -225,8 +211,11 @@ def _load_driver() -> DeviceDriver | None:
 
 
 def query(device: int | str, question: Question) -> Any:
-    """Return the value of a property of a device, such as its name or its energy, as `DeviceDriver.ask` does. None if
-    the value is unknown, or if no driver was found."""
+    """Return the value of a property of a device, such as its name or its energy.
+
+    None if there is no such device, if the device does not report the property, or if no driver was found. `device` is
+    the driver's device number or the device's own name: the UUID for NVIDIA, the PCI address for AMD.
+    """
     driver = _load_driver()
     return driver.ask(device, question) if driver else None
 
@@ -235,24 +224,6 @@ def count_devices() -> int:
     """Return the number of GPUs of this machine; 0 if no driver was found."""
     driver = _load_driver()
     return driver.count() if driver else 0
-
-
-def read_name(device: int | str) -> str | None:
-    """Return the name of a device, e.g. "NVIDIA H200"; None if it is unknown."""
-    answer: str | None = query(device, "name")
-    return answer
-
-
-def read_driver_version() -> str | None:
-    """Return the version of the GPU driver; None if there is no device."""
-    version: str | None = query(0, "driver_version")
-    return version
-
-
-def read_memory_bytes(device: int | str = 0) -> int | None:
-    """Return the free memory of a device in bytes; None if it is unknown."""
-    answer: int | None = query(device, "free_bytes")
-    return answer
 
 
 class BackgroundUse(NamedTuple):

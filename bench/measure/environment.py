@@ -84,7 +84,8 @@ def count_local_devices(kind: str) -> int | None:
 
 def read_device_name(kind: str) -> str | None:
     """Return the name of the first "cuda" or "cpu" device; None if the driver does not report it."""
-    return read_cpu_model() if kind == "cpu" else devices.read_name(0)
+    name: str | None = read_cpu_model() if kind == "cpu" else devices.query(0, "name")
+    return name
 
 
 def count_cores() -> int:
@@ -152,14 +153,14 @@ def classify(device: str, devices_per_node: int, uuid: str | None = None) -> Env
         "torch": read_version("torch"),
         "cuda": _read_torch_constant("cuda") if on_gpu else None,
         "nccl": _read_nccl_version() if on_gpu else None,
-        "driver": devices.read_driver_version() if on_gpu else None,
+        "driver": devices.query(0, "driver_version") if on_gpu else None,
         "deepspeed": read_version("deepspeed"),
         "transformers": read_version("transformers"),
     }
     if on_gpu and (hip := _read_torch_constant("hip")):
         versions["hip"] = hip
     return EnvironmentClass(
-        device=(devices.read_name(uuid or _find_first_visible()) or "unknown") if on_gpu else read_cpu_model(),
+        device=(devices.query(uuid or _find_first_visible(), "name") or "unknown") if on_gpu else read_cpu_model(),
         devices_per_node=devices_per_node,
         cores=count_cores(),
         threads=threads,

@@ -12,13 +12,11 @@ The record contains the fault, and tables flag the run.
 import os
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from bench.core.errors import UserError
 from bench.core.quantities import FOREIGN_BYTES
 from bench.core.record import OutcomeKind
-from bench.measure.control_group import own_groups
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -164,22 +162,3 @@ def _find_outcome(error: BaseException, oom_kills: int) -> tuple[OutcomeKind, st
         if name in _TYPES:
             return _TYPES[name], f"type {name}"
     return "error", f"type {type(error).__name__}"
-
-
-def count_oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of processes in this process's control group that the kernel's out-of-memory killer has ended
-    so far.
-
-    If no control group counts such processes, return the number for the whole host. All files are read under `root`.
-    """
-    names = ("memory.events", "memory.oom_control")  # version 2, version 1
-    groups = [folder / name for folder in own_groups("memory", root) for name in names]
-    for path in (*groups, root / "proc/vmstat"):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

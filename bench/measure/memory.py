@@ -27,7 +27,7 @@ import torch
 
 from bench.core.files import get_cache_folder
 from bench.core.record import MemoryShortage
-from bench.measure.control_group import find_memory_limits
+from bench.measure.control_group import find_memory_limits, read_number
 
 _LOGGER = logging.getLogger(__name__)
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -60,7 +60,7 @@ def read_host_shortage(rank: int, device: torch.device, error: BaseException, ro
     The bytes of tensors are known only if `device` is a CPU.
     """
     free, total = min(_list_limits(root))
-    on_host, resident = device.type == "cpu", _read_number(root / "proc/self/status", "VmRSS")
+    on_host, resident = device.type == "cpu", read_number(root / "proc/self/status", "VmRSS")
     return MemoryShortage(
         rank=rank,
         where="host",
@@ -93,7 +93,7 @@ def _list_limits(root: Path) -> Iterator[tuple[int, int]]:
     The limits are the memory of the host, the limit of each enclosing control group, and the limit of the address
     space.
     """
-    free, total = (1024 * (_read_number(root / "proc/meminfo", name) or 0) for name in ("MemAvailable", "MemTotal"))
+    free, total = (1024 * (read_number(root / "proc/meminfo", name) or 0) for name in ("MemAvailable", "MemTotal"))
     yield free, total
     for used, limit in find_memory_limits(root):
         yield max(0, limit - used), limit
@@ -101,14 +101,6 @@ def _list_limits(root: Path) -> Iterator[tuple[int, int]]:
     if limit != resource.RLIM_INFINITY:
         pages = int((root / "proc/self/statm").read_text().split()[0])
         yield max(0, limit - pages * os.sysconf("SC_PAGE_SIZE")), limit
-
-
-def _read_number(path: Path, name: str) -> int | None:
-    """Return the number in a line such as `VmRSS: 12 kB` of a file; None if there is no such line or file."""
-    with contextlib.suppress(OSError):
-        if found := re.search(rf"^{name}:\s+(\d+)", path.read_text(), re.MULTILINE):
-            return int(found[1])
-    return None
 
 
 @dataclass
@@ -209,9 +201,9 @@ def read_loaders_rss_bytes() -> int | None:
     Pages shared between these processes are counted once per process. None if this process has no DataLoader processes.
     """
     loaders = {loader.pid for loader in multiprocessing.active_children() if loader.pid}
-    parents = {_read_number(Path(f"/proc/{loader}/status"), "PPid") for loader in loaders}
+    parents = {read_number(Path(f"/proc/{loader}/status"), "PPid") for loader in loaders}
     numbers = loaders | (parents - {None, 1, os.getpid()})
-    peaks = [_read_number(Path(f"/proc/{number}/status"), "VmHWM") for number in numbers]
+    peaks = [read_number(Path(f"/proc/{number}/status"), "VmHWM") for number in numbers]
     return sum(1024 * peak for peak in peaks if peak is not None) if loaders else None
 
 

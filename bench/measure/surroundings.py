@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.core.processes import read_stat
 from bench.core.quantities import BUSY_SHARE, compute_background_load, explain_busy_node
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
@@ -161,11 +162,7 @@ def _read_processes(root: Path) -> dict[int, _Process]:
     """Return all visible processes by process id."""
     found = {}
     for folder in (root / "proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # the process has ended in the meantime
+        if folder.name.isdigit() and (fields := read_stat(folder.name, root)):
             user, system, ended_user, ended_system = (int(ticks) / _TICKS_PER_S for ticks in fields[11:15])
             # Fields of proc(5): parent, session, and times of the process and of its reaped children.
             process = _Process(int(fields[1]), int(fields[3]), user + system, ended_user + ended_system)

@@ -50,7 +50,7 @@ def build_environment(names: Sequence[str], device: str, variables: Mapping[str,
         return {}
     key = [sys.implementation.cache_tag, f"torch-{read_version('torch')}", f"deepspeed-{read_version('deepspeed')}"]
     if has_gpu_kernel(names, device):
-        architectures = variables.get(ARCHITECTURES) or read_capability()
+        architectures = variables.get(ARCHITECTURES) or devices.query(0, "capability")
         if architectures is None:
             return {}
         key.append(f"sm{architectures.replace('.', '')}")
@@ -65,12 +65,6 @@ def build_environment(names: Sequence[str], device: str, variables: Mapping[str,
 def has_gpu_kernel(names: Sequence[str], device: str) -> bool:
     """Return True if any of these ops has GPU kernels on `device`. Such kernels are built for one GPU architecture."""
     return device == "cuda" and not _FOR_PROCESSORS.issuperset(names)
-
-
-def read_capability() -> str | None:
-    """Return the architecture of this machine's first GPU, e.g. "9.0"; None if there is no GPU."""
-    capability: str | None = devices.query(0, "capability")
-    return capability
 
 
 @functools.cache

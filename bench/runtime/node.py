@@ -17,8 +17,8 @@ from bench.core.record import Circumstance
 from bench.core.scheduling import Span
 from bench.core.spec import RunSpec
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
+from bench.measure.control_group import count_oom_kills
 from bench.measure.environment import choose_openmp_variables, find_device_kind
-from bench.measure.failures import count_oom_kills
 from bench.runtime import extensions
 from bench.runtime.outcome import PauseWatch, RankState
 from bench.runtime.process import RankProcess, StartRank, install_handlers, start_process

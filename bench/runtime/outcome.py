@@ -7,6 +7,7 @@ paused. Time in which the supervisor computed or waited for a core is no pause a
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.core import store
 from bench.core.formatting import describe_shortage
-from bench.core.processes import identify_process
+from bench.core.processes import identify_process, read_stat
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 
 GAP_S = 2.0
@@ -92,7 +93,7 @@ class PauseWatch:
         # pause may have ended the window before this sample.
         touched_steps, self._was_in_steps = in_steps or self._was_in_steps, in_steps
         self._own = self._own.add(paused_s, in_steps=touched_steps)
-        self.stopped = frozenset(pid for pid in pids if _read_state(pid) in _STOPPED)
+        self.stopped = frozenset(pid for pid in pids if _STOPPED.intersection(read_stat(pid)[:1]))
         for pid in () if paused_s else self.stopped:
             self._ranks[pid] = self._ranks.get(pid, PauseTotals()).add(elapsed_s, in_steps=touched_steps)
         return paused_s
@@ -111,13 +112,6 @@ def _read_moment() -> Moment:
         computed_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
         active = (int(computed_ns) + int(waited_ns)) / 1e9
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), active)
-
-
-def _read_state(pid: int) -> str:
-    """Return the one-letter state of a process as reported by the kernel; empty if the process has ended."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
 
 
 class RankState(NamedTuple):
@@ -301,14 +295,18 @@ class AsyncWriter:
             self._thread.join(seconds)
 
 
+# A heartbeat is not needed after a crash of the machine, so it is not synced to the disk.
+_replace_file = functools.partial(store.write_atomically, sync=False)
+
+
 class HeartbeatWriter:
     """Writer of `heartbeat.json`, the file that shows the state of a running attempt. It is written every `every_s`
     seconds. While the file system is stalled, writes are skipped."""
 
-    def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] | None = None) -> None:
+    def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] = _replace_file) -> None:
         """Create the writer. `replace(path, content)` replaces the file. It runs on a separate thread, so it may take
         any time."""
-        self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace or _replace_file
+        self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace
         self._writer = AsyncWriter()
         self._at = -every_s
 
@@ -356,18 +354,3 @@ def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
 def format_now() -> str:
     """Return the current UTC time in ISO 8601 format with a resolution of seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically, so that a reader sees either the old or the new content.
-
-    The file is not synced to the disk, because its content is not needed after a crash of the machine.
-    """
-    # On the same file system, so that the rename below is atomic.
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_bytes(content)
-        new.replace(path)
-    except OSError:  # a full disk, for instance
-        new.unlink(missing_ok=True)
-        raise

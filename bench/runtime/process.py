@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from bench.core.private import mask_tokens
-from bench.core.processes import build_module_command
+from bench.core.processes import build_module_command, read_stat
 from bench.core.spec import RunSpec
 from bench.measure.channel import PIPE
 from bench.measure.environment import choose_openmp_variables
@@ -357,9 +357,5 @@ class ForkedRank:
 
 def _find_children() -> set[int]:
     """Return the process ids of all children of this process, zombies included."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended in the meantime
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(process.name))
-    return found
+    own = [str(os.getpid())]
+    return {int(process.name) for process in Path("/proc").glob("[0-9]*") if read_stat(process.name)[1:2] == own}

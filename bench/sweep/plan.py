@@ -1,7 +1,6 @@
 """Plan a sweep, a single run or a rehearsal (one rank of a larger run, alone). Every point (configuration) is decoded
 and checked before anything starts."""
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import Device, config_id
 from bench.core.study import Overrides, Pair, Study, list_control_pairs, order_runs
 from bench.measure import devices
+from bench.measure.control_group import read_number
 from bench.predict.memory import predict_memory
 from bench.sweep import forecast, inputs
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint, SweepRules
@@ -309,7 +309,11 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
 
 def _check_room(composed: Request, device: Device) -> None:
     """Raise UserError if even the smallest memory predicted for one rank is more than this machine has."""
-    room = devices.read_memory_bytes() if device == "cuda" else _read_free_bytes()
+    if device == "cuda":
+        room: int | None = devices.query(0, "free_bytes")
+    else:
+        free = read_number(Path("/proc/meminfo"), "MemAvailable")  # without swapping
+        room = None if free is None else 1024 * free
     try:
         needed, _ = predict_memory(composed.spec, device, room, rehearsed=True).device
     except NoPrediction:  # no prediction: the run itself will show whether its memory suffices
@@ -319,12 +323,3 @@ def _check_room(composed: Request, device: Device) -> None:
         raise UserError(
             composed.spec.model.name, rule, "more ranks, a higher stage, a smaller batch.micro, or --shapes-only"
         )
-
-
-def _read_free_bytes() -> int | None:
-    """Return the bytes that a new process can use on this host without swapping; None if unknown."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -8,14 +8,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.config.decode import PLUGIN_GROUPS
-from bench.config.reference.config import (
+from bench.config.reference import (
     GROUPS,
     ConfigKey,
     KeySection,
-    list_group_files,
     list_keys,
     list_sections,
 )
+from bench.core.files import find_group_files
 from bench.core.machine import Machine
 from bench.core.record import RunRecord
 from bench.core.spec import DataSpec, EngineSpec, ModelSpec
@@ -62,7 +62,7 @@ def _section(section: KeySection) -> str:
 
 
 def _files(group: str) -> str:
-    return ", ".join(map(code, list_group_files(group)))
+    return ", ".join(map(code, find_group_files(group)))
 
 
 def _table(found: Iterable[ConfigKey]) -> str:

@@ -121,10 +121,10 @@ def test_counted_bytes_equal_the_storages_reachable_from_python() -> None:
 
 def test_driver_and_torch_identify_the_same_device() -> None:
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    assert devices.read_name(uuid) == torch.cuda.get_device_name(0)
+    assert devices.query(uuid, "name") == torch.cuda.get_device_name(0)
     assert devices.count_devices() >= torch.cuda.device_count()
     assert find_device_kind() == "cuda"
-    free, whole = devices.read_memory_bytes(0), torch.cuda.get_device_properties(0).total_memory
+    free, whole = devices.query(0, "free_bytes"), torch.cuda.get_device_properties(0).total_memory
     assert free is not None
     assert 0.5 * whole <= free <= 1.1 * whole  # free memory, which is less than the total
     found = classify("cuda", 1)

@@ -264,13 +264,13 @@ def test_a_finished_attempt_is_pulled_whole_and_its_record_comes_last(
     assert sorted(names) == ["circumstance.json", "model/weights", "record.json", "spec.json", "steps.parquet"]
     assert names[-1] == store.RECORD
     replaced: list[str] = []
-    replace = study_store._replace
+    write = store.write_atomically
 
-    def note(path: Path, content: bytes, modified_at: float) -> None:
-        replaced.append(path.name)
-        replace(path, content, modified_at)
+    def note(path: Path, content: bytes, **options: Any) -> None:
+        replaced.extend([path.name] * ("modified_at" in options))
+        write(path, content, **options)
 
-    monkeypatch.setattr(study_store, "_replace", note)
+    monkeypatch.setattr(store, "write_atomically", note)
     submitter.sync()
     pulled = submitter.folder / config_id(spec) / "0.0"
     assert replaced[0] == CLAIM and replaced[-1] == store.RECORD

@@ -6,8 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench.config.reference.config import GROUPS
-from bench.config.reference.schema import Schema, build_schemas
+from bench.config.reference import GROUPS, Schema, build_schemas
 from bench.core.files import find_conf_folder, read_yaml
 from bench.core.study import Study
 

@@ -200,32 +200,6 @@ def test_record_is_read_as_written(tmp_path: Path, spec: RunSpec) -> None:
     assert plain["spec"]["batch"]["global"] == spec.global_batch, "files speak the user's names"
 
 
-def test_consecutive_records_have_their_own_specs(tmp_path: Path, spec: RunSpec) -> None:
-    """If consecutive records have equal specs, the spec is decoded only once and shared. Records with different specs
-    must not share one."""
-    other = spec.model_copy(update={"seed": 7})
-    written = [record(one) for one in (spec, spec, other, spec, other)]
-    for number, one in enumerate(written):
-        store.write_json(tmp_path / f"{number}.json", one)
-    read = [store.read_record(tmp_path / f"{number}.json") for number in range(len(written))]
-    assert read == written and [one.model_fields_set for one in read] == [RunRecord.model_fields.keys()] * 5
-    assert read[0].spec is read[1].spec
-
-
-def test_spec_in_another_place_of_a_record_is_not_its_spec(tmp_path: Path, spec: RunSpec) -> None:
-    path, plain = tmp_path / store.RECORD, json.loads(store.to_json(record(spec)))
-    inside = json.dumps(plain["spec"], indent=1).replace("\n", "\n ")
-    for own in (b"null", b"{}", b'"spec"'):
-        text = store.to_json(record(spec, "error")).decode()
-        begin, end = text.index('"spec": {'), text.index('\n "circumstance"')
-        text = f'{text[:begin]}"spec": {own.decode()},{text[end:]}'
-        text = text.replace('"evidence": {}', f'"evidence": {{\n "spec": {inside},\n "more": 1}}')
-        path.write_text(text)
-        assert json.loads(text)["outcome"]["evidence"]["spec"] == plain["spec"]
-        with pytest.raises(store.Unreadable, match="spec"):
-            store.read_record(path)
-
-
 # -- records that cannot be read
 
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
-from bench.measure.failures import Refused, classify_error, count_oom_kills
+from bench.measure.control_group import count_oom_kills
+from bench.measure.failures import Refused, classify_error
 from bench.runtime.outcome import (
     Moment,
     PauseTotals,

@@ -12,8 +12,9 @@ from pydantic_core._pydantic_core import list_all_errors
 from bench.cli.explain import list_explanations
 from bench.config import compose
 from bench.config.decode import PLUGIN_GROUPS
-from bench.config.reference.config import KeySection, list_group_files, list_sections
+from bench.config.reference import KeySection, list_sections
 from bench.core.errors import UserError
+from bench.core.files import find_group_files
 from bench.core.study import Pair
 
 WRONG = ("@@", -1.5e300, 7, True, None, [[]], {"a b": [1]}, float("nan"))
@@ -37,8 +38,8 @@ def list_choices(section: KeySection) -> list[Pair]:
     if not section.plugin:
         return []
     group = section.group
-    for name in list_group_files(group):
-        plain = yaml.safe_load((compose.find_conf_folder() / group / f"{name}.yaml").read_text())
+    for name, path in find_group_files(group).items():
+        plain = yaml.safe_load(path.read_text())
         if plain.get(PLUGIN_GROUPS[group].names) == section.plugin:
             return [(group, name)]
     return [(group, "hugging_face")] if group == "model" else []

@@ -18,7 +18,7 @@ from pydantic import (
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.private import is_secret
 from bench.core.scheduling import JobSetup, SchedulingOptions
-from bench.core.spec import Frozen, Positive, RunSpec
+from bench.core.spec import Extensible, Frozen, Positive, RunSpec
 
 # Options that select another cluster. Only sbatch would obey them, so other Slurm programs would not find the job.
 _OTHER_CLUSTER = re.compile(r"--cluster|-M")
@@ -88,8 +88,10 @@ Option = Annotated[str, AfterValidator(_check_option)]
 Variable = Annotated[str, AfterValidator(_check_variable)]
 
 
-class Container(Frozen):
+class Container(Extensible):
     """Container image in which a job's Python runs."""
+
+    LATER_FIELDS = frozenset({"command"})
 
     runtime: Literal["apptainer", "pyxis", "command"]
     image: OneLine
@@ -107,12 +109,6 @@ class Container(Frozen):
         if self.command and (self.mounts or self.options):
             raise ValueError("mounts and options are for apptainer and pyxis; write them into `command`")
         return self
-
-    @model_serializer(mode="wrap")
-    def _drop_empty_command(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Records of earlier versions have no `command`. A record without a command must stay equal to these records.
-        plain: dict[str, Any] = serialize(self)
-        return plain if plain.get("command") else {key: plain[key] for key in plain if key != "command"}
 
 
 class Autopilot(Frozen):

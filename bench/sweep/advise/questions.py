@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 from bench.config import compose
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.files import list_engine_presets
+from bench.core.files import find_group_files
 from bench.core.spec import RunSpec
 from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes, LayoutAxes
@@ -77,7 +77,7 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
         max_global_batch=words.get("max_global_batch"),
         layouts=LayoutAxes(*(_parse_counts(key, lists) for key in _LAYOUTS)),
     )
-    engines = tuple(map(str, lists.get("engine", list_engine_presets())))
+    engines = tuple(map(str, lists.get("engine", find_group_files("engine"))))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
     shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on the layout

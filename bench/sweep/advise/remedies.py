@@ -12,7 +12,7 @@ from bench.config import compose
 from bench.config.compose import Request
 from bench.config.decode import check_rank
 from bench.core.errors import UserError
-from bench.core.files import list_engine_presets
+from bench.core.files import find_group_files
 from bench.core.formatting import describe_adapter, describe_choice, format_count
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Pair
@@ -105,7 +105,7 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
         return division.state_bytes(10**9, one.precision, one.optimizer.name) if division else None
 
     own, found = count_bytes(spec), []
-    for name in list_engine_presets():
+    for name in find_group_files("engine"):
         change = (("engine", name),)
         changed = compose_changed(change)
         size = count_bytes(changed.spec) if changed else None
