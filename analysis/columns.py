@@ -81,8 +81,9 @@ LEARNED_TIMES = ("trained_s",)
 
 SHOWN = (
     "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
-    "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match", "token_f1", "sample_s", "step_s",
-    "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
+    "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match_before", "exact_match", "token_f1_before",
+    "token_f1", "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes",
+    "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
 SHOWN_WHERE_DIFFERENT is shown only if its values differ."""

@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 
     from analysis.results import Results
 
-_FOLDED = {"options": 30, "flags": 12, "reason": 30}
+_FOLDED = {"options": 24, "flags": 12, "reason": 24}
 """Columns whose texts may be wrapped, each with its least width in characters."""
+_NARROW = 12
+"""Least width of the columns in `_FOLDED` if the table does not fit otherwise."""
+_ELLIPSIS = " …"
+_CUT, _MOST_LINES = "reason", 8
+"""Column whose texts are cut after this number of lines. The reason of a failure may be a whole page."""
 _OMITTED_FIRST = (
     "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
-    "tokens_trained", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
+    "tokens_trained", "token_f1_before", "exact_match_before", "model", "config_id", "cost_per_million_tokens",
+    "peak_allocated_bytes", "tokens_per_s", "token_f1", "exact_match", "validation_loss",
 )  # fmt: skip
 """Columns that may be omitted to make a table narrower, in the order in which they are omitted. Columns with the same
 value in all rows are omitted before columns whose values differ."""
@@ -134,9 +140,13 @@ def _write_text(
     kept = [place for place, name in enumerate(names) if name not in omitted]
     head, numbers = [names[place] for place in kept], [right[place] for place in kept]
     cells = [[row[place] for place in kept] for row in rows]
-    if width is not None:
-        cells = _wrap_texts(head, cells, numbers, width, least)
-    sys.stdout.write(render_text_table(head, cells, numbers, width))
+    wrapped = cells if width is None else _wrap_texts(head, cells, numbers, width, least)
+    sys.stdout.write(render_text_table(head, wrapped, numbers, None))
+    pairs = (
+        (one, cell) for row, before in zip(wrapped, cells, strict=True) for one, cell in zip(row, before, strict=True)
+    )
+    if any(one != cell and one.endswith(_ELLIPSIS) for one, cell in pairs):
+        print(f"{_CUT}: long texts are cut; for the full texts, add --wide or --format csv", file=sys.stderr)
     if omitted:
         print(f"not shown, since {width} columns have no room: {', '.join(omitted)}; add --wide", file=sys.stderr)
 
@@ -185,23 +195,37 @@ def _wrap_texts(
 ) -> list[list[str]]:
     """Return the cells, with texts wrapped so that the columns fit `width` characters.
 
-    A column becomes narrower than its width in `least` only if the table would not fit otherwise. It never becomes
-    narrower than its heading.
+    A column becomes narrower than its width in `least` only if the table would not fit otherwise. Headings, numbers and
+    words of up to `_NARROW` characters are never broken, even if the table then exceeds `width`.
     """
     natural = _list_widths(names, rows)
     widths, texts = dict(natural), [name for name, number in zip(names, right, strict=True) if not number]
-    for floors in (_list_least_widths(natural, least), {name: len(name) for name in names}):
+    words = {name: _measure_longest_word(column) for name, *column in zip(names, *rows, strict=True)}
+    lowest = {name: min(_NARROW, words[name]) if name in _FOLDED else words[name] for name in texts}
+    for floors in (_list_least_widths(natural, lowest | dict(least)), _list_least_widths(natural, lowest)):
         while sum(widths.values()) + 2 * (len(names) - 1) > width:
             wide = [name for name in texts if widths[name] > floors[name]]
             if not wide:
                 break
             widths[max(wide, key=lambda name: widths[name])] -= 1
     narrow = {place: widths[name] for place, name in enumerate(names) if widths[name] < natural[name]}
-    return [[_wrap(cell, narrow[place]) if place in narrow else cell for place, cell in enumerate(row)] for row in rows]
+    most = {place: _MOST_LINES for place, name in enumerate(names) if name == _CUT}
+    return [
+        [_wrap(cell, narrow[place], most.get(place)) if place in narrow else cell for place, cell in enumerate(row)]
+        for row in rows
+    ]
 
 
-def _wrap(text: str, width: int) -> str:
-    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+def _wrap(text: str, width: int, most: int | None) -> str:
+    """Return a text wrapped at `width` characters, and cut after `most` lines if that is not None."""
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width, break_on_hyphens=False)]
+    if most is not None and len(lines) > most:
+        lines[most - 1 :] = [lines[most - 1][: width - len(_ELLIPSIS)] + _ELLIPSIS]
+    return "\n".join(lines)
+
+
+def _measure_longest_word(column: "Sequence[str]") -> int:
+    return max((len(word) for cell in column for word in cell.split()), default=0)
 
 
 def _list_widths(names: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> dict[str, int]:

@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 from records import failed, run, save, spec, steps
 
+from analysis import formats
 from bench.cli import main
+
+MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
 
 @pytest.fixture
@@ -25,6 +28,26 @@ def test_text_table_fits_100_columns_and_has_every_reason_in_full(
     assert header.split()[0] == "engine" and header.split()[-1] == "reason"
     assert out.count("memory") == 20 + header.count("memory"), "folded, not cut"
     assert "model" in error and error.strip().endswith("add --wide")
+
+
+@pytest.mark.parametrize("width", (100, 80, 60))
+def test_narrow_table_with_a_long_reason_breaks_no_heading_number_or_short_word(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fine-tunings with many columns and a failed run, whose reason is a page. The wide table has the whole texts."""
+    failure = save(tmp_path, failed("infeasible", reason="several words " * 60))
+    paths = [str(failure), str(MEASURED / "finetune_cpu.zip")]
+    assert main(["table", *paths, "--wide"]) == 0
+    wide, note = capsys.readouterr()
+    assert "exact_match_before" in wide.splitlines()[0].split() and not note
+    monkeypatch.setattr(formats, "WIDTH", width)
+    assert main(["table", *paths]) == 0
+    narrow, note = capsys.readouterr()
+    assert set(narrow.split()) - {"…"} <= set(wide.split())
+    assert max(map(len, narrow.splitlines())) <= max(width, 72), "72 columns: the widths below which nothing is broken"
+    assert narrow.count("several") <= 24 and "several" in narrow and "…" in narrow
+    assert "reason: long texts are cut; for the full texts, add --wide or --format csv" in note
+    assert "exact_match_before" in note.partition("not shown")[2]
 
 
 def test_wide_text_table_has_all_main_columns_and_one_line_per_run(
