@@ -10,7 +10,8 @@
 included, per run, per million tokens and, with --loss, until a held-out loss is reached.
 
 As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
---wide adds the other main columns, with one line per row. Markdown, CSV and JSON have all columns of
+A long reason is cut after eight lines. --wide adds the other main columns, with one line per row and
+whole reasons. Markdown, CSV and JSON have all columns of
 the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
 """
 
