@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from bench.config.decode import decode_model
 from bench.config.exclude_rules import list_field_names
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.formatting import format_count
+from bench.core.spec import RunSpec
 from bench.core.study import Dimension, Pair, SearchSection, Study
 from bench.sweep import definition, inputs, plan
 from bench.sweep.definition import SearchRequest, SweepDefinition, SweepPoint, SweepRules, Trial
@@ -19,7 +21,7 @@ from bench.sweep.forecast import FAR_OUT_FACTOR
 from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.sweep.lost import finalize_lost, keep_ends
 from bench.sweep.policy import Proposer
-from bench.sweep.search.halving import HalvingProposer
+from bench.sweep.search.halving import HalvingProposer, list_rung_tokens
 from bench.sweep.search.proposers import EarlyEnd, ListProposer
 from bench.sweep.search.space import CandidatePool, SearchCandidate, SearchSpace, list_pairs
 from bench.sweep.snapshot import TrialReader
@@ -72,12 +74,25 @@ class SearchPoints:
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
             rule = "needs a training with an end"
             raise UserError("search.objective=validation_loss", rule, "set learning.tokens in base")
+        _check_rungs(self.section, found.composed.spec)
         return found
 
     def build_sweep_point(self, values: Mapping[str, Any]) -> SweepPoint:
         """Return the point with these values of the space as a `SweepPoint`, with its prediction."""
         varied = {f"{key}={value}" for key, value in list_pairs(values) if not plan.is_shown_in_line(key)}
         return plan.build_point(self.build(values), varied, predict=self.study.budget.attempts > 1)
+
+
+def _check_rungs(section: SearchSection, spec: RunSpec) -> None:
+    """Raise UserError if a training that resumes at a rung would have no optimizer step up to the next rung."""
+    if section.rungs and spec.learning.tokens is not None:
+        pairs = pairwise(list_rung_tokens(section.rungs, spec.learning.tokens))
+        if same := [pair for pair in pairs if spec.count_steps(pair[0]) == spec.count_steps(pair[1])]:
+            fewer, more = same[-1]
+            rule = f"rungs at {fewer:,} and {more:,} tokens end at the same step of {spec.tokens_per_step:,} tokens"
+            raise UserError(
+                f"search.rungs.least={section.rungs.least}", rule, f"set search.rungs.least={fewer + 1} or more"
+            )
 
 
 class PlannedSearch(NamedTuple):

@@ -184,3 +184,9 @@ def test_stop_after_next_to_rungs_is_refused(tmp_path: Path, given: str) -> None
     overrides = ["learning.stop_after=9"] if given == "command line" else []
     with pytest.raises(UserError, match=r"stop_after: a search with rungs decides where its trainings stop"):
         plan(tmp_path, rungs(), *overrides, base=base)
+
+
+def test_rungs_that_end_at_the_same_step_are_refused(tmp_path: Path) -> None:
+    base = BASE | {"data": "text", "learning.tokens": 4096, "batch.micro": 4, "sequence.encoder": 128}
+    with pytest.raises(UserError, match=r"search\.rungs\.least=10: rungs at .* end at the same step"):
+        plan(tmp_path, rungs(least=10), base=base)
