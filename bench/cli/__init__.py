@@ -163,6 +163,7 @@ def _run_verb(name: str, words: list[str]) -> int:
     if name not in VERBS:
         raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
     _check_words(name, words)
+    words = _join_negative_values(words)
     # Intermixed parsing lets options stand between overrides.
     parser = build_parser(name)
     parser.words = words
@@ -181,6 +182,18 @@ def build_parser(name: str) -> _Parser:
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
     verb.arguments(parser)
     return parser
+
+
+def _join_negative_values(words: list[str]) -> list[str]:
+    """Return the arguments with each negative value joined to its option, as in `--gate=-3%`. argparse would take a
+    value such as `-3%` for an unknown option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and re.fullmatch(r"--[\w-]+", joined[-1]) and re.match(r"-\.?\d", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _check_words(name: str, words: list[str]) -> None:

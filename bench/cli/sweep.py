@@ -37,7 +37,7 @@ from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
-from bench.sweep import jobs, submitting
+from bench.sweep import inputs, jobs, submitting
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
 from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
@@ -198,14 +198,17 @@ def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
 
 
 def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[str]:
-    """Yield warnings about the planned jobs: a missing package, jobs longer than `job_max_min` because a single point
-    needs more time, and jobs of which each alone exceeds the budget."""
+    """Yield warnings about the planned jobs: a missing package, an undescribed machine, a doubtful price, jobs longer
+    than `job_max_min` because a single point needs more time, and jobs of which each alone exceeds the budget."""
     if not planned:
         return
     _, options = submitting.load_launcher(sweep)
     setup = find_job_setup(sweep)
     if setup.lacks:
         yield f"launcher={sweep.launcher['name']}: {setup.lacks}"
+    yield from filter(None, (inputs.describe_unknown_machine(one, setup) for one in sweep.machines.values()))
+    if setup.price_note:
+        yield setup.price_note
     longest = max((job.time_limit_min for job in planned if job.mode == "packed"), default=0)
     if longest > options.job_max_min:
         rule = f"a point alone may need a job of {longest} min"

@@ -78,7 +78,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         try:
             override = _parse_override(parser, text)
         except _NOT_PARSED as error:
-            rule = f"not an override ({format_reason(error)})"
+            rule = f"not an override ({_explain_syntax(shown, error)})"
             raise UserError(shown, rule, "write KEY=VALUE, quoted for the shell") from error
         key, swept = override.key_or_group, override.is_sweep_override()
         if not key:
@@ -91,6 +91,24 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         # Hydra wraps a quoted string in an object with the attribute `text`.
         parsed.append((key, [getattr(value, "text", value) for value in values]))
     return parsed
+
+
+_UNEXPECTED = re.compile(
+    r"(?:(?:extraneous|mismatched) input|no viable alternative at input|token recognition error at:) '(?P<text>.*?)'"
+)
+"""Beginning of a message of Hydra's parser. It goes on with a list of the parser's own names of signs."""
+
+
+def _explain_syntax(shown: str, error: Exception) -> str:
+    """Return why Hydra's parser refuses an override, without the parser's own names of signs."""
+    if re.search(r"(?:^|[,\[({])\s*,|,\s*$", shown.partition("=")[2]):
+        return "an empty value before or after a comma"
+    reason = format_reason(error)
+    if not (found := _UNEXPECTED.match(reason)):
+        return reason
+    if found["text"] == "<EOF>" or shown.endswith(found["text"]):
+        return "it ends too early, for example without a closing bracket or quote"
+    return f"unexpected {found['text']!r}"
 
 
 _NOT_PARSED = HydraException, ValueError, RecursionError
@@ -152,7 +170,8 @@ def compose_points(
     `device(request)` returns the kind of device of a point ("cpu", "cuda" or None if unknown), which is passed to
     `check`. A caller that starts no job passes `check_rank` as `check`, which ignores the launcher's rules. Points with
     the same spec and machine are merged into the first of them. Such points arise, for example, if an axis sets an
-    option that has no effect for one of the engines.
+    option that has no effect for one of the engines. Raise UserError for points that differ only in the launcher, or in
+    properties of a machine, since merging would ignore all values but the first.
     """
     rules, first = (
         [exclude_rules.parse_rule(text, list_field_names()) for text in texts] for texts in (study.exclude, study.first)
@@ -166,6 +185,7 @@ def compose_points(
             excluded[composed.text] += 1
         # Compare the machine as well: it is not part of the config_id, but a run on another machine is another run.
         elif (run := (config_id(composed.spec), composed.machine.name)) in found:
+            _check_merged(found[run], composed, pairs, expanded)
             merged += 1
         else:
             check(composed, device(composed))
@@ -176,6 +196,30 @@ def compose_points(
         left = f"none of its {len(expanded)} points is left"
         raise UserError(f"study={study.name}", left, "see axes and exclude in its file")
     return Expansion(list(found.values()), excluded, merged)
+
+
+def _check_merged(
+    kept: StudyPoint, composed: Request, pairs: Sequence[Pair], expanded: Sequence[Sequence[Pair]]
+) -> None:
+    """Raise UserError if a point has the same spec and machine as the point `kept`, but another launcher or other
+    properties of the machine. The error names the first key with several values in the `expanded` points."""
+    machine, options = composed.machine, composed.launcher_options
+    earlier = kept.composed
+    if (earlier.machine, earlier.launcher, earlier.launcher_options) == (machine, composed.launcher, options):
+        return
+    known = dict(kept.overrides)
+    key = next(
+        key for key, value in pairs if key.partition(".")[0] in ("machine", "launcher") and known.get(key) != value
+    )
+    values = list({repr(value): value for one in expanded for name, value in one if name == key}.values())
+    rule = "not part of a configuration, so its values make no separate points"
+    group, _, name = key.partition(".")
+    is_decimal = isinstance(getattr(machine if group == "machine" else options, name, None), float)
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    remedy = "give one value at a time"
+    if is_decimal and len(texts) == 2 and all(map(str.isdecimal, texts)):  # perhaps a decimal comma
+        remedy = f"write {key}={'.'.join(texts)} for a decimal number, or {remedy}"
+    raise UserError(f"{key}={','.join(texts)}", rule, remedy)
 
 
 def _decode_or_exclude(
@@ -200,6 +244,10 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
     """Read the study conf/study/<name>.yaml, or the study file at the path `name`."""
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else _find_file("study", name, config_dir)
+    if is_path and not path.exists():
+        raise UserError(
+            _format_choice("study", name), "no such file", "give the path of a file, or a name of conf/study"
+        )
     plain = read_yaml(path, "study" if is_path else _format_choice("study", name))
     decoded: Study = decode_model(Study, plain, "study")
     return decoded

@@ -178,6 +178,7 @@ def check_rank(composed: Request, device: str | None) -> None:
     engine.check(decode_cached(engine.Options, spec.engine.options), spec, device)
     engines.check_layout(spec)
     engines.check_adapter(spec)
+    models.check_adapter(spec.model, spec.adapter)
     if (cut := engines.facts(spec).cut) is not None:
         cut(spec, models.get_network(spec.model))
     source.check(decode_cached(source.Options, spec.data.options), spec)

@@ -232,7 +232,8 @@ def read_yaml(path: Path, called: str) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # OmegaConf and yaml document no base class of their errors
-        raise _build_error(path, called, format_reason(error)) from error
+        remedy = "give the path of a file" if isinstance(error, FileNotFoundError) else _CORRECT
+        raise _build_error(path, called, format_reason(error), remedy) from error
     if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
         raise _build_error(path, called, "must be a mapping, with lines such as `key: value`")
     return {str(key): value for key, value in plain.items()}
@@ -254,9 +255,12 @@ def format_reason(error: Exception) -> str:
     return " ".join(first.split())[:200]
 
 
-def _build_error(path: Path, called: str, why: str) -> UserError:
+_CORRECT = "correct the file"
+
+
+def _build_error(path: Path, called: str, why: str, remedy: str = _CORRECT) -> UserError:
     shown = str(path) if str(path).isprintable() else repr(str(path))
-    return UserError(called, f"{shown}: {why}", "correct the file")
+    return UserError(called, f"{shown}: {why}", remedy)
 
 
 def _count_values(node: yaml.Node | None, known: dict[int, int | None]) -> int:

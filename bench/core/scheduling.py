@@ -128,6 +128,7 @@ class JobSetup(NamedTuple):
     lacks: str = ""  # missing package without which this machine cannot submit, and the remedy; empty: none is missing
     start_min: float = 0.0  # minutes that the launcher adds to the time limit of a job, for its start
     price_per_node_hour: float | None = None  # in the currency of `budget`; None: unknown, or nothing is paid
+    price_note: str = ""  # doubt about the price, for a dry run; empty: none
     budget: float | None = None  # cost above which no job is submitted; None: no limit
     dockerfile: str = ""  # of the image, to which `zeroscale prepare` adds staging; empty: the image is made elsewhere
     build: tuple[tuple[str, ...], ...] = ()  # commands that build the image from the Dockerfile in `{folder}`

@@ -13,9 +13,9 @@ from typing import Any
 
 from bench.core import plugins
 from bench.core.errors import UserError
-from bench.core.network import Stacks, count_parameters
+from bench.core.network import Stacks, count_parameters, list_named_matrices
 from bench.core.plugins import DividedFamilyBuilder, FamilyBuilder, FamilyPlugin, StoredFamilyBuilder
-from bench.core.spec import ModelSpec
+from bench.core.spec import AdapterSpec, ModelSpec
 
 
 def load(family: str) -> FamilyPlugin:
@@ -80,6 +80,24 @@ def get_network(model: ModelSpec) -> Stacks:
         rule = f"a model of family {model.family} is not described layer by layer, so it cannot be divided"
         raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")
     return network
+
+
+def check_adapter(model: ModelSpec, adapter: AdapterSpec) -> None:
+    """Raise UserError if the rank of the adapters exceeds the smaller dimension of a matrix that they adapt. The
+    adapter's two matrices would then have more elements than needed for any update of the matrix."""
+    network = build_network(model)
+    if network is None or adapter.rank is None:
+        return
+    sizes = {
+        (min(shape), name or "of a block")
+        for stack in network.stacks
+        for part in stack.block
+        for name, shape in list_named_matrices(network, part)
+        if not adapter.targets or name in adapter.targets
+    }
+    if sizes and adapter.rank > (limit := min(sizes))[0]:
+        rule = f"matrix {limit[1]} of model={model.name} has a rank of {limit[0]} at most"
+        raise UserError(f"adapter.rank={adapter.rank}", rule, f"set adapter.rank={limit[0]} or less")
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result

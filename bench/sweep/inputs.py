@@ -13,8 +13,10 @@ from bench import launchers
 from bench.config import compose
 from bench.config.compose import Request
 from bench.core.errors import UserError
+from bench.core.files import find_group_files, read_yaml
 from bench.core.formatting import format_count
-from bench.core.scheduling import SchedulingOptions
+from bench.core.machine import Machine
+from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
@@ -140,6 +142,18 @@ def check_devices(composed: Request) -> None:
         raise UserError(
             needed, f"too many processes for {format_count(count_cores(), 'core')}", f"give at most {max_processes}"
         )
+
+
+def describe_unknown_machine(machine: Machine, setup: JobSetup) -> str:
+    """Return a note if jobs get GPUs, and the machine's file does not describe any, such as `machine=auto`. Otherwise
+    return an empty text."""
+    if setup.device != "cuda" or machine.device or machine.memory_bytes or machine.peak_tflops:
+        return ""
+    files = find_group_files("machine", None).items()
+    known = {name: read_yaml(path, f"machine={name}").get("device_names", ()) for name, path in files}
+    fitting = [name for name, names in known.items() if setup.device_name in names]
+    remedy = f"choose the file of the machine that the jobs get, e.g. machine={(*fitting, 'h100')[0]}"
+    return f"machine={machine.name}: its GPUs are unknown, so nothing is predicted; {remedy}"
 
 
 def _check_packages(spec: RunSpec) -> None:

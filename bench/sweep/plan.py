@@ -74,9 +74,7 @@ def plan_sweep(
     chosen = inputs.choose_small_base(planned_study, given, config_dir)
     update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
     planned_study = planned_study.model_copy(update=update)
-    found = compose.compose_points(planned_study, given, config_dir, inputs.find_device)
-    for made in found.points:
-        inputs.check_devices(made.composed)
+    found = compose.compose_points(planned_study, given, config_dir, inputs.find_device, check_runnable)
     # All points are composed and checked by now: an error in the last one starts nothing.
     options = merge_options(found.points, etiquette, autopilot)
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
@@ -92,6 +90,19 @@ def plan_sweep(
         controls=tuple(build_point(point, set(), predict=False) for point in controls),
     )
     return PlannedSweep(sweep, found, chosen, autopilot)
+
+
+def check_runnable(composed: Request, device: str | None) -> None:
+    """Raise UserError if a point breaks a rule of its configuration, or if its devices cannot run it.
+
+    For a run on this machine, devices are checked first: with too many of them, other rules are broken as a
+    consequence. For a job, the launcher's options are checked first, since they decide which devices it gets.
+    """
+    if queues := launchers.load(composed.launcher).QUEUES:
+        compose.check(composed, device)
+    inputs.check_devices(composed)
+    if not queues:
+        compose.check(composed, device)
 
 
 def define_sweep(
@@ -236,8 +247,7 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
         raise UserError(f"launcher={composed.launcher_file}", "run measures here and now", "use `zeroscale sweep`")
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
-    compose.check(composed, inputs.find_device(composed))
-    inputs.check_devices(composed)
+    check_runnable(composed, inputs.find_device(composed))
     shown = (*(f"{key}={value}" for key, value in chosen), *format_overrides(overrides))
     return SingleRun(composed, _build_request(composed, study, shown), chosen)
 
@@ -263,6 +273,9 @@ def plan_rehearsal(
 
 
 def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **rehearsed: Any) -> RequestedRun:
+    if study.endswith((".yaml", ".yml")):
+        rule = "names a folder of results, not a study file"
+        raise UserError(f"--study {study}", rule, f"use `zeroscale sweep study={study}`, or choose another name")
     try:
         Study(name=study)
     except ValidationError as error:

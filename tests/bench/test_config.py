@@ -135,6 +135,10 @@ def test_fitted_bucket_gives_another_config_id_than_the_preset_size() -> None:
         ("seed", "seed: not an override"),
         ("=3", "=3: not an override"),
         ("seed=range(1,3)", "seed=range(1,3): not a list"),
+        ("engine=ddp,,zero1", "engine=ddp,,zero1: not an override (an empty value before or after a comma); write"),
+        ("engine=[ddp", "engine=[ddp: not an override (it ends too early, for example without a closing bracket"),
+        ("seed=(1", "seed=(1: not an override (unexpected '('); write"),
+        ("seed='x", "seed='x: not an override (it ends too early"),
         ("model=hugging_face", "model.config_file: missing; give the path of a config.json"),
         ("seed=${nowhere}", "Interpolation key 'nowhere' not found"),
     ],
@@ -144,6 +148,14 @@ def test_wrong_input_is_reported_in_one_line_with_its_remedy(override: str, expe
         ask(override)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("targets", "limit"), [("[]", 1024), ("[q_proj,down_proj]", 4096)])
+def test_rank_above_that_of_the_smallest_adapted_matrix_is_refused(targets: str, limit: int) -> None:
+    words = ("model=llama_3_8b", "adapter=lora", f"adapter.targets={targets}", "launcher=slurm", "devices_per_node=8")
+    ask(*words, f"adapter.rank={limit}")
+    with pytest.raises(UserError, match=f"^adapter.rank={limit + 1}: .* a rank of {limit} at most; set adapter.rank"):
+        ask(*words, f"adapter.rank={limit + 1}")
 
 
 def test_precision_unsupported_by_the_machine_is_refused() -> None:
@@ -250,6 +262,31 @@ def test_equal_points_on_one_machine_are_merged() -> None:
         for accumulation in (None, 2)
     ]
     assert found.merged == 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        (
+            {"launcher.hang_s": [3, 67], "engine": ["ddp", "zero1"]},
+            "launcher.hang_s=3,67: not part of a configuration, so its values make no separate points; "
+            "write launcher.hang_s=3.67 for a decimal number, or give one value at a time",
+        ),
+        ({"launcher.lock": [True, False]}, "launcher.lock=true,false: not part of a configuration, so its values"),
+        ({"launcher": ["local", "slurm"]}, "launcher=local,slurm: not part of a configuration, so its values"),
+        ({"machine.memory_bytes": [10**9, 2 * 10**9]}, "machine.memory_bytes=1000000000,2000000000: not part of"),
+    ],
+)
+def test_values_that_make_no_separate_points_are_refused(axes: dict[str, list[Any]], expected: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose.compose_points(Study(name="s", base={"devices_per_node": 2}, axes=axes), [])
+    assert expected in str(refused.value)
+
+
+def test_properties_of_a_machine_may_differ_with_its_name() -> None:
+    machines = [{"machine.name": name, "machine.power_w": power} for name, power in (("a", 300), ("b", 400))]
+    found = compose.compose_points(Study(name="s", base={"devices_per_node": 2}, axes={"which": machines}), [])
+    assert [point.composed.machine.power_w for point in found.points] == [300, 400]
 
 
 def test_points_are_checked_for_their_own_device() -> None:

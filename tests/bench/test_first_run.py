@@ -140,6 +140,12 @@ def test_too_many_processes_for_the_processor_are_refused(processor: Callable[[i
         "run", "--dry-run", "devices_per_node=100000"
     )
     assert "machine=h200: there is no GPU here" in refused("run", "--dry-run", "machine=h200", "devices_per_node=8")
+    for verb in ("run", "sweep"):
+        training = ("data=text", "learning.tokens=1000", "devices_per_node=17")
+        limit = refused(verb, "--dry-run", *training)
+        assert "devices_per_node=17: too many processes" in limit, (
+            "not the evaluation samples, which 17 does not divide"
+        )
 
 
 def chosen(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:

@@ -251,10 +251,19 @@ def job_setup(options: Options) -> JobSetup:
         lacks=_find_missing_package(),
         start_min=START_S / 60,
         price_per_node_hour=options.price_per_node_hour,
+        price_note=_describe_spot_price(options) if options.spot else "",
         budget=options.budget,
         dockerfile=build_dockerfile(image, has_gpu=has_gpu),
         build=list_commands(image),
     )
+
+
+def _describe_spot_price(options: Options) -> str:
+    """Return a note on the price of Spot machines, which differs from the on-demand price."""
+    price = options.price_per_node_hour
+    rule = f"costs use launcher.price_per_node_hour={price:g}, as for other machines" if price else "costs are unknown"
+    remedy = f"set {'it' if price else 'launcher.price_per_node_hour'} to the price of a Spot machine"
+    return f"launcher.spot=true: {rule}; {remedy} (`zeroscale explain {options.machine_type}` shows published prices)"
 
 
 @functools.cache  # called for every point of a study

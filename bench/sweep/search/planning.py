@@ -69,8 +69,8 @@ class SearchPoints:
         cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
-        found = compose.compose_points(study, pinned, self.config_dir, inputs.find_device).points[0]
-        inputs.check_devices(found.composed)
+        expanded = compose.compose_points(study, pinned, self.config_dir, inputs.find_device, plan.check_runnable)
+        found = expanded.points[0]
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
             rule = "needs a training with an end"
             raise UserError("search.objective=validation_loss", rule, "set learning.tokens in base")

@@ -239,6 +239,36 @@ def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
         check(options(), stopped)
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (("launcher.spot=true",), "launcher.spot=true: costs are unknown; set launcher.price_per_node_hour to the"),
+        (
+            ("launcher.spot=true", "launcher.price_per_node_hour=4.5"),
+            "launcher.spot=true: costs use launcher.price_per_node_hour=4.5, as for other machines; set it to the "
+            "price of a Spot machine (`zeroscale explain a3-highgpu-1g` shows published prices)",
+        ),
+        (("launcher.price_per_node_hour=4.5",), ""),
+        (
+            ("machine=auto",),
+            "machine=auto: its GPUs are unknown, so nothing is predicted; choose the file of the machine that the "
+            "jobs get, e.g. machine=h100",
+        ),
+        (("machine=auto", "launcher.machine_type=g2-standard-12"), "e.g. machine=l4"),
+    ],
+)
+def test_a_dry_run_doubts_the_price_of_spot_machines_and_an_undescribed_machine(
+    more: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = [word for word in SITE if word.partition("=")[0] not in ("machine", "devices_per_node")]
+    words = dict(word.split("=", 1) for word in ("machine=h100", "launcher.machine_type=a3-highgpu-1g", *more))
+    words["devices_per_node"] = "1"
+    assert main(["sweep", *site, *(f"{key}={value}" for key, value in words.items()), "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert expected in text
+    assert expected or not any(words in text for words in ("launcher.spot=true", "its GPUs are unknown"))
+
+
 def test_a_gpu_machine_needs_accelerators() -> None:
     found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
     with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
