@@ -129,7 +129,7 @@ def _describe_losses(one: LossRanking) -> str:
     lead, rivals = one.ranking.fastest, one.ranking.rivals
     names, losses = BriefNames(one.ranking.rows), one.list_losses(lead)
     mean, interval = statistics.fmean(losses), mean_interval(losses)
-    value = _format_margin(mean, interval.high - mean, most=4) if interval else f"{mean:.4g}"
+    value = _format_margin(mean, interval.high - mean) if interval else f"{mean:.4g}"
     seeds = f" as the mean of {len(losses)} seeds" if len(losses) > 1 else " with one seed"
     where = f"Held-out loss after {one.tokens:,} tokens" + (f" ({one.name})" if one.name else "")
     parts = [f"{where}: {names.of(lead)} reached {'the lowest, ' if rivals else ''}{value} nats per token{seeds}"]
@@ -164,7 +164,7 @@ def _join(names: BriefNames, rows: Sequence[Row]) -> str:
 def _format_ratio(rival: Rival) -> str:
     """Format the ratio of a rival's time ± half the width of its interval."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
-    return _format_margin(ratio, (known.high - known.low) / 2 if known else 0.0, least=1)
+    return _format_margin(ratio, (known.high - known.low) / 2 if known else 0.0, least=1, most=4)
 
 
 def _format_gap(one: LossRanking, rival: Rival) -> str:
@@ -175,9 +175,9 @@ def _format_gap(one: LossRanking, rival: Rival) -> str:
     return _format_margin(gap, math.log(known.high / known.low) / 2 if known else 0.0)
 
 
-def _format_margin(value: float, margin: float, least: int = 0, most: int = 4) -> str:
-    """Format a value ± its margin of error. Both are rounded to the first significant digit of the margin, which is
-    between `least` and `most` decimals."""
+def _format_margin(value: float, margin: float, least: int = 0, most: int = 8) -> str:
+    """Format a value ± its margin of error. Both are rounded to the first significant digit of the margin, but to at
+    least `least` and at most `most` decimals."""
     if not margin:
         return f"{value:.2f}"
     decimals = min(max(-math.floor(math.log10(margin)), least), most)
