@@ -48,7 +48,7 @@ def picture(results: Results) -> Picture:
     entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
     notes = [
         _NOTE,
-        groups.describe_omitted(len(places), "configurations", "highest loss at the end", _MOST),
+        groups.describe_omitted(len(places), "configurations", "highest final loss", _MOST),
         _count_without_loss(table),
     ]
     return Picture(panels, entries, " ".join(filter(None, notes)))

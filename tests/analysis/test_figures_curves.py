@@ -282,7 +282,7 @@ def test_panels_without_a_remaining_curve_are_not_drawn() -> None:
     ]
     drawn = draw(throughput, results(*many, run(spec("ddp", 2, ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]
-    assert note(drawn).endswith("1 of 15 curves left out, those with the fewest numbers.")
+    assert note(drawn).endswith("1 of 15 curves are omitted: those with the fewest points.")
 
 
 def test_panel_without_numbers_is_listed_in_the_note_and_not_drawn() -> None:
