@@ -1,19 +1,22 @@
-"""Results of a set of runs in one to five sentences, printed after a sweep, in a report, or in a notebook.
+"""Results of a set of runs in a few sentences, printed after a sweep, in a report, or in a notebook.
 
-A ratio is the seconds per sample of a configuration, divided by those of the fastest configuration. The number after ±
-is half the width of the ratio's 95 % interval.
+For trainings, the first sentence compares held-out losses. A ratio is the seconds per sample of a configuration,
+divided by those of the fastest configuration. A number after ± is half the width of a 95 % interval.
 """
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from analysis.flags import DISTURBED, UNTRUSTED
-from analysis.formats import format_outcomes, name_briefly
+from analysis.formats import BriefNames, format_outcomes
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
-from analysis.scaling.best import Best, Rival, best
-from analysis.stats.compare import EQUAL, LEAST_RUNS, NOT_DETECTED, TOO_FEW
+from analysis.scaling.best import MOST_NATS, Best, LossRanking, Rival, best, rank_losses
+from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS, NOT_DETECTED, TOO_FEW
+from analysis.stats.intervals import mean_interval
 from analysis.summary import Row
 from bench.core.formatting import describe_quiet_remedy, format_count
 
@@ -31,12 +34,15 @@ def describe_answer(results: Results) -> tuple[str, ...]:
     """Return the results as sentences, the most important first; empty if nothing was measured."""
     found = best(results)
     answered = [one for one in found if one.fastest]
-    lines = [_describe_disturbed(results)]
+    losses = rank_losses(results)
+    lines = [*map(_describe_losses, losses[:_QUESTIONS]), _count_unnamed_losses(losses)]
+    lines.append(_describe_disturbed(results))
     if len(answered) <= _QUESTIONS:
         lines += [_describe_question(one, answered) for one in answered]
     else:
         lines.append(_count_leading(answered))
-    lines += [_describe_few(answered), _describe_failed(found)]
+    # More seeds are also more repeats, so one remedy is enough.
+    lines += [_describe_few_seeds(losses) or _describe_few(answered), _describe_failed(found)]
     return tuple(line for line in lines if line)
 
 
@@ -62,69 +68,123 @@ def _describe_disturbed(results: Results) -> str:
     return f"{runs}: times of such runs decide nothing; {remedy}."
 
 
+class _Wording(NamedTuple):
+    """Texts in which comparisons of times and of losses differ."""
+
+    subject: str  # subject and verb of a sentence about the best configuration, with {} for its name
+    margin: Callable[[Rival], str]  # by how much a rival is worse
+    equal: str  # largest difference of configurations that are called equal
+    undecided: Callable[[str, str, Sequence[Rival]], str]  # sentence, from the names of the best and of the rivals
+
+
 def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     """Return a sentence that compares the fastest configuration of a question with the other configurations of the
     question."""
     fastest = one.fastest
     assert fastest is not None
-    # Names contain the micro-batch only if it varies.
-    equal, tied, slower, undecided = (
-        [rival for rival in one.rivals if rival.verdict == verdict]
-        for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
-    )
-    names = _Names(one.compared)
+    names = BriefNames(one.compared)
     apart = [one.question["model"]] if len({other.question["model"] for other in answered}) > 1 else []
     apart += describe_differences(one.question, [other.question for other in answered])
     where = f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
     if not one.rivals:
         return f"{where}, {names.of(fastest)} is the only configuration with a time."
+    return f"{where}, {'; '.join(_list_verdicts(names, fastest, one.rivals, _TIMES))}."
+
+
+def _list_verdicts(names: BriefNames, lead: Row, rivals: Sequence[Rival], words: _Wording) -> list[str]:
+    """Return a text for each verdict on the rivals of the best configuration `lead`."""
+    equal, tied, worse, undecided = (
+        [rival for rival in rivals if rival.verdict == verdict] for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
+    )
     parts = []
-    if slower:
-        nearest, last = slower[0], slower[-1]
-        parts.append(f"{names.of(fastest)} is {_format_times(nearest)} times faster than {names.of(nearest.row)}")
+    if worse:
+        nearest, last = worse[0], worse[-1]
+        subject = words.subject.format(names.of(lead))
+        parts.append(f"{subject} {words.margin(nearest)} {names.of(nearest.row)}")
         if last is not nearest:
-            parts[0] += f" and {_format_times(last)} times faster than {names.of(last.row)}"
-            between = len(slower) - 2
+            parts[0] += f" and {words.margin(last)} {names.of(last.row)}"
+            between = len(worse) - 2
             parts[0] += f" ({format_count(between, 'configuration')} between them)" if between else ""
     if equal:
-        parts.append(f"{names.join([fastest, *(rival.row for rival in equal)])} are equal within 3 %")
+        parts.append(f"{_join(names, [lead, *(rival.row for rival in equal)])} are equal within {words.equal}")
     if tied:
-        parts.append(f"{names.join([fastest, *(rival.row for rival in tied)])} cannot be distinguished yet")
+        parts.append(f"{_join(names, [lead, *(rival.row for rival in tied)])} cannot be distinguished yet")
     if undecided:
-        ratios = " to ".join(dict.fromkeys(f"{one.comparison.ratio:.2f}" for one in (undecided[0], undecided[-1])))
-        parts.append(
-            f"{names.of(fastest)} was the fastest measured; {names.join([rival.row for rival in undecided])} took "
-            f"{ratios} times as long, which is indicative only"
-        )
-    return f"{where}, {'; '.join(parts)}."
+        parts.append(words.undecided(names.of(lead), _join(names, [rival.row for rival in undecided]), undecided))
+    return parts
 
 
-class _Names:
-    """Names of the configurations of one question. They contain the micro-batch only if it varies."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._with_micro = len({row["micro"] for row in rows}) > 1
-
-    def of(self, row: Row) -> str:
-        name = name_briefly(row)
-        return f"{name} (micro {row['micro']})" if self._with_micro else name
-
-    def join(self, rows: Sequence[Row]) -> str:
-        named = [self.of(row) for row in rows[:_NAMED]]
-        if more := len(rows) - len(named):
-            named.append(f"{more:,} more")
-        return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+def _describe_undecided_times(lead: str, others: str, rivals: Sequence[Rival]) -> str:
+    ratios = " to ".join(dict.fromkeys(f"{one.comparison.ratio:.2f}" for one in (rivals[0], rivals[-1])))
+    return f"{lead} was the fastest measured; {others} took {ratios} times as long, which is indicative only"
 
 
-def _format_times(rival: Rival) -> str:
-    """Format the ratio of a rival's time ± half the width of its interval. Both numbers are rounded to the first
-    significant digit of this half width."""
+def _describe_undecided_losses(_: str, others: str, rivals: Sequence[Rival]) -> str:
+    gaps = dict.fromkeys(f"{math.log(rival.comparison.ratio):.2f}" for rival in (rivals[0], rivals[-1]))
+    return f"the loss of {others} is {' to '.join(gaps)} higher, which is indicative only"
+
+
+def _describe_losses(one: LossRanking) -> str:
+    """Return a sentence that compares the configuration with the lowest held-out loss with the other ones."""
+    lead, rivals = one.ranking.fastest, one.ranking.rivals
+    names, losses = BriefNames(one.ranking.rows), one.list_losses(lead)
+    mean, interval = statistics.fmean(losses), mean_interval(losses)
+    value = _format_margin(mean, interval.high - mean) if interval else f"{mean:.4g}"
+    seeds = f" as the mean of {len(losses)} seeds" if len(losses) > 1 else " with one seed"
+    where = f"Held-out loss after {one.tokens:,} tokens" + (f" ({one.name})" if one.name else "")
+    parts = [f"{where}: {names.of(lead)} reached {'the lowest, ' if rivals else ''}{value} nats per token{seeds}"]
+    words = _Wording(
+        "its loss is",
+        lambda rival: f"{_format_gap(one, rival)} below that of",
+        f"{math.log1p(INTEREST):.2f} nats",
+        _describe_undecided_losses,
+    )
+    parts += _list_verdicts(names, lead, rivals, words)
+    if one.stopped:
+        parts.append(f"{format_count(one.stopped, 'configuration')} stopped earlier, which is not compared")
+    return f"{'; '.join(parts)}."
+
+
+def _count_unnamed_losses(found: Sequence[LossRanking]) -> str:
+    """Return a sentence with the number of comparisons of losses that have no sentence of their own."""
+    more = len(found) - _QUESTIONS
+    if more <= 0:
+        return ""
+    return f"Losses of {more:,} other combinations of model, data and tokens are only in the table of configurations."
+
+
+def _join(names: BriefNames, rows: Sequence[Row]) -> str:
+    """Return the names of the first rows, and the number of the other rows."""
+    named = [names.of(row) for row in rows[:_NAMED]]
+    if more := len(rows) - len(named):
+        named.append(f"{more:,} more")
+    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+
+
+def _format_ratio(rival: Rival) -> str:
+    """Format the ratio of a rival's time ± half the width of its interval."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
-    margin = (known.high - known.low) / 2 if known else 0.0
+    return _format_margin(ratio, (known.high - known.low) / 2 if known else 0.0, least=1, most=4)
+
+
+def _format_gap(one: LossRanking, rival: Rival) -> str:
+    """Format the difference of a rival's mean loss to the lowest one ± half the width of its interval."""
+    gap, known = math.log(rival.comparison.ratio), rival.comparison.interval
+    if max(one.list_losses(rival.row)) > MOST_NATS:
+        return f"more than {gap:.0f}"
+    return _format_margin(gap, math.log(known.high / known.low) / 2 if known else 0.0)
+
+
+def _format_margin(value: float, margin: float, least: int = 0, most: int = 8) -> str:
+    """Format a value ± its margin of error. Both are rounded to the first significant digit of the margin, but to at
+    least `least` and at most `most` decimals."""
     if not margin:
-        return f"{ratio:.2f}"
-    decimals = min(max(-math.floor(math.log10(margin)), 1), 4)
-    return f"{ratio:.{decimals}f} ± {margin:.{decimals}f}"
+        return f"{value:.2f}"
+    decimals = min(max(-math.floor(math.log10(margin)), least), most)
+    return f"{value:.{decimals}f} ± {margin:.{decimals}f}"
+
+
+_TIMES = _Wording("{} is", lambda rival: f"{_format_ratio(rival)} times faster than", "3 %", _describe_undecided_times)
 
 
 def _count_leading(answered: Sequence[Best]) -> str:
@@ -151,6 +211,16 @@ def _describe_few(answered: Sequence[Best]) -> str:
     if runs >= LEAST_RUNS:
         subject = f"Some compared configurations have fewer than {LEAST_RUNS} independent runs"
     return f"{subject}; at least {LEAST_RUNS} are needed to compare them: add --repeats 5."
+
+
+def _describe_few_seeds(found: Sequence[LossRanking]) -> str:
+    """Return a sentence on configurations with too few seeds for a comparison of losses; empty if there are none."""
+    if not any(rival.verdict == TOO_FEW for one in found for rival in one.ranking.rivals):
+        return ""
+    seeds = max(len(losses) for one in found for losses in one.losses.values())
+    had = "has one seed" if seeds == 1 else f"has at most {seeds} seeds" if seeds < LEAST_RUNS else ""
+    subject = f"Each configuration {had}" if had else f"Some configurations have fewer than {LEAST_RUNS} seeds"
+    return f"{subject}; at least {LEAST_RUNS} are needed to compare losses: add seed=0,1,2."
 
 
 def _describe_failed(found: Sequence[Best]) -> str:

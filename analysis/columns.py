@@ -72,23 +72,25 @@ LATER = {
 column only if at least one run has a value other than the default."""
 
 LEARNED = (
-    "tokens_trained", "trained_s", "validation_loss", "exact_match_before", "exact_match", "token_f1_before",
-    "token_f1",
+    "learning_rate", "tokens_trained", "trained_s", "validation_loss", "exact_match_before", "exact_match",
+    "token_f1_before", "token_f1",
 )  # fmt: skip
-"""Optional columns for trainings. A table has them only if at least one run is a training that reached its end."""
+"""Optional columns for trainings. A table has `learning_rate` if at least one run is a training, and each of the others
+only if at least one training reached its end."""
+QUALITIES = LEARNED[LEARNED.index("validation_loss") :]
+"""Columns of LEARNED with the held-out loss and the quality of answers."""
 LEARNED_TIMES = ("trained_s",)
 """Columns of LEARNED whose values depend on background load."""
 
 SHOWN = (
-    "config_id", "model", "engine", "options", "precision", "world_size", "micro", "encoder_length", "decoder_length",
-    "evidence", "outcome", "tokens_trained", "validation_loss", "exact_match_before", "exact_match", "token_f1_before",
-    "token_f1", "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes",
-    "cost_per_million_tokens", "flags",
+    "config_id", "model", "engine", "options", "adapter", "precision", "world_size", "micro", "encoder_length",
+    "decoder_length", "learning_rate", "seed", "evidence", "outcome", "tokens_trained", *QUALITIES, "sample_s",
+    "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 """Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
 SHOWN_WHERE_DIFFERENT is shown only if its values differ."""
 
-SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length")
+SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length", "seed")
 
 
 def list_columns() -> dict[str, Column]:
@@ -302,6 +304,12 @@ _LATER = (
 
 _LEARNED = (
     Column(
+        "learning_rate",
+        "highest learning rate of a training (`optimizer.lr`)",
+        lambda r: None if r.spec.learning.tokens is None else r.spec.optimizer.lr,
+        "number",
+    ),
+    Column(
         "tokens_trained",
         "number of tokens that were trained on, padding included",
         _of_last_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
@@ -350,6 +358,7 @@ DERIVED: Mapping[str, ColumnMeaning] = {
         "sample size: allocations with a run that ended ok; a run outside of any job counts as an allocation"
     ),
     "runs": ColumnMeaning("number of runs, all attempts included"),
+    "seeds": ColumnMeaning("number of seeds with a held-out loss; repeats of one seed are not independent"),
     "untimed": ColumnMeaning("number of attempts without recorded times; their costs are unknown"),
     "finished": ColumnMeaning("number of repeats that ended ok; runs with different seeds are different repeats"),
     "reached": ColumnMeaning("number of repeats in which an evaluation's held-out loss was at most that of --loss"),

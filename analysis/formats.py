@@ -10,13 +10,13 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from analysis.columns import Column, list_all_columns
-from analysis.questions import describe_series
+from analysis.questions import describe_series, format_ranks
 from analysis.table import list_rows, list_values
 from bench.core.errors import make_printable
 
@@ -172,7 +172,34 @@ def name_briefly(row: "Row") -> str:
     return shorten_keys(describe_series(row)).replace(" accumulated", "")
 
 
+class BriefNames:
+    """Short names of configurations that are compared. They contain the micro-batch if it varies, and further settings
+    only as far as two names would be equal without them."""
+
+    _PARTS: tuple[Callable[["Row"], str], ...] = (
+        lambda row: f"micro {row['micro']}",
+        lambda row: str(row["precision"]),
+        format_ranks,
+        lambda row: str(row.get("adapter", "none")),
+        lambda row: str(row["machine"]),
+        lambda row: f"environment {row['environment_id']}",
+    )
+
+    def __init__(self, rows: Sequence["Row"]) -> None:
+        self._parts: list[Callable[[Row], str]] = []
+        for part in self._PARTS:
+            needed = part is self._PARTS[0] or len(set(map(self.of, rows))) < len(rows)
+            if needed and len(set(map(part, rows))) > 1:
+                self._parts.append(part)
+
+    def of(self, row: "Row") -> str:
+        parts = ", ".join(part(row) for part in self._parts)
+        return f"{name_briefly(row)} ({parts})" if parts else name_briefly(row)
+
+
 MISSING = "–"
+SETTINGS = ("learning_rate", "seed")
+"""Columns of numbers that a user has set. They are written like the user's values, not rounded as measurements."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -255,9 +282,11 @@ def format_cell(column: Column, value: Any) -> str:
         return "yes" if value else "no"
     if column.unit == "bytes":
         return format_size(value)
+    if column.name in SETTINGS:
+        return f"{value:g}" if column.kind == "number" else str(value)
     if column.kind == "number":
         return format_significant(value)
-    if column.kind == "integer" and column.name != "seed":
+    if column.kind == "integer":
         return f"{value:,}"
     return str(value)
 

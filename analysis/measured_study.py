@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 _SCREEN_DPI = 110
 _PLACE = ("machine", "model", "nodes", "devices_per_node", "engine", "variant", "micro", "n")
 _SUMMARY = (
-    *_PLACE, "outcome", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "peak_allocated_bytes", "flags",
+    *_PLACE, "adapter", "outcome", "seeds", "validation_loss", "validation_loss_low", "validation_loss_high",
+    "exact_match_before", "exact_match", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "peak_allocated_bytes",
+    "flags",
 )  # fmt: skip
 _BEST = (
     *_PLACE, "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s", "peak_allocated_bytes",
     "flags",
 )  # fmt: skip
-"""Columns of the short forms of `summary` and `best`."""
+"""Columns of the short forms of `summary` and `best`, each if the table has it."""
 
 
 class MeasuredStudy:
@@ -46,8 +48,8 @@ class MeasuredStudy:
         return f"<MeasuredStudy: {self.results.describe()}>"
 
     def answer(self) -> str:
-        """Return the results in one to five sentences, one per line. If there are no measured or no trusted runs,
-        return a sentence that states this."""
+        """Return the results in a few sentences, one per line, held-out losses first. If there are no measured or no
+        trusted runs, return a sentence that states this."""
         from analysis.answer import describe_answer, describe_untrusted
 
         if self._chosen_from and self.results.table.empty and not self._chosen_from.table.empty:
@@ -78,7 +80,8 @@ class MeasuredStudy:
     def summary(self) -> "DataFrame":
         """The summary: medians over repeats, with intervals. It has one row for each configuration on each machine, by
         environment class (device and software versions) and kind of evidence."""
-        return _annotate(self.results.summary, _SUMMARY if self._short else ())
+        summary = self.results.summary
+        return _annotate(summary, [name for name in _SUMMARY if name in summary] if self._short else ())
 
     @functools.cached_property
     def best(self) -> "DataFrame":

@@ -229,19 +229,42 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
     Fields that have a column in the summary are omitted. So are fields of the measurement protocol, which
     `describe_protocol` and `tell_apart` describe. The text is empty if no field remains.
     """
+    return {
+        member: ", ".join(
+            f"{name.removeprefix('engine.options.').removeprefix('model.')}={value}" for name, value in fields.items()
+        )
+        for member, fields in _list_variant_fields(specs).items()
+    }
+
+
+def list_varied(specs: Mapping[str, RunSpec]) -> dict[str, tuple[str, ...]]:
+    """Return the values of the fields by which `describe_variants` distinguishes configurations, sorted, by field."""
+    values: dict[str, dict[str, None]] = {}
+    for fields in _list_variant_fields(specs).values():
+        for name, value in fields.items():
+            values.setdefault(name, {})[value] = None
+    return {name: tuple(sorted(found, key=_build_number_key)) for name, found in values.items()}
+
+
+def _build_number_key(text: str) -> tuple[bool, float, str]:
+    """Return a sort key that compares numbers by value, before all other texts."""
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text
+
+
+def _list_variant_fields(specs: Mapping[str, RunSpec]) -> dict[str, dict[str, str]]:
+    """Return, by config_id, the fields that `describe_variants` lists, with their values as text."""
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
-    texts = dict.fromkeys(specs, "")
+    found: dict[str, dict[str, str]] = {config_id: {} for config_id in specs}
     groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
     for members in groups.values():
         differ = [
             name for name in _list_differing(members, fields) if not (is_shown(name) or name.startswith(_PROTOCOL))
         ]
-        for member in members:
-            texts[member] = ", ".join(
-                f"{name.removeprefix('engine.options.').removeprefix('model.')}={fields[member].get(name, 'default')}"
-                for name in differ
-            )
-    return texts
+        found |= {member: {name: fields[member].get(name, "default") for name in differ} for member in members}
+    return found
 
 
 def describe_protocol(specs: Iterable[RunSpec]) -> str:

@@ -34,13 +34,13 @@ from analysis.reading.rows import (
     split_table,
 )
 from analysis.searches import MeasuredSearch, find_searches
-from analysis.summary import ANSWERING, KEY, Row, select_answering, summarise
+from analysis.summary import ANSWERING, KEY, Row, compute_seed_means, select_answering, summarise
 from analysis.table import group_by, list_rows, to_pandas
 from analysis.verify import build_invalid_outcome, judge
 from bench.core.errors import make_printable
 from bench.core.formatting import format_count
 from bench.core.record import Outcome, RunRecord
-from bench.core.spec import RunSpec
+from bench.core.spec import RunSpec, config_id
 from bench.core.store import Unreadable, read_record
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Results:
         """Return the numbers of runs and configurations, and how often each flag was raised, in one line."""
         counts = Counter(flag for flags in self.table["flags"] for flag in str(flags).split())
         flags = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common())
-        ok, configurations = int((self.table["outcome"] == "ok").sum()), self.table["config_id"].nunique()
+        ok, configurations = int((self.table["outcome"] == "ok").sum()), len(self.configurations)
         runs = f"{len(self.table):,} runs of {configurations:,} configurations, {ok:,} ok"
         other = {"unreadable": len(self.skipped), "unfinished": len(self.unfinished)}
         return "; ".join([runs, f"flags: {flags or 'none'}", *(f"{n:,} {name}" for name, n in other.items() if n)])
@@ -121,15 +121,53 @@ class Results:
     def summary(self) -> pd.DataFrame:
         """The summary table (`analysis.summary`). It has a row for each configuration on each machine, by environment
         class (hash of device and software versions) and kind of evidence (such as measured)."""
-        return summarise(self.table, describe_variants(self.specs), keep_disturbed=self.keeps_disturbed)
+        variants = describe_variants(self.configurations)
+        return summarise(self.pooled_table, variants, keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
-        """The spec of each configuration, by config_id."""
+        """The spec of each run, by config_id."""
         # one spec is parsed per configuration, because parsing is slow and repeats have equal specs
         places = self.table["config_id"].drop_duplicates(keep="last").index
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
         return dict(zip(self.table["config_id"].loc[places], map(RunSpec.model_validate_json, texts), strict=True))
+
+    @functools.cached_property
+    def configuration_ids(self) -> dict[str, str]:
+        """The config_id that the summary uses in place of the config_id of a training.
+
+        Trainings that differ only in their seed are repeats of one configuration. The summary uses the config_id of the
+        training with the lowest seed. Other runs have no entry.
+        """
+        if "learning_rate" not in self.table:  # no run is a training, so no spec has to be parsed
+            return {}
+        trainings = {one: spec for one, spec in self.specs.items() if spec.learning.tokens is not None}
+        groups = group_by(trainings, lambda one: config_id(_drop_seed(trainings[one])))
+        first = [min(members, key=lambda one: trainings[one].seed) for members in groups.values()]
+        return {one: lowest for lowest, members in zip(first, groups.values(), strict=True) for one in members}
+
+    @functools.cached_property
+    def configurations(self) -> dict[str, RunSpec]:
+        """The spec of each configuration, by the config_id that the summary uses. Trainings have seed 0 here, since
+        their seed is no part of their configuration."""
+        return {
+            one: _drop_seed(spec) if one in self.configuration_ids else spec
+            for one, spec in self.specs.items()
+            if self.configuration_ids.get(one, one) == one
+        }
+
+    @property
+    def pooled_table(self) -> pd.DataFrame:
+        """The run table, in which trainings of one configuration have the same config_id."""
+        if not self.configuration_ids:
+            return self.table
+        return self.table.assign(config_id=self.table["config_id"].replace(self.configuration_ids))
+
+    def find_losses(self, row: Row) -> dict[int, float]:
+        """Return the held-out loss at the end of the trainings that a summary row combines, by seed: the mean over the
+        repeats of a seed. Disturbed runs are included, because their losses are valid."""
+        places = self.with_disturbed.behind(row)
+        return compute_seed_means(list_rows(self.table[["seed", "validation_loss"]].iloc[places]), "validation_loss")
 
     def list_environments(self) -> list[str]:
         """Return the distinct environments of the runs as JSON texts, in the order of the run table."""
@@ -220,7 +258,9 @@ class Results:
 
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
-        rows = (cells | {"place": place} for place, cells in enumerate(list_rows(self.table[[*KEY, *ANSWERING]])))
+        rows = (
+            cells | {"place": place} for place, cells in enumerate(list_rows(self.pooled_table[[*KEY, *ANSWERING]]))
+        )
         return {
             key: [row["place"] for row in select_answering(members, keep_disturbed=self.keeps_disturbed)]
             for key, members in group_by(rows, itemgetter(*KEY)).items()
@@ -259,6 +299,11 @@ def warn(found: Reading | Results) -> None:
             _log.warning("  %s", make_printable(str(thing)))
         if len(things) > _MOST_WARNED:
             _log.warning("  … and %d more", len(things) - _MOST_WARNED)
+
+
+def _drop_seed(spec: RunSpec) -> RunSpec:
+    """Return the spec with seed 0."""
+    return spec.model_copy(update={"seed": 0})
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:

@@ -1,7 +1,8 @@
 """Summary of a run table: one row per configuration, machine, environment class and kind of evidence.
 
-Rows of different environments are never pooled. The columns are those of the run table that identify what was measured,
-and these:
+Trainings (runs with `learning.tokens`) that differ only in their seed are repeats of one configuration. Rows of
+different environments are never pooled. The columns are those of the run table that identify what was measured, and
+these:
 
 variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 number of allocations with repeats that ended ok. Drills and runs disturbed by an external cause
@@ -17,8 +18,14 @@ sample_s          seconds per sample: the mean over all windows of an allocation
 step_s, rates     median over the repeats; step_s and tokens_per_s have intervals in *_low and *_high.
 step_s_p95, _p99  median over the repeats.
 step_s_max        longest step of all repeats.
-tokens_trained, trained_s, validation_loss, exact_match, token_f1 (and *_before)
-                  median over the repeats, if any run was trained to its end.
+seed              missing if the runs have several seeds.
+learning_rate, tokens_trained, validation_loss, exact_match, token_f1 (and *_before)
+                  mean over the seeds, if any run was trained to its end. Repeats with the same seed are not
+                  independent, so they count once, with their mean. Disturbed runs are included, because their losses
+                  are valid.
+                  validation_loss has the 95 % interval of this mean by Student's t, for three seeds or more.
+trained_s         median over the repeats.
+seeds             number of seeds with a validation_loss.
 *_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
 interval_kind     "within the run" for n = 1: the interval predicts further steps in that allocation, not other
                   allocations. If the allocation has several runs, the interval spans the intervals of all of them. For
@@ -42,7 +49,7 @@ import pandas as pd
 from analysis.columns import LATER, LEARNED, LEARNED_TIMES, Kind
 from analysis.flags import DISTURBED, NO_MEASUREMENT
 from analysis.stats.compare import enough
-from analysis.stats.intervals import Interval, repeats_interval
+from analysis.stats.intervals import Interval, mean_interval, repeats_interval
 from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core.statistics import LEVEL
 
@@ -50,7 +57,7 @@ Row = dict[str, Any]
 Allocations = Sequence[Sequence[Row]]
 """Rows of the run table, grouped by allocation."""
 
-ANSWERING = ("study", "repeat", "attempt", "outcome", "flags")
+ANSWERING = ("study", "seed", "repeat", "attempt", "outcome", "flags")
 """Columns of the run table that `select_answering` reads."""
 
 KEY = ("config_id", "environment_id", "machine", "evidence")
@@ -67,7 +74,7 @@ _MAXIMA = (
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {
     "variant": "text", "n": "integer", "runs": "integer", "interval_kind": "text", "interval_level": "number",
-    "interval_n": "integer",
+    "interval_n": "integer", "validation_loss_low": "number", "validation_loss_high": "number", "seeds": "integer",
 }  # fmt: skip
 COLUMNS = (
     *KEY, *_WHAT, "variant", "n", "runs", "outcome", "sample_s", "step_s", "step_s_low", "step_s_high", "tokens_per_s",
@@ -89,7 +96,8 @@ def summarise(
         _summarise_group(rows, what, keep_disturbed) | {"variant": known.get(rows[0]["config_id"], "")}
         for rows in group_by(list_rows(table), itemgetter(*KEY)).values()
     ]
-    names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table))
+    ends = ("validation_loss_low", "validation_loss_high", "seeds") if "validation_loss" in table else ()
+    names = (*COLUMNS, *what[len(_WHAT) :], *(name for name in LEARNED if name in table), *ends)
     return build_typed_frame({name: [row[name] for row in rows] for name in names}, _KINDS)
 
 
@@ -101,17 +109,14 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
     known = (good or answers)[-1]
     return {
         **{name: rows[0][name] for name in (*KEY, *what)},
+        "seed": rows[0]["seed"] if len({row["seed"] for row in rows}) == 1 else None,
         "n": len(allocations),
         "runs": len(rows),
         "outcome": known["outcome"],
         "sample_s": _compute_sample_s(timed),
         **_compute_timing(timed),
         **{name: _compute_median(timed, name) for name in _MEDIANS},
-        **{
-            name: _compute_median(timed if name in LEARNED_TIMES else allocations, name)
-            for name in LEARNED
-            if name in rows[0]
-        },
+        **_compute_learned(select_answering(rows, keep_disturbed=True), timed),
         "step_s_max": _compute_maximum(itertools.chain(*timed), "step_s_max"),
         **{name: _compute_maximum(good, name) for name in _MAXIMA},
         "flags": _join_flags(good, answers),
@@ -152,10 +157,10 @@ def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
 
 
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
-    """Return the last attempt of each repeat. Earlier attempts are superseded."""
-    last: dict[tuple[Any, Any], Row] = {}
-    for row in sorted(rows, key=itemgetter("study", "repeat", "attempt")):
-        last[row["study"], row["repeat"]] = row
+    """Return the last attempt of each repeat with each seed. Earlier attempts are superseded."""
+    last: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=itemgetter("study", "seed", "repeat", "attempt")):
+        last[row["study"], row["seed"], row["repeat"]] = row
     return list(last.values())
 
 
@@ -186,6 +191,28 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
         return None
     steps = sum(row["n_steps"] for row in good)
     return Interval(min(low for low, _ in ends), max(high for _, high in ends), "within the run", LEVEL, steps)
+
+
+def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
+    """Return the cells of the columns for trainings that the run table has. `good` has all runs that ended ok, and
+    `timed` has the runs whose times count."""
+    names = [name for name in LEARNED if good and name in good[0]]
+    cells: Row = dict.fromkeys(LEARNED) | {
+        name: _compute_median(timed, name) for name in LEARNED_TIMES if name in names
+    }
+    for name in names:
+        if name not in LEARNED_TIMES and (means := compute_seed_means(good, name)):
+            cells[name] = statistics.mean(means.values())
+    losses = compute_seed_means(good, "validation_loss") if "validation_loss" in names else {}
+    interval = mean_interval(list(losses.values()))
+    ends = {f"validation_loss_{end}": getattr(interval, end, None) for end in ("low", "high")}
+    return cells | ends | {"seeds": len(losses)}
+
+
+def compute_seed_means(rows: Iterable[Row], name: str) -> dict[int, float]:
+    """Return the mean of the column `name` over the runs of each seed, by seed. Runs without a value are ignored."""
+    by_seed = group_by((row for row in rows if row[name] is not None), itemgetter("seed"))
+    return {seed: statistics.mean(row[name] for row in members) for seed, members in by_seed.items()}
 
 
 def _compute_sample_s(allocations: Allocations) -> float | None:

@@ -9,6 +9,9 @@
 --costs shows a row per configuration instead: what all its attempts cost, start-up and failed attempts
 included, per run, per million tokens and, with --loss, until a held-out loss is reached.
 
+If runs are trainings, the table has their held-out losses and the quality of their answers before and
+after the training.
+
 As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
 A long reason is cut after eight lines. --wide adds the other main columns, with one line per row and
 whole reasons. Markdown, CSV and JSON have all columns of
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from analysis.results import Results
+    from analysis.summary import Row
 
-_FOLDED = {"options": 24, "flags": 12, "reason": 24}
+_FOLDED = {"options": 24, "adapter": 14, "flags": 12, "reason": 24}
 """Columns whose texts may be wrapped, each with its least width in characters."""
 _NARROW = 12
 """Least width of the columns in `_FOLDED` if the table does not fit otherwise."""
@@ -45,6 +49,10 @@ _OMITTED_FIRST = (
 )  # fmt: skip
 """Columns that may be omitted to make a table narrower, in the order in which they are omitted. Columns with the same
 value in all rows are omitted before columns whose values differ."""
+_OMITTED_IF_TRAINED = ("token_f1_before", "token_f1", "tokens_per_s", "step_s")
+_OMITTED_IF_EQUAL = ("world_size", "engine", "outcome")
+"""Further columns that may be omitted if the table has held-out losses, which need the room. Columns of
+_OMITTED_IF_EQUAL are omitted only if all rows have the same value."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,10 +127,24 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     from analysis.table import list_rows
 
     known, names = list_all_columns(), list(map(str, frame.columns)) if chosen else _list_main_columns(frame)
-    rows = [[format_cell(known[name], row[name]) for name in names] for row in list_rows(frame)]
+    shown = list_rows(frame) if chosen else _shorten_adapters(list_rows(frame))
+    rows = [[format_cell(known[name], row[name]) for name in names] for row in shown]
     width = None if wide or (chosen and not sys.stdout.isatty()) else find_width()
     right = [known[name].kind in ("integer", "number") for name in names]
-    _write_text(names, rows, right, width, _FOLDED, () if chosen else _OMITTED_FIRST)
+    omitted_first = list(() if chosen else _OMITTED_FIRST)
+    if "validation_loss" in names and not chosen:
+        equal = [name for name in _OMITTED_IF_EQUAL if frame[name].nunique() == 1]
+        omitted_first += [*_OMITTED_IF_TRAINED, *equal]
+    _write_text(names, rows, right, width, _FOLDED, omitted_first)
+
+
+def _shorten_adapters(rows: "Sequence[Row]") -> "Sequence[Row]":
+    """Return the rows with the first word of each adapter, such as `lora`, if this word distinguishes all adapters."""
+    adapters = {row["adapter"] for row in rows if "adapter" in row}
+    short = {adapter: adapter.split()[0] for adapter in adapters}
+    if len(set(short.values())) < len(short):
+        return rows
+    return [row | {"adapter": short[row["adapter"]]} if "adapter" in row else row for row in rows]
 
 
 def _write_text(

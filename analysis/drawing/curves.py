@@ -145,7 +145,8 @@ def build_picture(
     labels = sorted(label for label, _ in sorted(points.items(), key=lambda item: -item[1])[:MAX_CURVES])
     fewer = describe_omitted(len(points), "curves", "fewest points", MAX_CURVES)
     looks = assign_looks(labels, results.table["engine"])
-    panels = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    fitting = [panel._replace(curves=[curve for curve in panel.curves if curve.label in looks]) for panel in panels]
+    panels = [panel for panel in fitting if panel.curves]
     # Panels with a single tick write the names of curves below the axis. All panels leave the same room for them.
     named = [[curve.label for curve in panel.curves] for panel in panels if len(panel.places) == 1]
     below = max([0.42, *(0.2 + measure_names(names) for names in named)])

@@ -67,6 +67,7 @@ def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, st
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
+    variants |= {one: variants[first] for one, first in results.configuration_ids.items()}
     named = []
     for row, question in zip(rows, all_questions, strict=True):
         choice, flags = describe_choice(row | {"variant": variants[row["config_id"]]}), " ".join(list_rare_flags(row))

@@ -1,16 +1,18 @@
 """Figure of the held-out loss of trainings, against tokens seen and against the time of their steps."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.drawing import Key, Look, Panel, Picture, groups, mark
-from analysis.formats import shorten_keys
+from analysis.formats import BriefNames
 from analysis.questions import describe_variants
 from analysis.results import Results
+from analysis.table import group_by, list_rows
 from bench.core.record import RunRecord
-from bench.core.spec import config_id
 
 TITLE = "Held-out loss against training tokens and time"
 ALT = "Held-out loss of each training run against trained tokens, and against the time of its optimizer steps."
@@ -20,34 +22,52 @@ _NOTE = (
     "Runs that differ only in their seed have the same colour and marker. Marks: evaluations, all on the same samples. "
     "Time: optimizer steps only, without evaluations and checkpoints."
 )
-_MOST = 12  # curves
+_MOST = 12
+"""Most configurations that are drawn. More could not be told apart by colour and marker."""
 
 
 def picture(results: Results) -> Picture:
-    """Return the trainings with the lowest final losses, against tokens and against time. Empty if no training reached
-    its end.
+    """Return the trainings of the configurations with the lowest final losses, against tokens and against time. Empty
+    if no training reached its end.
 
-    Trainings that differ only in their seed are drawn alike.
+    Trainings that differ only in their seed are one configuration and are drawn alike.
     """
     if "validation_loss" not in results.table:
         return Picture()
-    losses = results.table["validation_loss"].reset_index(drop=True).dropna().sort_values(kind="stable")
-    records = [results.record(int(place)) for place in losses.index[:_MOST]]
-    # The seed is removed from the spec, so that repeats with other seeds have the same key and are drawn alike.
-    specs = [record.spec.model_copy(update={"seed": 0}) for record in records]
-    keys = list(map(config_id, specs))
-    by_key = dict(zip(keys, specs, strict=True))
-    variants = {key: shorten_keys(text) for key, text in describe_variants(by_key).items()}
-    labels = {key: " · ".join(filter(None, (spec.engine.name, variants.get(key)))) for key, spec in by_key.items()}
-    looks = {labels[key]: Look(place) for place, key in enumerate(dict.fromkeys(keys))}
-    runs = [(labels[key], record) for key, record in zip(keys, records, strict=True)]
+    table = results.pooled_table.reset_index(drop=True)
+    losses = table["validation_loss"].dropna()
+    places = group_by(map(int, losses.index), lambda place: str(table["config_id"][place]))
+    kept = sorted(places, key=lambda one: statistics.fmean(losses[place] for place in places[one]))[:_MOST]
+    labels = _name_configurations(results, kept)
+    looks = {labels[one]: Look(number) for number, one in enumerate(kept)}
+    runs = [(labels[one], results.record(place)) for one in kept for place in places[one]]
     panels = [
         Panel(title=[title], draw=partial(_draw_runs, runs=runs, looks=looks, over_time=over_time))
         for title, over_time in (("against tokens", False), ("against time", True))
     ]
-    omitted = groups.describe_omitted(len(losses), "runs", "highest final loss", _MOST)
     entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
-    return Picture(panels, entries, " ".join(filter(None, [_NOTE, omitted])))
+    notes = [
+        _NOTE,
+        groups.describe_omitted(len(places), "configurations", "highest final loss", _MOST),
+        _count_without_loss(table),
+    ]
+    return Picture(panels, entries, " ".join(filter(None, notes)))
+
+
+def _name_configurations(results: Results, kept: Sequence[str]) -> dict[str, str]:
+    """Return the name of each of the configurations `kept`, by config_id."""
+    variants = describe_variants({one: results.configurations[one] for one in kept})
+    rows = {row["config_id"]: row for row in list_rows(results.summary) if row["config_id"] in variants}
+    named = [row | {"variant": variants[one]} for one, row in rows.items()]
+    names = BriefNames(named)
+    return {row["config_id"]: names.of(row) for row in named}
+
+
+def _count_without_loss(table: pd.DataFrame) -> str:
+    """Return a sentence on the trainings that are not drawn, because they have no loss at their end, by outcome."""
+    without = table[table["learning_rate"].notna() & table["validation_loss"].isna()]
+    counts = ", ".join(f"{number:,} {outcome}" for outcome, number in without["outcome"].value_counts().items())
+    return f"Not drawn, without a loss at the end: {counts}." if counts else ""
 
 
 def _draw_runs(

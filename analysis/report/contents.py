@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pydantic_core
@@ -170,11 +171,16 @@ def build_page_table(
     )
 
 
-def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequence[Evidence]) -> dict[str, list[Any]]:
+def build_details(
+    configurations: Sequence[Row],
+    runs: Sequence[Row],
+    left: Sequence[Evidence],
+    configuration_ids: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, list[Any]]:
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
     `left` holds the records and logs of `runs`. If they are too long for one page, records and logs of failed runs are
-    included first.
+    included first. `configuration_ids` are those of `Results`.
     """
     # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0
@@ -186,7 +192,8 @@ def build_details(configurations: Sequence[Row], runs: Sequence[Row], left: Sequ
             texts[place] = text
     behind: dict[tuple[Any, ...], list[int]] = {}
     for place, row in enumerate(runs):
-        behind.setdefault(build_row_key(row), []).append(place)
+        config_id = configuration_ids.get(row["config_id"], row["config_id"])
+        behind.setdefault(build_row_key(row | {"config_id": config_id}), []).append(place)
     return {
         "columns": [[column.name, column.meaning] for column in list_columns().values()],
         "runs": [_build_run_details(row, left[place], texts.get(place)) for place, row in enumerate(runs)],

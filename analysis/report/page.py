@@ -38,6 +38,7 @@ from analysis.report.contents import (
 )
 from analysis.report.findings import ReportFindings
 from analysis.report.texts import describe_setup, format_hover
+from analysis.scaling.best import rank_losses
 from analysis.summary import Row
 
 FIRST = "answers"
@@ -95,7 +96,7 @@ def render_page(
     places = select_runs(found.rows)
     runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
     # Details and tooltips refer to rows by their index on the page, so they use the same lists as the tables.
-    details = build_details(configurations, runs, evidence)
+    details = build_details(configurations, runs, evidence, found.results.configuration_ids)
     tips = Tips(configurations)
     drawn, listed, styles = [], list_figures(), SharedStyles()
     # Figures take most of the time, so progress is counted in figures.
@@ -218,9 +219,10 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
         "questions": found.questions,
         # In a large set, records are read for some of the runs only, so the dates of all runs are unknown.
         "measured": dict.fromkeys((days[0], days[-1])) if days and len(left) == len(found.rows) else (),
-        "asked": describe_setup(found.rows, len(found.summary)),
+        "asked": describe_setup(found.rows, found.results.configurations, len(found.summary)),
         "protocol": describe_protocol(found.results.specs.values()),
         "answer": describe_answer(found.results),
+        "learned": bool(rank_losses(found.results)),
         "best": build_page_table(best, asking, page_facets, len(asking)),
         "doubts": list_caveats(found),
     }

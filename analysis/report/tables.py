@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from analysis.columns import Column, list_columns
+from analysis.columns import QUALITIES, Column, list_all_columns, list_columns
 from analysis.formats import (
     MISSING,
+    SETTINGS,
     UNITS,
     find_unit_power,
     format_cell,
@@ -28,25 +29,28 @@ from analysis.stats.compare import EQUAL, NOT_DETECTED, TOO_FEW, Verdict
 from analysis.summary import Row, is_disturbed
 
 _RUN = (
-    "config_id", "run", "study", "model", "engine", "precision", "ranks", "micro", "machine", "evidence", "ended",
-    "sample_s", "step_s", "step_s_p99", "step_s_max", "tokens_per_s", "mfu", "peak_allocated_bytes",
-    "cost_per_million_tokens", "flags",
+    "config_id", "run", "study", "model", "engine", "precision", "ranks", "micro", "learning_rate", "seed", "machine",
+    "evidence", "ended", *QUALITIES, "sample_s", "step_s", "step_s_p99", "step_s_max", "tokens_per_s", "mfu",
+    "peak_allocated_bytes", "cost_per_million_tokens", "flags",
 )  # fmt: skip
 _CONFIGURATION = (
-    "config_id", "model", "engine", "precision", "ranks", "micro", "machine", "evidence", "ended", "n", "sample_s",
+    "config_id", "model", "engine", "precision", "ranks", "micro", "machine", "evidence", "ended", "n", *QUALITIES,
+    "sample_s",
     "step_s", "step_s_p99", "step_s_max", "tokens_per_s", "intervals", "peak_allocated_bytes",
     "cost_per_million_tokens", "flags",
 )  # fmt: skip
-_SAID_ABOVE = ("study", "model", "precision", "ranks", "machine", "run", "evidence")
+_SAID_ABOVE = ("study", "model", "precision", "ranks", "machine", "run", "evidence", "seed", "learning_rate")
 """Columns that are shown only if their values differ. The report lists settings with a single value above the
 tables."""
 _PARTS = {"ranks": ("nodes", "devices_per_node"), "run": ("repeat", "attempt")}
-_ONLY_IN_FILES = ("step_s_p99", "step_s_max")
-_WHERE_KNOWN = ("peak_allocated_bytes", "cost_per_million_tokens")
+_ONLY_IN_FILES = ("step_s_p99", "step_s_max", "token_f1_before", "token_f1")
+_WHERE_KNOWN = ("peak_allocated_bytes", "cost_per_million_tokens", *QUALITIES)
 _LABELS = {
     "config_id": "configuration", "micro": "micro-batch", "step_s": "step time", "sample_s": "time per sample",
     "step_s_p99": "99th percentile of steps", "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU",
     "peak_allocated_bytes": "peak allocated", "cost_per_million_tokens": "cost of a million tokens",
+    "validation_loss": "held-out loss", "exact_match_before": "exact match before", "exact_match": "exact match",
+    "token_f1_before": "token F1 before", "token_f1": "token F1", "learning_rate": "learning rate",
 }  # fmt: skip
 # Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
@@ -118,7 +122,7 @@ _Source = tuple[ColumnHeading, Callable[[Row], TableCell]]
 
 def build_runs_table(rows: Sequence[Row]) -> TextTable:
     """Return the main columns of the run table, without columns that are empty in all rows."""
-    known = [name for name in _RUN if name in _MADE or any(row[name] not in (None, "") for row in rows)]
+    known = [name for name in _RUN if name in _MADE or any(row.get(name) not in (None, "") for row in rows)]
     # Intervals of single runs are omitted. If a configuration has one run, its own row has the interval of that run.
     bare = [{name: one for name, one in row.items() if not name.endswith(("_low", "_high"))} for row in rows]
     return _build_text_table("runs", "Runs", [_find_source(name, rows) for name in known if _varies(name, rows)], bare)
@@ -128,7 +132,8 @@ def build_configurations_table(rows: Sequence[Row]) -> TextTable:
     """Return the table of configurations: settings, n, medians with their intervals, memory and flags."""
     empty = {name for name in _WHERE_KNOWN if all(row.get(name) is None for row in rows)}
     sources = [_find_source(name, rows) for name in _CONFIGURATION if name not in empty and _varies(name, rows)]
-    return _build_text_table("configurations", "Configurations", sources, rows, _describe_intervals(rows))
+    notes = [_describe_intervals(rows), _describe_loss_intervals(rows)]
+    return _build_text_table("configurations", "Configurations", sources, rows, "; ".join(filter(None, notes)))
 
 
 def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
@@ -271,7 +276,7 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
         return _MADE[name]
     if name == "model":
         return _head_models([row[name] for row in rows]), lambda row: _build_text_cell(row[name])
-    column = list_columns()[name]
+    column = list_all_columns()[name]
     if column.unit == "bytes":
         return _find_size_source(column, rows)
     unit = "" if column.unit == "samples" or name == "cost_per_million_tokens" else column.unit
@@ -309,7 +314,7 @@ def _build_value_cell(column: Column, row: Row) -> TableCell:
     value, low, high = (row.get(f"{column.name}{end}") for end in ("", "_low", "_high"))
     if column.name == "sample_s" and value is None and (row["outcome"] != "ok" or is_disturbed(row)):
         return TableCell(_name_outcome(row), None)
-    if value is None or column.kind != "number":
+    if value is None or column.kind != "number" or column.name in SETTINGS:
         return TableCell(format_cell(column, value), value)
     return _build_number_cell(value, low, high)
 
@@ -344,10 +349,17 @@ def _describe_intervals(rows: Sequence[Row]) -> str:
     return f"intervals for {'; '.join(parts)}" if parts else ""
 
 
+def _describe_loss_intervals(rows: Sequence[Row]) -> str:
+    """Return a text on the held-out losses of a table; empty if there are none."""
+    if all(row.get("validation_loss") is None for row in rows):
+        return ""
+    return "held-out loss and exact match are means over seeds; a loss has the 95\u00a0% interval of its mean"
+
+
 def _varies(name: str, rows: Sequence[Row]) -> bool:
     """Return True if a column is shown: rows differ in it, or it is always shown."""
     parts = _PARTS.get(name, (name,))
-    return name not in _SAID_ABOVE or len({tuple(row[part] for part in parts) for row in rows}) > 1
+    return name not in _SAID_ABOVE or len({tuple(row.get(part) for part in parts) for row in rows}) > 1
 
 
 def _build_text_cell(text: str) -> TableCell:

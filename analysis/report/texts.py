@@ -1,10 +1,10 @@
 """Texts of the report: settings of the runs, numbers with their intervals, and tooltips of points in figures."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.columns import list_columns
+from analysis.columns import list_all_columns
 from analysis.drawing import format_reason
 from analysis.formats import (
     MISSING,
@@ -15,17 +15,22 @@ from analysis.formats import (
     format_size,
     format_within,
 )
-from analysis.questions import describe_choice, format_ranks
+from analysis.questions import describe_choice, format_ranks, list_varied
 from analysis.summary import Row
 from bench.core.formatting import format_count
+from bench.core.spec import RunSpec
 
 _REASON_LETTERS = 120
 _PARTS = {
     "model": "model", "engine": "engine", "nodes": "nodes", "devices_per_node": "devices per node",
     "micro": "micro-batch", "accumulation": "accumulation", "precision": "precision",
-    "activation_checkpointing": "activation checkpointing", "data": "data", "machine": "machine", "seed": "seed",
-    "evidence": "evidence",
+    "activation_checkpointing": "activation checkpointing", "adapter": "adapter", "data": "data", "machine": "machine",
+    "seed": "seed", "evidence": "evidence",
 }  # fmt: skip
+_FIELDS = {"optimizer.lr": "learning rate"}
+"""Labels of fields that have no column in every run table."""
+_MOST_VALUES = 12
+"""Most values of a setting that are listed."""
 
 
 class RunSetup(NamedTuple):
@@ -37,20 +42,32 @@ class RunSetup(NamedTuple):
     ran: str
 
 
-def describe_setup(rows: Sequence[Row], configurations: int) -> RunSetup:
-    """Return the settings that vary over the rows of a run table, and the settings that are constant. `configurations`
-    is the number of rows of the summary."""
+def describe_setup(rows: Sequence[Row], specs: Mapping[str, RunSpec], configurations: int) -> RunSetup:
+    """Return the settings that vary over the rows of a run table, and the settings that are constant.
+
+    `specs` are those of `Results.configurations`, and `configurations` is the number of rows of the summary.
+    """
     varied: list[tuple[str, str]] = []
     constant: list[tuple[str, str]] = []
     for name, label in _PARTS.items():
-        values = sorted({row[name] for row in rows})
-        text = ", ".join(format_cell(list_columns()[name], value) for value in values)
-        (varied if len(values) > 1 else constant).append((label, text))
+        # A run table has the column `adapter` only if a run trains a part of its model.
+        values = sorted({row[name] for row in rows if name in row})
+        text = _join_values([format_cell(list_all_columns()[name], value) for value in values])
+        if values:
+            (varied if len(values) > 1 else constant).append((label, text))
+    varied += [(_FIELDS.get(name, name), _join_values(values)) for name, values in list_varied(specs).items()]
     ran = f"{format_count(len(rows), 'recorded run')} of {format_count(configurations, 'configuration')}"
-    if (ids := len({row["config_id"] for row in rows})) < configurations:
+    if (ids := len(specs)) < configurations:
         ran += f" ({ids:,} config_ids, each counted once per machine, environment class and kind of evidence)"
     outcomes = format_outcomes(Counter(row["outcome"] for row in rows))
     return RunSetup(tuple(varied), tuple(constant), f"{ran}: {outcomes}")
+
+
+def _join_values(values: Sequence[str]) -> str:
+    """Return the values of a setting as text. Of many values, only the first and the last are named."""
+    if len(values) <= _MOST_VALUES:
+        return ", ".join(values)
+    return f"{len(values):,} values from {values[0]} to {values[-1]}"
 
 
 def format_hover(row: Row) -> str:

@@ -1,4 +1,5 @@
-"""Best configurations of a question: the fastest, its ties, and the Pareto front of throughput and memory.
+"""Best configurations of a question: the fastest, its ties, and the Pareto front of throughput and memory. For
+trainings also the configuration with the lowest held-out loss, and its ties.
 
 A question is a group of configurations that do the same work on equal hardware. The table has a row per configuration
 of each question, the fastest first and failures last. It has the columns of the summary and these:
@@ -10,13 +11,23 @@ memory_ratio    seconds per sample, divided by those of the fastest configuratio
 memory_verdict  the verdict on memory_ratio.
 """
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.questions import Question, describe_choice, group_by_question, tell_apart
+from analysis.questions import (
+    Question,
+    describe_choice,
+    describe_differing_fields,
+    describe_variants,
+    group_by_question,
+    tell_apart,
+)
 from analysis.results import Results
 from analysis.scaling import (
     BASIS,
@@ -36,7 +47,10 @@ from analysis.scaling import (
 from analysis.stats.compare import EQUAL, TIES, TOO_FEW, Comparison, Verdict, enough, judge_interval, superiority
 from analysis.stats.family import Family
 from analysis.stats.intervals import Interval
-from analysis.summary import Row, is_disturbed
+from analysis.summary import KEY, Row, is_disturbed
+from analysis.table import group_by, list_rows
+from bench.core.point_fields import flatten
+from bench.core.spec import RunSpec
 from bench.core.statistics import LEVEL
 
 
@@ -259,6 +273,80 @@ def best(results: Results) -> tuple[Best, ...]:
         else:
             found.append(Best(question, None, (), (), failed, busy))
     return tuple(found)
+
+
+MOST_NATS = 100.0
+"""Largest loss that is compared, so that its exponential is finite. A larger loss is compared as this one."""
+_EVALUATED = (
+    "model.name", "data.name", "data.options", "objective", "sequence", "learning.tokens", "learning.held_out",
+    "learning.held_out_seed", "learning.evaluation_samples",
+)  # fmt: skip
+"""Fields of a training on which its held-out samples or its number of tokens depend, or groups of such fields. Held-out
+losses are only compared between trainings that are equal in these fields."""
+
+
+class LossRanking(NamedTuple):
+    """Trainings of one model on equally many tokens, ranked by their held-out loss. All are evaluated on the same
+    samples.
+
+    The number of independent values of a configuration is its number of seeds. `ranking` compares perplexities, which
+    are exp(loss), because comparisons are ratios: the logarithm of a ratio is the difference of the mean losses.
+    """
+
+    ranking: Ranking
+    losses: Mapping[tuple[str, ...], Sequence[float]]  # mean loss of each seed, by the row's values in KEY
+    tokens: int
+    name: str  # distinguishes it from other rankings of the same results; empty if there is only one
+    stopped: int  # configurations that are not ranked, because all their trainings were stopped earlier
+
+    def list_losses(self, row: Row) -> Sequence[float]:
+        """Return the held-out loss of each seed of a configuration."""
+        return self.losses[itemgetter(*KEY)(row)]
+
+
+@read_once
+def rank_losses(results: Results) -> tuple[LossRanking, ...]:
+    """Return the measured trainings ranked by held-out loss, one ranking for each value of the fields `_EVALUATED`. It
+    is empty if no training has a held-out loss."""
+    if "validation_loss" not in results.summary:
+        return ()
+    rows = [row for row in list_rows(results.summary) if row["seeds"] and row["evidence"] == "measured"]
+    specs = {row["config_id"]: results.specs[row["config_id"]] for row in rows}
+    groups = group_by(rows, lambda row: tuple(_list_evaluation_fields(specs[row["config_id"]]).items()))
+    names = describe_differing_fields(
+        [str(place) for place in range(len(groups))], {str(place): dict(key) for place, key in enumerate(groups)}
+    )
+    return tuple(
+        _rank_losses(results, group, name) for group, name in zip(groups.values(), names.values(), strict=True)
+    )
+
+
+def _rank_losses(results: Results, group: Sequence[Row], name: str) -> LossRanking:
+    ends = {row["config_id"]: results.specs[row["config_id"]].learning.end_tokens or 0 for row in group}
+    # Losses at different places of a learning-rate schedule are not comparable.
+    most = max(ends.values())
+    specs = {one: results.configurations[one] for one, tokens in ends.items() if tokens == most}
+    variants = describe_variants(specs)
+    compared = [row | {"variant": variants[row["config_id"]]} for row in group if row["config_id"] in specs]
+    rows = tell_apart(compared, specs, describe_choice)
+    losses, paces = {}, {}
+    for row in rows:
+        key, by_seed = itemgetter(*KEY)(row), results.find_losses(row)
+        losses[key] = tuple(by_seed.values())
+        paces[key] = Pace({str(seed): [math.exp(min(loss, MOST_NATS))] for seed, loss in by_seed.items()})
+    ranking = ranked(rows, lambda row: paces[itemgetter(*KEY)(row)])
+    assert ranking is not None  # every row has a loss
+    tokens = round(statistics.median(row["tokens_trained"] for row in rows))
+    return LossRanking(ranking, losses, tokens, name, len(group) - len(rows))
+
+
+def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
+    """Return the fields `_EVALUATED` of a spec with their values as text."""
+    return {
+        name: str(value)
+        for name, value in flatten(spec)
+        if any(name == field or name.startswith(f"{field}.") for field in _EVALUATED)
+    }
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:

@@ -4,6 +4,7 @@ The intervals of many runs are computed together, because all windows of one len
 overhead per call.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.core.quantities import LEAST_RUNS
 from bench.core.statistics import (
     LEAST,
     LEVEL,
@@ -20,6 +22,7 @@ from bench.core.statistics import (
     mean_bounds,
     median_bounds,
     median_interval,
+    student,
 )
 
 Kind = Literal["within the run", "within the runs", "between repeats", "range of repeats"]
@@ -141,6 +144,16 @@ def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -
         return None
     amount = rate * statistics.fmean(step_s)
     return mean._replace(low=amount / mean.high, high=amount / mean.low)
+
+
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
+    """Return the interval of the mean of independent values by Student's t; None for fewer than LEAST_RUNS values."""
+    n = len(values)
+    if n < LEAST_RUNS:
+        return None
+    mean, quantile = statistics.fmean(values), float(student(np.asarray(n - 1), level))
+    margin = quantile * statistics.stdev(values) / math.sqrt(n)
+    return Interval(mean - margin, mean + margin, "between repeats", level, n)
 
 
 def repeats_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:

@@ -11,6 +11,7 @@ a minute. The command prints the keys that it set in this way.
 
 import argparse
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
+        # Standard output is the record alone, which has the losses but no paths.
+        for line in _describe_saved(record, folder):
+            print(line, file=sys.stderr)
     else:
         print("\n".join([describe_result(record), *format_answer(record, folder, args.overrides, given)]))
     return 0 if record.outcome.kind == "ok" else 1
@@ -108,7 +112,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
     of = record.spec.sequence
     kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
     lines = [f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []
-    lines += [*_describe_trained(record), *_describe_parts(record)]
+    lines += [*_describe_trained(record), *_describe_parts(record), *_describe_evaluations(record)]
+    lines += _describe_saved(record, folder)
     for title, raised, known in (
         ("flags", flags.list_flags(record), flags.FLAGS),
         ("notes", flags.list_notes(record), flags.NOTES),
@@ -129,6 +134,26 @@ def _describe_trained(record: RunRecord) -> list[str]:
         return []
     trained = observed.trainable_parameters
     return [f"trained {trained:,} of {observed.parameters:,} parameters"]
+
+
+def _describe_evaluations(record: RunRecord) -> list[str]:
+    """Return lines with the held-out loss and the quality of answers before and after a training. Empty for other
+    runs."""
+    evaluations = (record.observations and record.observations.evaluations) or ()
+    if not evaluations:
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    tokens = f"after {last.step * record.spec.tokens_per_step:,} tokens"
+    values = {"held-out loss": (first.loss, last.loss)}
+    values |= {name: ((first.quality or {}).get(name), value) for name, value in (last.quality or {}).items()}
+    texts = {name: ["not finite" if one is None else f"{one:.4g}" for one in pair] for name, pair in values.items()}
+    return [f"{name.replace('_', ' ')}: {before} before, {after} {tokens}" for name, (before, after) in texts.items()]
+
+
+def _describe_saved(record: RunRecord, folder: Path) -> list[str]:
+    """Return a line with the path of the saved model or adapters. Empty if the run saved none."""
+    name = store.MODEL if record.spec.adapter.rank is None else store.ADAPTER
+    return [f"saved {name}: {folder / name}"] if (folder / name).is_dir() else []
 
 
 def _describe_parts(record: RunRecord) -> list[str]:

@@ -28,6 +28,8 @@ from bench.core.spec import AdaptiveMeasure, RunSpec, config_id
 RECORD, SPEC, CIRCUMSTANCE, ENVIRONMENT = "record.json", "spec.json", "circumstance.json", "environment.json"
 STEPS, LOG, HEARTBEAT, RENDEZVOUS = "steps.parquet", "run.log", "heartbeat.json", "rendezvous.json"
 INTERRUPTED = "interrupted.json"
+MODEL, ADAPTER = "model", "adapter"
+"""Folders of the trained model and of its adapters, in the attempt's folder."""
 UNINSPECTED = "the run ended before its untimed steps did"
 """Value of `observations.uninspected` until the untimed steps after the window have ended. A run that fails in these
 steps still counts as measured."""

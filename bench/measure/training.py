@@ -13,6 +13,7 @@ from bench import objectives
 from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
 from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
+from bench.core.store import ADAPTER, MODEL
 from bench.data import MicroBatch, Prompts
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
@@ -21,9 +22,6 @@ from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
 from bench.measure.loop import Series, Trainer, create_batch_copy
 from bench.models.checkpoint.tensors import build_config, save_adapters, save_weights
-
-MODEL, ADAPTER = "model", "adapter"
-"""Folders of the trained model and of its adapters, in the attempt's folder."""
 
 
 class Training:

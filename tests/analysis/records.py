@@ -17,6 +17,7 @@ from bench.core.record import (
     Circumstance,
     Environment,
     EnvironmentClass,
+    Evaluation,
     Evidence,
     Observations,
     Outcome,
@@ -130,6 +131,18 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
         outcome=Outcome(kind="ok"),
         observations=observed(of, **more),
     )
+
+
+def trained(last: float, lr: float, seed: int = 0, *, asked: dict[str, Any] | None = None, **more: Any) -> RunRecord:
+    """Return a training of 5 steps, each with 40 tokens and 2 s. Its last evaluation has the loss `last`, and `lr` is
+    its learning rate. `asked` sets further fields of its spec, and `more` those of `run`."""
+    of = spec(**{"learning": {"tokens": 200}, "optimizer": {"lr": lr}, "seed": seed, **(asked or {})})
+    assert of.tokens_per_step == 40
+    evaluations = [
+        Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
+        for step, loss in ((0, 6.0), (5, last))
+    ]
+    return run(of, evaluations=tuple(evaluations), **more)
 
 
 def failed(kind: OutcomeKind, of: RunSpec | None = None, reason: str = "why", **more: Any) -> RunRecord:

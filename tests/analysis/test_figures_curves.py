@@ -273,6 +273,18 @@ def test_curves_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
     assert note(drawn).endswith("2 of 16 curves are omitted: those with the fewest points.")
 
 
+def test_panels_without_a_remaining_curve_are_not_drawn() -> None:
+    """On 2 ranks there are as many curves with two numbers as fit. On 1 rank, another curve has one number."""
+    many = [
+        run(spec(micro=micro, optimizer={"eps": eps * 1e-8}))
+        for eps in range(2, curves.MAX_CURVES + 2)
+        for micro in (2, 4)
+    ]
+    drawn = draw(throughput, results(*many, run(spec("ddp", 2, ranks=1))))
+    assert titles(drawn) == ["tiny · 2 ranks"]
+    assert note(drawn).endswith("1 of 15 curves are omitted: those with the fewest points.")
+
+
 def test_panel_without_numbers_is_listed_in_the_note_and_not_drawn() -> None:
     drawn = draw(throughput, results(run(), failed("oom", spec(ranks=1)), failed("hang", spec("ddp", ranks=1))))
     assert titles(drawn) == ["tiny · 2 ranks"]

@@ -3,22 +3,9 @@
 import numpy as np
 import pytest
 from drawn import draw, legend, shows
-from records import results, run, spec
+from records import failed, results, run, trained
 
 from analysis.figures import loss_curves
-from bench.core.record import Evaluation, RunRecord
-
-
-def trained(last: float, lr: float, seed: int = 0) -> RunRecord:
-    """Return a training of 5 steps, each with 40 tokens and 2 s. Its last evaluation has the loss `last`, and `lr` is
-    its learning rate."""
-    of = spec(learning={"tokens": 200}, optimizer={"lr": lr}, seed=seed)
-    assert of.tokens_per_step == 40
-    evaluations = [
-        Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)
-        for step, loss in ((0, 6.0), (5, last))
-    ]
-    return run(of, evaluations=tuple(evaluations))
 
 
 def test_figure_is_omitted_without_trainings() -> None:
@@ -32,7 +19,7 @@ def test_each_training_has_curves_over_tokens_and_over_time_best_first() -> None
     assert [np.asarray(line.get_ydata()).tolist() for line in left.lines] == [[6.0, 4.0], [6.0, 4.5]]
     assert np.asarray(left.lines[0].get_xdata()).tolist() == pytest.approx([0.0, 200e-6])
     assert np.asarray(right.lines[0].get_xdata()).tolist() == [0.0, 10.0]
-    assert legend(drawn) == ["zero1 · lr=0.2", "zero1 · lr=0.1"]
+    assert legend(drawn) == ["zero1 (lr=0.2)", "zero1 (lr=0.1)"]
 
 
 def test_seeds_of_one_configuration_share_colour_and_legend_entry() -> None:
@@ -41,3 +28,17 @@ def test_seeds_of_one_configuration_share_colour_and_legend_entry() -> None:
     assert len({line.get_color() for line in seeds}) == 1
     assert best.get_color() != seeds[0].get_color()
     assert len(legend(drawn)) == 2
+
+
+def test_all_runs_of_the_best_configurations_are_drawn_and_the_note_counts_the_others() -> None:
+    """There are 13 learning rates with two seeds each. The configuration with the highest mean loss, 17.5, is not
+    drawn, although one of its seeds has the lowest loss of all. Two more trainings have no loss at their end."""
+    records = [trained(3.0 + rate, rate, seed=seed) for rate in range(1, 13) for seed in range(2)]
+    records += [trained(1.0, 13.0), trained(34.0, 13.0, seed=1)]
+    diverged = [failed("invalid", trained(9.0, 20.0).spec), failed("oom", trained(9.0, 21.0).spec)]
+    shown = loss_curves.picture(results(*records, *diverged))
+    drawn = draw(loss_curves, results(*records, *diverged))
+    assert [len(axes.lines) for axes in drawn.axes] == [24, 24]
+    assert [key.label for key in shown.keys] == [f"zero1 (lr={rate}.0)" for rate in range(1, 13)]
+    assert "1 of 13 configurations are omitted: those with the highest final loss." in shown.note
+    assert shown.note.endswith("Not drawn, without a loss at the end: 1 invalid, 1 oom.")

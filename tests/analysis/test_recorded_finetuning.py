@@ -1,15 +1,20 @@
-"""The table of docs/guides/adapters.md equals a table that is computed again from the recorded runs of
-`study=finetune_cpu`."""
+"""The table of docs/guides/adapters.md, and the answer to `study=finetune_cpu`, equal values that are computed again
+from the recorded runs."""
 
 import json
 import math
+import re
 import statistics
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from scipy.stats import t
+
+from analysis import open_study
+from bench.cli import main
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"none": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -63,3 +68,32 @@ def test_records_of_the_study_are_complete_and_undisturbed() -> None:
     assert {record["outcome"]["kind"] for record in records} == {"ok"}
     assert not any(record["environment"]["git"]["dirty"] for record in records)
     assert max(load["others_share"] for record in records for load in record["observations"]["load"]) < 0.05
+
+
+def test_answer_names_the_configuration_with_the_lowest_mean_loss_first() -> None:
+    losses = {name: [find_end(record)["loss"] for record in records] for name, records in read_points().items()}
+    adapter, lr, micro = lowest = min(losses, key=lambda name: statistics.mean(losses[name]))
+    assert adapter == "none"
+    first = open_study(ROOT / "results/measured/finetune_cpu.zip").answer().splitlines()[0]
+    mean = format_mean(losses[lowest], 2)
+    assert first.startswith(
+        f"Held-out loss after 240,000 tokens: ddp (lr={lr:g}) (micro {micro}) reached the lowest, {mean} nats per token"
+    )
+    tied = re.search(r"; ([^;]*) cannot be distinguished yet", first)
+    assert tied and "lora" not in tied[1], "every adapter ends with a loss that is higher by several margins"
+
+
+def test_text_table_has_losses_and_quality_at_the_default_width(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(ROOT / "results/measured/finetune_cpu.zip")]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        "adapter", "micro", "learning_rate", "seed", "validation_loss", "exact_match_before", "exact_match", "flags",
+    ]  # fmt: skip
+    shown = {tuple(row.split()[:5]) for row in rows if row.split()[1:2] != []}
+    for (adapter, lr, micro), records in read_points().items():
+        for record in records:
+            loss = find_end(record)["loss"]
+            found = [
+                cells for cells in shown if cells[:4] == (adapter, str(micro), f"{lr:g}", str(record["spec"]["seed"]))
+            ]
+            assert len(found) == 1 and float(found[0][4]) == pytest.approx(loss, rel=1e-3)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from records import MIB, failed, machine, memory, results, run, scattered, spec, steps
+from records import MIB, failed, machine, memory, results, run, scattered, spec, steps, trained
 
 from analysis.questions import describe_choice
 from analysis.report.caveats import list_caveats
@@ -41,8 +41,8 @@ def answer(*records: RunRecord) -> dict[str, str]:
 
 
 def test_setup_separates_varied_from_constant_settings() -> None:
-    of = compute_findings(results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3"))))
-    found = describe_setup(of.rows, len(of.summary))
+    of = results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))
+    found = describe_setup(compute_findings(of).rows, of.configurations, 3)
     assert found.varied == (("engine", "ddp, zero1, zero3"), ("micro-batch", "2, 4"))
     assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.constant).items()
     assert found.ran == "3 recorded runs of 3 configurations: 2 ok, 1 oom"
@@ -70,6 +70,18 @@ def test_questions_without_an_answer_come_last() -> None:
     fastest = [one.fastest is not None for one in found.answers]
     assert fastest == sorted(fastest, reverse=True) and set(fastest) == {True, False}
     assert [one.fastest is not None for one in found.best] != fastest, "the questions' own order is different"
+
+
+def test_setup_of_trainings_names_learning_rate_and_adapter() -> None:
+    lora = {"adapter": {"name": "lora", "rank": 4}}
+    of = results(trained(2.0, 0.1), trained(2.1, 0.02, seed=1), trained(2.2, 0.02, asked=lora))
+    found = describe_setup(compute_findings(of).rows, of.configurations, 3)
+    assert found.varied == (("adapter", "lora rank=4, none"), ("seed", "0, 1"), ("learning rate", "0.02, 0.1"))
+    assert found.ran == "3 recorded runs of 3 configurations: 3 ok"
+    many = results(*(trained(2.0, lr / 100) for lr in range(1, 21)))
+    assert describe_setup(compute_findings(many).rows, many.configurations, 20).varied == (
+        ("learning rate", "20 values from 0.01 to 0.2"),
+    )
 
 
 def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:

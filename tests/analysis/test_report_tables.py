@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from exact_csv import read_csv
-from records import MIB, failed, memory, results, run, save, scattered, spec, steps
+from records import MIB, failed, memory, results, run, save, scattered, spec, steps, trained
 
 from analysis import results as reading
 from analysis.formats import LONG, format_markdown_table, format_short, to_latex
@@ -24,7 +24,7 @@ from analysis.report.contents import (
 )
 from analysis.report.findings import compute_findings
 from analysis.report.page import title_page
-from analysis.report.tables import build_best_table, build_configurations_table
+from analysis.report.tables import build_best_table, build_configurations_table, build_runs_table
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows
@@ -209,6 +209,20 @@ def test_details_of_ok_runs_are_omitted_first_above_the_size_limit(monkeypatch: 
         for shown in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
     ]
     assert kept == [False, True]
+
+
+def test_tables_of_trainings_have_held_out_losses_and_open_the_runs_of_all_seeds() -> None:
+    of = results(*(trained(loss, 0.1, seed) for seed, loss in enumerate((2.0, 2.1, 2.2))))
+    configurations, runs = list_rows(of.summary), list_rows(of.table)
+    for table, losses in (
+        (build_configurations_table(configurations), ["2.10 (1.85 to 2.35)"]),
+        (build_runs_table(runs), ["2.00", "2.10", "2.20"]),
+    ):
+        (place,) = [place for place, heading in enumerate(table.head) if heading.text == "held-out loss (nats)"]
+        assert [row[place].full for row in sorted(table.rows, key=lambda row: row[place].key)] == losses
+    none = [Evidence(Path(), None, "")] * 3
+    ((_, opened, count),) = build_details(configurations, runs, none, of.configuration_ids)["configurations"]
+    assert (sorted(opened), count) == ([0, 1, 2], 3)
 
 
 def test_selection_of_runs_keeps_the_first_of_every_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from records import MIB, failed, machine, memory, observed, run, run_table, scat
 
 from analysis import columns as columns_module
 from analysis import metrics as metrics_package
-from analysis.columns import LEARNED, SHOWN, list_columns
+from analysis.columns import LATER, LEARNED, SHOWN, list_columns
 from analysis.summary import summarise
 from analysis.table import list_rows
 from bench.core import plugins
@@ -47,7 +47,7 @@ def row(record, *others) -> SimpleNamespace:
 def test_run_table_has_its_columns_in_order() -> None:
     assert list(run_table([run()]).columns) == ISSUE
     assert list(run_table([]).columns) == ISSUE
-    assert set(SHOWN) <= {*ISSUE, *LEARNED}
+    assert set(SHOWN) <= {*ISSUE, *LATER, *LEARNED}
 
 
 def test_completed_training_has_the_loss_of_its_last_evaluation() -> None:
@@ -63,7 +63,7 @@ def test_completed_training_has_the_loss_of_its_last_evaluation() -> None:
     assert (values.validation_loss, values.trained_s) == (4.25, 10.0)
     assert values.tokens_trained == 5 * of.global_batch * sum(of.sequence.values())
     table = run_table([trained, run(), trained.model_copy(update={"outcome": Outcome(kind="invalid", reason="…")})])
-    assert list(table.columns) == [*ISSUE, *LEARNED[:3]], "the evaluations of this training measured no quality"
+    assert list(table.columns) == [*ISSUE, *LEARNED[:4]], "the evaluations of this training measured no quality"
     assert table["validation_loss"].isna().tolist() == [False, True, True]
     assert summarise(run_table([trained, run()]))["validation_loss"].tolist()[0] == 4.25
 

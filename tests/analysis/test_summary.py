@@ -2,7 +2,7 @@ import math
 from typing import Any
 
 import pytest
-from records import MIB, failed, memory, run, run_table, scattered, spec, steps
+from records import MIB, failed, memory, results, run, run_table, scattered, spec, steps, trained
 
 from analysis.questions import describe_series, group_by_question, name_question
 from analysis.stats.intervals import describe_window, rate_interval
@@ -209,3 +209,36 @@ def test_requeued_job_counts_as_another_allocation() -> None:
     jobs = [{"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}]
     (row,) = rows(*(run(repeat=i, environment={"slurm": slurm}) for i, slurm in enumerate(jobs)))
     assert row["n"] == 2
+
+
+def test_trainings_that_differ_only_in_the_seed_are_repeats_and_have_their_mean_loss() -> None:
+    """Seed 0 has two runs with a mean loss of 2.1. With 2.2 of seed 1 and 2.6 of seed 2, the mean over the seeds is
+    2.3. Student's interval is ± 4.303 × √0.07 / √3. The busy run has no time, but its loss counts."""
+    busy = {"load": (NodeLoad(node=0, others_share=0.9),)}
+    records = [
+        trained(2.0, 0.1),
+        trained(2.2, 0.1, repeat=1),
+        trained(2.2, 0.1, seed=1),
+        trained(2.6, 0.1, seed=2, **busy),
+    ]
+    of = results(*records, trained(4.0, 0.2, seed=5), run(spec("ddp")))
+    one, other, plain = sorted(list_rows(of.summary), key=lambda row: -row["seeds"])
+    assert (one["runs"], one["n"], one["seeds"], one["seed"]) == (4, 3, 3, None)
+    assert one["validation_loss"] == pytest.approx(2.3)
+    half = 4.302653 * math.sqrt(0.07 / 3)
+    assert (one["validation_loss_low"], one["validation_loss_high"]) == pytest.approx((2.3 - half, 2.3 + half))
+    assert one["config_id"] == records[0].config_id, "the lowest seed names the configuration"
+    assert one["variant"] == "optimizer.lr=0.1", "the seed is no part of its name"
+    assert (other["seed"], other["validation_loss"], other["validation_loss_low"]) == (5, 4.0, None)
+    assert (plain["seeds"], plain["validation_loss"]) == (0, None)
+    assert of.describe().startswith("6 runs of 3 configurations, 6 ok")
+
+
+def test_failed_seed_is_counted_among_the_repeats_of_its_training() -> None:
+    (row,) = list_rows(results(trained(2.0, 0.1), failed("oom", trained(2.0, 0.1, seed=1).spec)).summary)
+    assert (row["n"], row["seeds"], row["reason"]) == (1, 1, "1 of 2 repeats oom")
+    assert "mixed" in row["flags"]
+
+
+def test_seeds_of_runs_that_are_no_trainings_are_separate_configurations() -> None:
+    assert [row["seed"] for row in list_rows(results(run(), run(spec(seed=1))).summary)] == [0, 1]

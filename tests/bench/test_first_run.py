@@ -17,6 +17,7 @@ from bench.config import compose
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.point_fields import flatten
+from bench.core.record import RunRecord
 from bench.core.spec import MeasureSpec
 from bench.measure import environment
 from bench.sweep import inputs, local_attempt
@@ -272,6 +273,28 @@ def test_printed_next_command_has_the_same_folders_and_works(
     assert (program, words) == ("zeroscale", ["run", "engine=ddp", "model=mine", *given])
     assert main([*words, "machine=cpu", "--dry-run"]) == 0
     assert "ddp" in capsys.readouterr().out
+
+
+def test_training_prints_its_losses_quality_and_the_path_of_its_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = map(store.read_record, store.find_records([Path("results/measured/finetune_cpu.zip")]))
+    record = next(record for record in records if record.spec.adapter.name == "lora")
+    folder = tmp_path / "study" / "point" / "0.0"
+    (folder / "adapter").mkdir(parents=True)
+    assert record.observations and record.observations.evaluations
+    first, last = record.observations.evaluations
+    assert first.loss and last.loss and first.quality and last.quality
+    lines = format_answer(record, folder, [])
+    assert f"held-out loss: {first.loss:.4g} before, {last.loss:.4g} after 240,000 tokens" in lines
+    before, after = first.quality["exact_match"], last.quality["exact_match"]
+    assert f"exact match: {before:.4g} before, {after:.4g} after 240,000 tokens" in lines
+    assert f"saved adapter: {folder}/adapter" in lines
+    monkeypatch.setattr(api, "measure", lambda *_, **__: (folder, record))
+    assert main(["run", "machine=cpu", "--json", "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert RunRecord.model_validate_json(printed.out) == record
+    assert f"saved adapter: {folder}/adapter\n" in printed.err
 
 
 def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(

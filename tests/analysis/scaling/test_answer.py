@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from clusters import asked, measured, out_of_memory
-from records import results, run
+from records import results, run, trained
 
 from analysis.answer import describe_answer
 from bench.core.record import NodeLoad, RunRecord
@@ -100,3 +100,90 @@ def test_every_engine_that_leads_in_a_question_is_named() -> None:
 
 def test_rehearsals_have_no_answer() -> None:
     assert answer([run(evidence="rehearsed")]) == []
+
+
+def test_trainings_are_answered_by_their_mean_held_out_loss_before_their_speed() -> None:
+    """The losses of the two learning rates have the means 2.1 and 3.1 over three seeds.
+
+    The standard deviation of the first losses is 0.1, and that of the differences 1.0, 1.2 and 0.8 between losses with
+    the same seed is 0.2. So the margins are 4.303 (Student, two degrees of freedom) × 0.1 / √3 = 0.25 and 0.50.
+    """
+    lines = answer(
+        [trained(loss, 0.1, seed) for seed, loss in enumerate((2.0, 2.1, 2.2))],
+        [trained(loss, 0.2, seed) for seed, loss in enumerate((3.0, 3.3, 3.0))],
+    )
+    assert lines == [
+        "Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.1 ± 0.2 nats per token as the mean of 3 "
+        "seeds; its loss is 1.0 ± 0.5 below that of zero1 (lr=0.2).",
+        "On 2 ranks, zero1 (lr=0.1) and zero1 (lr=0.2) are equal within 3 %.",
+    ]
+
+
+def test_losses_that_scatter_more_than_they_differ_cannot_be_distinguished() -> None:
+    lines = answer(
+        [trained(loss, 0.1, seed) for seed, loss in enumerate((2.0, 2.5, 2.2))],
+        [trained(loss, 0.2, seed) for seed, loss in enumerate((2.3, 2.1, 2.6))],
+        [trained(loss, 0.3, seed) for seed, loss in enumerate((9.0, 9.1, 9.4))],
+    )
+    assert lines[0].startswith("Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.2 ± 0.6 nats")
+    assert lines[0].endswith(
+        " below that of zero1 (lr=0.3); zero1 (lr=0.1) and zero1 (lr=0.2) cannot be distinguished yet."
+    )
+
+
+def test_equal_losses_are_called_equal() -> None:
+    lines = answer(
+        [trained(loss, 0.1, seed) for seed, loss in enumerate((2.000, 2.101, 2.200))],
+        [trained(loss, 0.2, seed) for seed, loss in enumerate((2.001, 2.101, 2.201))],
+    )
+    assert lines[0].endswith("; zero1 (lr=0.1) and zero1 (lr=0.2) are equal within 0.03 nats.")
+
+
+def test_repeats_with_one_seed_are_no_evidence_on_losses() -> None:
+    lines = answer(
+        [trained(2.1, 0.1, repeat=repeat) for repeat in range(3)],
+        [trained(2.6, 0.2, repeat=repeat) for repeat in range(3)],
+    )
+    assert lines[0] == (
+        "Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.1 nats per token with one seed; the loss "
+        "of zero1 (lr=0.2) is 0.50 higher, which is indicative only."
+    )
+    assert lines[-1] == "Each configuration has one seed; at least 3 are needed to compare losses: add seed=0,1,2."
+
+
+def test_losses_are_compared_between_adapters_but_not_with_trainings_that_stopped_earlier() -> None:
+    lora = [{"adapter": {"name": "lora", "rank": rank}} for rank in (4, 8)]
+    stopped = trained(0.5, 0.1, asked={"learning": {"tokens": 400, "stop_after": 200}})
+    whole = {"learning": {"tokens": 400}}
+    lines = answer(
+        [
+            trained(2.0, 0.1, asked=whole),
+            trained(2.5, 0.1, asked=whole | lora[0]),
+            trained(3.0, 0.1, asked=whole | lora[1]),
+        ],
+        [stopped],
+    )
+    assert lines[0] == (
+        "Held-out loss after 200 tokens: zero1 (none) reached the lowest, 2 nats per token with one seed; the loss of "
+        "zero1 + lora (lora rank=4) and zero1 + lora (lora rank=8) is 0.50 to 1.00 higher, which is indicative only; "
+        "1 configuration stopped earlier, which is not compared."
+    )
+
+
+def test_losses_on_different_data_are_never_compared() -> None:
+    text = {"data": {"name": "text", "source": "text"}}
+    lines = answer([trained(2.0, 0.1)], [trained(1.0, 0.1, asked=text)])
+    assert [line.partition(" nats")[0] for line in lines[:2]] == [
+        "Held-out loss after 200 tokens (data.name=synthetic): zero1 reached 2",
+        "Held-out loss after 200 tokens (data.name=text): zero1 reached 1",
+    ]
+
+
+def test_diverged_loss_is_far_above_the_lowest() -> None:
+    """The exponential of this loss is infinite."""
+    losses = (2.0, 2.1, 2.2), (1000.0, 1001.0, 1002.0)
+    lines = answer(
+        *([trained(loss, lr, seed) for seed, loss in enumerate(of)] for lr, of in zip((0.1, 0.2), losses, strict=True))
+    )
+    assert lines[0].startswith("Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.1 ± 0.2 nats")
+    assert "; its loss is more than 98 below that of zero1 (lr=0.2)" in lines[0]
