@@ -34,11 +34,12 @@ from analysis.drawing.groups import (
     name_series,
     sort_groups,
 )
-from analysis.formats import format_interval_kind
+from analysis.formats import UNITS, find_unit_power, format_interval_kind
 from analysis.questions import Question
 from analysis.results import Results
 from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
+from analysis.table import group_by
 
 MAX_CURVES = 14
 """Most curves in a figure. More curves could not be distinguished."""
@@ -59,6 +60,7 @@ _PREDICTED = (0, (3, 2))
 class PlottedQuantity(NamedTuple):
     """The quantity that a figure shows: a column of the summary, divided by `unit`.
 
+    If `is_size` is set, the column holds bytes. `unit` is then chosen for each model, and its name added to `label`.
     If `interval` is set, the columns `*_low` and `*_high` of the summary are drawn as bars. If `predicted` is set, the
     column `predicted_*` is drawn as a second curve. `ideal` is the value at which a horizontal line is drawn.
     """
@@ -72,6 +74,7 @@ class PlottedQuantity(NamedTuple):
     across_label: str = "micro-batch"
     ideal: float | None = None
     predicted: bool = False
+    is_size: bool = False
 
 
 class ChartPoint(NamedTuple):
@@ -109,6 +112,7 @@ class ChartPanel(NamedTuple):
     model: str
     places: Sequence[str]
     curves: Sequence[ChartCurve]
+    quantity: PlottedQuantity
 
     @property
     def points(self) -> list[ChartPoint]:
@@ -155,7 +159,7 @@ def build_picture(
         alike = [other for other in panels if other.model == panel.model]
         scale = _compute_top(alike, quantity), max(other.lines for other in alike)
         strip = _STRIP_IN * (scale[1] + _GAP) if scale[1] else 0.0
-        draw = partial(_draw_panel, panel=panel, quantity=quantity, looks=looks, scale=scale)
+        draw = partial(_draw_panel, panel=panel, looks=looks, scale=scale)
         space = Space(height=_HEIGHT_IN * bool(scale[0]) + strip, below=below)
         drawn.append(Panel(title=panel.title, draw=draw, space=space, group=panel.model, weight=len(panel.points)))
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
@@ -172,7 +176,21 @@ def build_panels(groups: Sequence[QuestionGroup], quantity: PlottedQuantity) -> 
     """Return one panel per group, in the order of a figure, with all curves."""
     ordered = sort_groups(groups)
     questions = [group.question for group in ordered]
-    return [_build_panel(group, describe_question(group.question, questions), quantity) for group in ordered]
+    by_model = group_by(ordered, lambda group: str(group.question["model"]))
+    scaled = {model: _choose_unit(quantity, of_model) for model, of_model in by_model.items()}
+    return [
+        _build_panel(group, describe_question(group.question, questions), scaled[group.question["model"]])
+        for group in ordered
+    ]
+
+
+def _choose_unit(quantity: PlottedQuantity, groups: Sequence[QuestionGroup]) -> PlottedQuantity:
+    """Return a quantity of bytes in the largest binary unit that does not exceed its largest value in these groups. Any
+    other quantity is returned unchanged."""
+    if not quantity.is_size:
+        return quantity
+    power = find_unit_power(max((row[quantity.column] or 0 for group in groups for row in group.rows), default=0))
+    return quantity._replace(unit=1024**power, label=f"{quantity.label}, {UNITS[power]}")
 
 
 def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQuantity) -> ChartPanel:
@@ -186,7 +204,7 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
         expected = quantity._replace(column=f"predicted_{quantity.column}", interval=False)
         beside = [_build_curve(label, cells[label], expected) for label in sorted(cells)]
         curves += [curve._replace(gaps=(), predicted=True) for curve in beside if curve.segments]
-    return ChartPanel(title, group.question["model"], list(map(str, values)), curves)
+    return ChartPanel(title, group.question["model"], list(map(str, values)), curves, quantity)
 
 
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
@@ -252,15 +270,13 @@ def _list_reasons(panel: ChartPanel) -> list[str]:
     return sorted({format_reason(row) for curve in panel.curves for _, row in curve.gaps if row})
 
 
-def _draw_panel(
-    axes: Axes, panel: ChartPanel, quantity: PlottedQuantity, looks: Mapping[str, Look], scale: tuple[float, int]
-) -> None:
+def _draw_panel(axes: Axes, panel: ChartPanel, looks: Mapping[str, Look], scale: tuple[float, int]) -> None:
     """Draw the curves above y = 0, and below it the reasons for missing numbers.
 
     `scale` holds the upper end of the y axis and the number of lines of reasons. An upper end of 0 means that there is
     no number; the panel then shows only the reasons.
     """
-    top, lines = scale[0] or 1.0, scale[1]
+    quantity, top, lines = panel.quantity, scale[0] or 1.0, scale[1]
     line = _STRIP_IN / _HEIGHT_IN * top  # height of a line of the strip, in units of the y axis
     axes.set_ylim(-line * (lines + _GAP) if lines else 0.0, scale[0])
     axes.yaxis.set_major_locator(MaxNLocator(_TICKS))

@@ -64,12 +64,11 @@ class ConfigurationBytes(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a figure of memory on the rank that uses most, with one panel per question. All panels have the largest
-    binary unit that does not exceed the largest value."""
+    """Return a figure of memory on the rank that uses most, with one panel per question. All panels of a model have the
+    largest binary unit that does not exceed the model's largest value."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
     sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]
-    power = find_unit_power(_find_highest(sizes))
     names = {part: f"{' or '.join(sorted({one['evidence'] for one in questions}))}: {part}" for part in _PARTS}
     below = max((measure_names(groups.name_series(group.rows)) for group in ordered), default=0.3)
     looks, panels = choose_looks(results.table["engine"]), []
@@ -77,6 +76,7 @@ def picture(results: Results) -> Picture:
         model = group.question["model"]
         alike = [other for question, other in zip(questions, sizes, strict=True) if question["model"] == model]
         # All panels of a model have the same y axis, so that heights can be compared.
+        power = find_unit_power(_find_highest(alike))
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
         panels.append(
             Panel(

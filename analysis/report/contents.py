@@ -61,7 +61,7 @@ class Facet(NamedTuple):
 class TableRow(NamedTuple):
     """A row of a table on the page.
 
-    `facets` lists for each filter the index of the row's value, separated by commas. `opens` names the details that a
+    `facets` lists, for each filter, the indices of the row's values (`find_place`). `opens` names the details that a
     click on the row opens; empty for none. A row of runs on a busy machine is `disturbed`: it is shown in grey, and its
     times are not compared.
     """
@@ -134,34 +134,40 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
     return tuple(facet for facet in facets if len(facet.values) > 1)
 
 
-def find_place(row: Row, page_facets: Sequence[Facet]) -> str:
-    """Return the index of the row's value in each filter, separated by commas.
+def find_place(rows: Sequence[Row], page_facets: Sequence[Facet]) -> str:
+    """Return, for each filter, the indices of the values of these rows. Filters are separated by commas, and the
+    indices of one filter by "|".
 
-    The index is empty if the row has no value in that column. No filter hides such a row.
+    There is no index if no row has a value in that column. The filter then hides none of them.
     """
-    values_by_facet = [(facet, row.get(facet.column)) for facet in page_facets]
-    return ",".join("" if value is None else str(facet.values.index(value)) for facet, value in values_by_facet)
+    values = ((facet, dict.fromkeys(row.get(facet.column) for row in rows)) for facet in page_facets)
+    return ",".join(
+        "|".join(str(facet.values.index(one)) for one in found if one is not None) for facet, found in values
+    )
 
 
 def build_page_table(
-    content: TextTable, rows: Sequence[Row], facets: Sequence[Facet], all_rows: int, *, opens: bool = False
+    content: TextTable, rows: Sequence[Sequence[Row]], facets: Sequence[Facet], all_rows: int, *, opens: bool = False
 ) -> PageTable:
     """Return a table as the page shows it.
 
-    `rows` are the rows of the run table or summary from which `content` was made. `all_rows` is the number of rows that
-    the table would have without the page's limit. If `opens` is set, a click on a row opens its details.
+    `rows` holds, for each row of `content`, the rows of the run table or summary that it shows. A filter hides a row of
+    the page if it excludes the values of all of these. `all_rows` is the number of rows that the table would have
+    without the page's limit. If `opens` is set, a click on a row opens its details.
     """
     # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
     headings = [place for place, heading in enumerate(content.head) if heading.place == "groups"]
     groups: dict[str, list[TableRow]] = {}
-    for index, (row, cells) in enumerate(zip(rows[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)):
+    for index, (members, cells) in enumerate(zip(rows[:MOST_ROWS], content.rows[:MOST_ROWS], strict=True)):
         details = f"{content.name} {index}" if opens else ""
-        made = TableRow(find_place(row, facets), tuple(cells[place] for place in shown), details, is_disturbed(row))
+        disturbed = all(map(is_disturbed, members))
+        made = TableRow(find_place(members, facets), tuple(cells[place] for place in shown), details, disturbed)
         groups.setdefault(", ".join(cells[place].text for place in headings), []).append(made)
     head = tuple(content.head[place] for place in shown)
     notes = [f"{heading.label} in {heading.unit}, {heading.note}" for heading in head if heading.note]
-    notes += ["grey: made on a busy machine, so its times decide nothing"] * any(map(is_disturbed, rows))
+    grey = any(row.disturbed for members in groups.values() for row in members)
+    notes += ["grey: made on a busy machine, so its times decide nothing"] * grey
     return PageTable(
         content,
         head,

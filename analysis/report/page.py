@@ -210,7 +210,7 @@ def render_figure(
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
     """Return the values of the first sections: the answer, its certainty, and the settings of the runs."""
     studies = sorted({row["study"] for row in found.rows})
-    asking = [{"flags": ""} | (one.fastest or {}) | one.question for one in found.answers]
+    asking = [[{"flags": ""} | (one.fastest or {}) | one.question] for one in found.answers]
     best = tables.build_best_table(found.answers, found.rows)
     days = sorted(day for one in left.values() if one.record and (day := one.record.circumstance.started_at[:10]))
     return {
@@ -245,14 +245,16 @@ def _ran_once(found: ReportFindings) -> bool:
 def _build_tables(
     found: ReportFindings, runs: Sequence[Row], configurations: Sequence[Row], page_facets: Sequence[Facet]
 ) -> Iterator[PageTable]:
-    scaled = [point.row for curve in found.curves for point in curve.points]
+    scaled = [[point.row] for curve in found.curves for point in curve.points]
     yield build_page_table(tables.build_scaling_table(found.curves), scaled, page_facets, len(scaled))
-    met = [row for one in found.crossovers if (row := one.any_row)]
+    met = [rows for one in found.crossovers if (rows := one.rows)]
     yield build_page_table(tables.build_crossovers_table(found.crossovers), met, page_facets, len(met))
     content = tables.build_configurations_table(configurations)
-    yield build_page_table(content, configurations, page_facets, len(found.summary), opens=True)
+    yield build_page_table(content, [[row] for row in configurations], page_facets, len(found.summary), opens=True)
     if not _ran_once(found):
-        yield build_page_table(tables.build_runs_table(runs), runs, page_facets, len(found.rows), opens=True)
+        yield build_page_table(
+            tables.build_runs_table(runs), [[row] for row in runs], page_facets, len(found.rows), opens=True
+        )
 
 
 def _build_failures(
@@ -267,7 +269,7 @@ def _build_failures(
             "row": row,
             "title": f"{row['model']}: {describe_choice(row | {'variant': ''})}, {format_ranks(row)}",
             "folder": left[place].folder,
-            "facets": find_place(row, page_facets),
+            "facets": find_place([row], page_facets),
             "evidence": list_reasons(record) if record else [],
         })  # fmt: skip
     return {

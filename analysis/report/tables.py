@@ -150,7 +150,7 @@ def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
         ColumnHeading("intervals", meaning="level and kind", place="files"),
         ColumnHeading("rivals", meaning="change of the time per sample"),
         ColumnHeading("least memory", meaning="the peak allocated on a rank"),
-        ColumnHeading("without a number"),
+        ColumnHeading("without a time"),
         ColumnHeading("flags", meaning="of the fastest"),
     )
     questions = [best.question for best in found]

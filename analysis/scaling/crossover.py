@@ -64,10 +64,15 @@ class Crossover(NamedTuple):
     node_comparisons: tuple[NodeComparison, ...]  # smallest node count first
 
     @property
+    def rows(self) -> list[Row]:
+        """The summary rows of both engines at all node counts."""
+        return [row for at in self.node_comparisons for row in (at.one, at.other) if row]
+
+    @property
     def any_row(self) -> Row | None:
         """Any summary row of the comparison, for reading columns that are equal in all of them; None if there is no
         row."""
-        return next((row for at in self.node_comparisons for row in (at.one, at.other) if row), None)
+        return next(iter(self.rows), None)
 
     @property
     def between(self) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,5 @@
 import itertools
+from types import ModuleType
 
 import pytest
 from drawn import draw, intervals, joins, legend, note, places, points, reasons, shows, strip, titles
@@ -8,7 +9,7 @@ from records import MIB, failed, memory, results, run, scattered, spec, steps
 
 from analysis.drawing import COLOURS, MOST, WHOLE, curves
 from analysis.figures import memory as memory_figure
-from analysis.figures import step_time, throughput
+from analysis.figures import memory_by_stage, step_time, throughput
 from analysis.stats.intervals import describe_window, rate_interval
 from bench.core.spec import RunSpec
 
@@ -114,6 +115,14 @@ def test_memory_figure_draws_the_worst_rank_in_a_readable_unit() -> None:
     assert [(round(x), y) for x, y in points(axes)] == [(0, 11), (0, 201), (1, 401)]  # MiB
     assert axes.get_ylabel() == "peak allocated memory, MiB"
     assert all(line.get_markerfacecolor() != "none" for line in axes.lines), "memory has no interval to miss"
+
+
+@pytest.mark.parametrize("module", [memory_figure, memory_by_stage])
+def test_memory_of_each_model_has_a_unit_of_its_own(module: ModuleType) -> None:
+    sizes = {"large": 3000 * MIB, "small": 30 * MIB}
+    records = [run(spec(model={"name": name}), memory=memory(2, peak=peak)) for name, peak in sizes.items()]
+    drawn = draw(module, results(*records))
+    assert [axes.get_ylabel().split(", ")[1] for axes in drawn.axes] == ["GiB", "MiB"]
 
 
 def test_memory_figure_shows_the_reason_for_a_missing_number() -> None:

@@ -94,7 +94,7 @@ def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     assert row["intervals"] == "75 %, range of repeats" and row["throughput"].startswith("400 (")
     assert row["rivals"].startswith("not distinguished: zero1, micro 2 (+5 %, 95 %: −")
     assert "; slower: zero2, micro 2 (+102 %, 95 %: +59" in row["rivals"]
-    assert (row["least memory"], row["without a number"]) == ("zero3, micro 2: 2.000 MiB", "1 oom")
+    assert (row["least memory"], row["without a time"]) == ("zero3, micro 2: 2.000 MiB", "1 oom")
     assert row["flags"] == "short"
 
 
@@ -130,7 +130,7 @@ def test_difference_of_single_runs_is_indicative_without_an_interval() -> None:
 
 def test_question_without_measured_runs_has_no_fastest() -> None:
     row = answer(failed("oom"), failed("error", spec("zero2")))
-    assert (row["fastest"], row["rivals"], row["without a number"]) == ("none", "", "1 oom, 1 error")
+    assert (row["fastest"], row["rivals"], row["without a time"]) == ("none", "", "1 oom, 1 error")
 
 
 def test_answer_counts_failed_repeats_and_busy_configurations() -> None:
@@ -138,7 +138,7 @@ def test_answer_counts_failed_repeats_and_busy_configurations() -> None:
     busy = at("zero3", 0.01, load=({"node": 0, "others_share": 0.3},))
     records = [*survivors, busy, *(at("zero2", 0.1, repeat=n) for n in range(3))]
     row = answer(*records)
-    assert (row["fastest"], row["without a number"]) == ("zero1, micro 2 (7 of 10 repeats oom)", "1 busy")
+    assert (row["fastest"], row["without a time"]) == ("zero1, micro 2 (7 of 10 repeats oom)", "1 busy")
     assert as_table(compute_findings(results(*records)).best)["standing"].tolist()[-1] == "busy"
 
 

@@ -24,7 +24,12 @@ from analysis.report.contents import (
 )
 from analysis.report.findings import compute_findings
 from analysis.report.page import title_page
-from analysis.report.tables import build_best_table, build_configurations_table, build_runs_table
+from analysis.report.tables import (
+    build_best_table,
+    build_configurations_table,
+    build_crossovers_table,
+    build_runs_table,
+)
 from analysis.results import Results
 from analysis.scaling.best import best
 from analysis.table import list_rows
@@ -97,7 +102,7 @@ def of_models(*models: str) -> Results:
 def test_rows_of_several_models_are_grouped_under_headings() -> None:
     rows = list_rows(of_models("b", "a").summary)
     table = build_configurations_table([*rows[::2], *rows[1::2]])
-    page = build_page_table(table, [*rows[::2], *rows[1::2]], [], 4, opens=True)
+    page = build_page_table(table, [[row] for row in (*rows[::2], *rows[1::2])], [], 4, opens=True)
     labels = [heading.label for heading in page.head]
     engine, peak = labels.index("engine"), labels.index("peak allocated")
     assert "model" not in labels and "model" in [heading.label for heading in table.head]
@@ -109,7 +114,7 @@ def test_rows_of_several_models_are_grouped_under_headings() -> None:
 
 def test_rows_of_one_model_have_no_heading_and_no_model_column() -> None:
     rows = list_rows(of_models("a").summary)
-    page = build_page_table(build_configurations_table(rows), rows, [], 2)
+    page = build_page_table(build_configurations_table(rows), [[row] for row in rows], [], 2)
     assert [group.heading for group in page.groups] == [""]
     assert "model" not in [heading.label for heading in page.head]
 
@@ -257,10 +262,19 @@ def test_crossovers_have_their_own_table() -> None:
     assert "toprule" in files["crossovers.tex"]
 
 
+def test_a_filter_keeps_a_crossover_if_it_matches_any_row_of_it() -> None:
+    records = [run(spec(engine, nodes=nodes, ranks=1)) for engine in ("zero2", "zero3") for nodes in (1, 2)]
+    found = compute_findings(results(*records))
+    (crossover,), facets = found.crossovers, find_facets(found.rows)
+    table = build_page_table(build_crossovers_table([crossover]), [crossover.rows], facets, 1)
+    assert [facet.column for facet in facets] == ["engine", "nodes"]
+    assert table.groups[0].rows[0].facets == "0|1,0|1"
+
+
 def test_facets_are_columns_that_differ_and_rows_have_indices_into_them() -> None:
     rows = list_rows(results(run(spec("ddp")), run(spec("ddp", 4)), failed("oom", spec("zero1", 4))).table)
     facets = find_facets(rows)
     assert [(facet.column, facet.texts) for facet in facets] == [
         ("engine", ("ddp", "zero1")), ("micro", ("2", "4")), ("outcome", ("ok", "oom")),
     ]  # fmt: skip
-    assert [find_place(row, facets) for row in rows] == ["0,0,0", "0,1,0", "1,1,1"]
+    assert [find_place([row], facets) for row in rows] == ["0,0,0", "0,1,0", "1,1,1"]

@@ -67,8 +67,15 @@ const openConfiguration = (place) => open(...page.configurations[place]);
 
 for (const button of document.querySelectorAll("button.open")) {
   const [table, place] = button.dataset.opens.split(" ");
-  button.addEventListener("click", () =>
-    table === "configurations" ? openConfiguration(place) : open(page.runs[place][0], [place], 1));
+  const show = () => table === "configurations" ? openConfiguration(place) : open(page.runs[place][0], [place], 1);
+  button.addEventListener("click", show);
+  // A click anywhere in the row does the same, but neither a double click nor the end of a drag, which select text.
+  let pending;
+  button.closest("tr").addEventListener("click", (event) => {
+    clearTimeout(pending);
+    if (event.detail === 1 && !event.target.closest("a, button"))
+      pending = setTimeout(() => { if (getSelection().isCollapsed) show(); }, 250);
+  });
 }
 
 // Filters tables and failures by the checked values; a facet without a checked value filters nothing. The address keeps
@@ -79,7 +86,8 @@ const boxes = form ? [...form.querySelectorAll("input")] : [];
 const matching = () => {
   const chosen = [];
   for (const box of boxes) if (box.checked) (chosen[box.dataset.facet] ??= new Set()).add(box.dataset.value);
-  return (facets) => facets.split(",").every((value, index) => value === "" || !chosen[index] || chosen[index].has(value));
+  const passes = (values, index) => values === "" || !chosen[index] || values.split("|").some((one) => chosen[index].has(one));
+  return (facets) => facets.split(",").every(passes);
 };
 
 const count = (name) => {
@@ -90,6 +98,11 @@ const count = (name) => {
 const narrow = () => {
   const matches = matching();
   for (const item of document.querySelectorAll("[data-f]")) item.hidden = !matches(item.dataset.f);
+  for (const empty of document.querySelectorAll("[data-empty]")) {
+    const box = empty.previousElementSibling;
+    box.hidden = !box.querySelector("tr[data-f]:not([hidden])");
+    empty.hidden = !box.hidden;
+  }
   if (form) document.getElementById("count").textContent = ["configurations", "runs"].flatMap(count).join(", ");
 };
 

@@ -205,6 +205,53 @@ def test_keyboard_filters_tables_and_opens_a_run(opened: Open, sweep: Path) -> N
     expect(page.get_by_role("dialog")).to_contain_text("tiny: zero3, micro 2, 2 ranks, fp32, repeat 0, attempt 0")
 
 
+def test_click_on_a_row_opens_its_runs_and_selecting_its_text_does_not(opened: Open, sweep: Path) -> None:
+    page = opened(sweep).page
+    row = page.locator("[data-table=configurations] tbody tr[data-f]").nth(1)
+    cell, dialog = row.locator("td").nth(1), page.get_by_role("dialog")
+    cell.dblclick(position={"x": 8, "y": 12})
+    page.wait_for_timeout(400)  # longer than the script waits for a second click
+    assert page.evaluate("getSelection().toString()").strip() == cell.inner_text()
+    assert dialog.count() == 0
+    page.evaluate("getSelection().empty()")
+    identity = row.locator(".open").inner_text()
+    cell.click()
+    expect(dialog).to_contain_text("repeat 0, attempt 0")
+    assert identity in dialog.inner_text()
+
+
+def test_a_table_without_matching_rows_is_replaced_by_a_sentence(opened: Open, recorded: Path) -> None:
+    """A crossover compares zero2 with zero3 over several node counts, so it matches a filter for either engine."""
+    page = opened(recorded).page
+    box = page.locator(".scroll:has([data-table=crossovers])")
+    crossovers, sentence = box.locator("tr[data-f]:visible"), box.locator("+ [data-empty]")
+    assert crossovers.count() > 0 and sentence.is_hidden()
+    page.get_by_role("checkbox", name="zero3", exact=True).check()
+    page.get_by_role("group", name="Nodes", exact=True).get_by_role("checkbox", name="4").check()
+    assert crossovers.count() > 0 and sentence.is_hidden()
+    page.get_by_role("button", name="Show all").click()
+    page.get_by_role("checkbox", name="ddp", exact=True).check()
+    assert box.is_hidden() and sentence.is_visible()
+
+
+@pytest.mark.parametrize("width", [718, 740])  # of A4 and of Letter paper between margins of 1 cm
+def test_printed_tables_fit_the_paper_with_whole_numbers(opened: Open, recorded: Path, width: int) -> None:
+    page = opened(recorded, width).page
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    broken = page.evaluate(
+        """[...document.querySelectorAll('.full th.number')].flatMap((head) =>
+             [...head.closest('table').querySelectorAll('tr[data-f]')].map((row) => row.cells[head.cellIndex])
+           ).map((cell) => cell.firstChild).filter((text) => {
+             const range = document.createRange();
+             range.selectNodeContents(text);
+             return /^\\S+$/.test(text.textContent.trim()) && range.getClientRects().length > 1;
+           }).length"""
+    )
+    assert broken == 0
+
+
 def test_text_from_records_is_inert_on_the_whole_page(opened: Open, hostile: Path) -> None:
     page, requests, errors = opened(hostile)
     points(page).first.hover(force=True)
