@@ -24,5 +24,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"cancelled": numbers}))
     else:
-        print(f"cancelled: {', '.join(numbers)}" if numbers else "no job of this sweep is in the queue")
+        print(f"cancelled: {', '.join(numbers)}" if numbers else "this sweep has no jobs in the queue")
     return 0

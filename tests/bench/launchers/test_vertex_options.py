@@ -156,13 +156,13 @@ def test_a_dry_run_shows_the_predicted_cost_the_budget_and_jobs_that_exceed_it(
     (low, high), costs = re.findall(r"([\d.]+)–([\d.]+)", text.partition("predicted: ")[2])[:2]
     assert [float(cost) / 6 for cost in costs] == pytest.approx([float(low), float(high)], rel=0.01)
     assert (
-        "launcher.budget=3.1: 2 jobs alone may cost more and would be refused; set a shorter"
+        "launcher.budget=3.1: 2 jobs may cost more than the whole budget, and will be refused; lower"
         " launcher.time_limit_min, or raise the budget"
     ) in text
-    assert "set a shorter launcher.job_max_min" in dry_run("launcher.budget=5", "launcher.job_max_min=240")
+    assert "lower launcher.job_max_min" in dry_run("launcher.budget=5", "launcher.job_max_min=240")
     text = dry_run("launcher.budget=3.3", "launcher.job_max_min=29")
-    assert "alone may cost" not in text
-    assert "launcher.job_max_min=29: a point alone may need a job of 30 min; raise it" in text
+    assert "than the whole budget" not in text
+    assert "launcher.job_max_min=29: a single point may need a job of 30 min; raise job_max_min" in text
 
 
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:

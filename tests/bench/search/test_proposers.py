@@ -210,8 +210,8 @@ def test_verdict_recommends_another_measurement_after_runs_on_a_busy_machine(tmp
     done = search(build_sampler(candidates), step_s, 5)
     busy = [disturb(one) for one in done]
     text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
-    assert "its run is no sound measurement" in text
-    assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
+    assert "its measurement was disturbed" in text
+    assert "disturbed" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
 def test_measured_runs_correct_wrong_predictions() -> None:
@@ -319,7 +319,7 @@ def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
 def test_failed_trials_are_not_reported_as_violated_constraints(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
     verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
-    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial ended well\n")
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial has the outcome ok\n")
 
 
 @pytest.mark.parametrize(

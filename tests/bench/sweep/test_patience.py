@@ -95,8 +95,8 @@ def test_points_too_large_for_the_cluster_are_reported_with_exit_code_one(
     play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=3 MaxNodes=UNLIMITED State=UP'")
     assert main(["resume", str(study)]) == 1
     told = capsys.readouterr().out
-    assert "never to start on this cluster: 1 point (nodes=4: the partition gives a job at most 3 nodes" in told
-    assert "still to come" not in told and told.count("job 1") == 2, told
+    assert "cannot start on this cluster: 1 point (nodes=4: the partition gives a job at most 3 nodes" in told
+    assert "not submitted yet" not in told and told.count("job 1") == 2, told
 
 
 def test_jobs_submitted_before_the_scheduler_failed_are_reported(
@@ -116,7 +116,7 @@ def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
     assert main(["resume", str(study), "--autopilot"]) == 1
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["job 1", "job 2"]
-    assert said[2].startswith("no autopilot: sbatch: no job without a GPU; the script is ")
+    assert said[2].startswith("the autopilot was not submitted: sbatch: no job without a GPU; the script is ")
 
 
 def test_autopilot_job_gets_the_notify_command(study: Path) -> None:
