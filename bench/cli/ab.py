@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             ended = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
             busy += len(ended.busy)
             if busy:
-                shared = f", {busy} of {format_count(until, 'round')} measured on a busy machine"
+                shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
                 chosen.called = tuple(side.called + shared for side in (a, b))
             if not ended.well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
                 break

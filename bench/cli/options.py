@@ -153,7 +153,7 @@ def print_chosen(chosen: "Sequence[Pair]") -> None:
     # Print on standard error, because a program may read standard output.
     if chosen:
         shown = " ".join(f"{key}={value}" for key, value in chosen)
-        print(f"settings for a CPU, chosen by default: {shown}", file=sys.stderr, flush=True)
+        print(f"defaults on a CPU: {shown}", file=sys.stderr, flush=True)
 
 
 def print_unreadable(found: "Sequence[Unreadable]") -> None:

@@ -164,7 +164,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["status", "nowhere"], "nowhere: no such folder; "),
     (["resume", "nowhere"], "nowhere: no such folder; "),
     (["cancel", "nowhere"], "nowhere: no such folder; "),
-    (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: not a list of architectures; "),
+    (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: is not a list of GPU architectures; "),
     (["calibrate", "machine=cpu", "--only", "matmul,mat"], "--only mat: no such part; did you mean matmul?"),
     (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
     (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: is not a positive integer; set 1 or more"),

@@ -129,7 +129,7 @@ def test_a_job_that_waits_for_another_is_refused() -> None:
 
 def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *N1, "--autopilot", "--dry-run"]) == 2
-    told = "--autopilot: no job of launcher=vertex can wait for another job; remove it, and call `zeroscale resume`"
+    told = "--autopilot: jobs of launcher=vertex cannot wait for other jobs; remove it, and run `zeroscale resume`"
     assert told in capsys.readouterr().err
 
 
@@ -241,7 +241,7 @@ def test_a_checkpoint_that_another_run_needs_is_refused() -> None:
 
 def test_a_gpu_machine_needs_accelerators() -> None:
     found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
-    with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
+    with pytest.raises(UserError, match=r"request none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
         inputs.check_devices(found)
 
 
@@ -274,7 +274,9 @@ def test_a_machine_with_other_devices_than_the_job_is_refused(
     if not device:
         inputs.check_devices(found)
         return
-    with pytest.raises(UserError, match=f"^machine={machine}: a job of launcher=vertex would get {device}; choose"):
+    with pytest.raises(
+        UserError, match=f"^machine={machine}: does not match: jobs of launcher=vertex get {device}; choose"
+    ):
         inputs.check_devices(found)
 
 

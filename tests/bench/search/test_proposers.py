@@ -291,14 +291,14 @@ def test_best_trial_keeps_to_the_constraints() -> None:
 @pytest.mark.parametrize(
     ("constraints", "told"),
     [
-        ({"step_s": {"at_most": 0.05}}, ".step_s: none of 48 trials that ended `ok` has at most 0.05; the nearest has "
-         "0.306; loosen it, or change the space"),
-        ({"step_s": {"at_least": 3}}, ".step_s: none of 48 trials that ended `ok` has at least 3; the nearest has "
-         "1.856; loosen it, or change the space"),
-        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: none of 48 trials that ended `ok` has at most 9; it is unknown "
-         "for all; loosen it, or change the space"),
-        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: none of 48 trials "
-         "that ended `ok` keeps to all of them; loosen one, or change the space"),
+        ({"step_s": {"at_most": 0.05}}, ".step_s: must be at most 0.05, but none of the 48 trials with outcome ok is; "
+         "the nearest value is 0.306; relax it, or change the space"),
+        ({"step_s": {"at_least": 3}}, ".step_s: must be at least 3, but none of the 48 trials with outcome ok is; "
+         "the nearest value is 1.856; relax it, or change the space"),
+        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: must be at most 9, but none of the 48 trials with outcome ok "
+         "is; its value is unknown; relax it, or change the space"),
+        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: none of the 48 "
+         "trials with outcome ok fulfils all of them; relax one, or change the space"),
     ],
 )  # fmt: skip
 def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
@@ -355,6 +355,8 @@ def test_missing_optuna_is_reported_with_its_install_command(monkeypatch: pytest
         raise ImportError(name)
 
     monkeypatch.setattr(optuna_proposer, "importlib", type("none", (), {"import_module": staticmethod(refuse)}))
-    with pytest.raises(UserError, match=r"search.sampler=tpe: needs optuna.*pip install 'zeroscale\[search\]'"):
+    with pytest.raises(
+        UserError, match=r"search.sampler=tpe: needs the package optuna.*pip install 'zeroscale\[search\]'"
+    ):
         build_sampler(pool(section(sampler="tpe")))
     assert importlib.import_module("json"), "nothing else is touched"

@@ -250,11 +250,11 @@ def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> Non
     told = zeroscale("status", str(tmp_path))
     assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
-    assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
+    assert len(lines) == 3 and all("this version of zeroscale cannot read this sweep" in line for line in lines)
     assert "limits.hang_s=null: must be a number > 0" in told.stderr
     good.unlink()
     told = zeroscale("status", str(tmp_path))
-    assert told.returncode == 2 and "not a sweep of this version" in told.stderr
+    assert told.returncode == 2 and "this version of zeroscale cannot read this sweep" in told.stderr
 
 
 def test_a_notebook_shows_each_result_in_a_few_lines_with_its_main_numbers(tmp_path: Path) -> None:
