@@ -181,7 +181,7 @@ def resume(
             planning.add_trials(folder, searched)
         return submit_pending(folder, autopilot=autopilot, notify=notify, patience_s=patience_s)
     if autopilot:
-        raise UserError("--autopilot", "this sweep has no queue", "leave it out")
+        raise UserError("--autopilot", "the launcher of this sweep has no queue", "remove it")
     finalize_lost(read_state(folder))
     wanted = list(definition.merge_sweeps(sweeps).values())
     search = None
@@ -243,7 +243,7 @@ def search_verdict(folder: Folder) -> "SearchVerdict":
     folder = Path(folder)
     sweep = definition.find_search(definition.read(folder))
     if sweep is None:
-        raise UserError(str(folder), "holds no search", "give the folder of a search, or use `status`")
+        raise UserError(str(folder), "contains no search", "name the folder of a search, or use `status`")
     return conclude(restore_search(sweep).pool, read_trial_results(folder, sweep))
 
 

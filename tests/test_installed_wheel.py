@@ -47,7 +47,7 @@ def run_module(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedP
 def test_wheel_excludes_the_validation_package(installed: Path, tmp_path: Path) -> None:
     assert not (installed / "analysis" / "validation").exists()
     completed = run_module(installed, tmp_path, "bench.cli", "predictions")
-    remedy = "call `python -m analysis.validation` in a checkout of the repository"
+    remedy = "run `python -m analysis.validation` in a checkout of the repository"
     assert (completed.returncode, completed.stderr) == (2, f"zeroscale: predictions: this verb was removed; {remedy}\n")
 
 

@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         if found := _WRONG_CHOICE.fullmatch(message):
             choices = re.findall(r"[^', ]+", found["choices"])
             remedy = suggest_nearest(found["value"], choices)
-            raise UserError(f"{found['option']} {found['value']}", "no such choice", remedy)
+            raise UserError(f"{found['option']} {found['value']}", "is not one of the choices", remedy)
         remedy = f"see `{self.prog} --help`"
         if unknown := _UNKNOWN_OPTION.match(message):
             remedy = self._suggest_option(unknown["name"], unknown["value"])
@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         from bench.core.files import find_group_files
 
         if self.prog.endswith(" explain"):
-            return f"write it without dashes: {self.prog} {name}"
+            return f"write the name without dashes: {self.prog} {name}"
         if name not in GROUPS:
             known = {option.lstrip("-") for option in self._option_string_actions}
             near = next(iter(difflib.get_close_matches(name, {*known, *GROUPS}, n=1)), "")
@@ -75,31 +75,39 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "run": Verb("bench.cli.run", "measure one point on this machine"),
-    "init": Verb("bench.cli.init", "write a site file, a study and schemas to start from"),
-    "sweep": Verb("bench.cli.sweep", "measure a study, or every combination of comma lists"),
-    "search": Verb("bench.cli.search", "find the best point of a study's space in the fewest node-hours"),
-    "status": Verb("bench.cli.status", "state of every point of a sweep, with reasons"),
-    "resume": Verb("bench.cli.resume", "continue a sweep: start the points without a final answer"),
-    "logs": Verb("bench.cli.logs", "logs of a point: of its ranks and of its jobs"),
+    "run": Verb("bench.cli.run", "measure one configuration on this machine"),
+    "init": Verb("bench.cli.init", "write starter files of your own: launcher, study, JSON schemas for editors"),
+    "sweep": Verb("bench.cli.sweep", "measure every configuration of a study, or every combination of comma lists"),
+    "search": Verb("bench.cli.search", "search a study's space for the best configuration, with few node-hours"),
+    "status": Verb("bench.cli.status", "show the state of every configuration of a sweep, with reasons"),
+    "resume": Verb("bench.cli.resume", "continue a sweep: run the configurations that have no final result yet"),
+    "logs": Verb("bench.cli.logs", "print the logs of a configuration: of its ranks and of its jobs"),
     "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep"),
-    "prepare": Verb("bench.cli.prepare", "stage data and ops for nodes without a network, and check them"),
-    "doctor": Verb("bench.cli.doctor", "what this machine can run, and what it lacks"),
-    "predict": Verb("bench.cli.predict", "memory and time of a point, and the largest micro-batch that fits"),
-    "rehearse": Verb("bench.cli.rehearse", "run one rank of a job that is larger than this machine"),
-    "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write its file for predictions"),
-    "advise": Verb("bench.cli.advise", "which stage, micro-batch and node count to choose, why, and how sure"),
-    "explain": Verb("bench.cli.explain", "meaning of a column, flag, outcome, verb, option or config key"),
-    "completion": Verb("bench.cli.completion", "completion script for bash or zsh"),
-    "table": Verb("analysis.cli.table", "one row per run, as text, Markdown, CSV or JSON"),
-    "report": Verb("analysis.cli.report", "tables and figures as one page that opens offline"),
-    "figures": Verb("analysis.cli.figures", "the report's figures as files for print: PDF, PNG or SVG"),
-    "compare": Verb("analysis.cli.compare", "faster, slower or equal configurations of two result sets; a gate"),
-    "history": Verb("analysis.cli.history", "changes of times over commits, versions or dates, as text and a page"),
+    "prepare": Verb(
+        "bench.cli.prepare", "fetch data and build DeepSpeed ops for nodes without a network, and check both"
+    ),
+    "doctor": Verb("bench.cli.doctor", "check what this machine can run, and what is missing"),
+    "predict": Verb(
+        "bench.cli.predict", "predict memory and step time of a configuration, and its largest micro-batch"
+    ),
+    "rehearse": Verb(
+        "bench.cli.rehearse", "run one rank of a job that is larger than this machine; simulate the other ranks"
+    ),
+    "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write a machine file for predictions"),
+    "advise": Verb("bench.cli.advise", "choose stage, micro-batch and node count, with reasons and certainty"),
+    "explain": Verb("bench.cli.explain", "explain a column, flag, outcome, verb, option or config key"),
+    "completion": Verb("bench.cli.completion", "print a completion script for bash or zsh"),
+    "table": Verb("analysis.cli.table", "print a table with one row per run, as text, Markdown, CSV or JSON"),
+    "report": Verb("analysis.cli.report", "write tables and figures as one HTML page that opens offline"),
+    "figures": Verb("analysis.cli.figures", "write the report's figures as files for print: PDF, PNG or SVG"),
+    "compare": Verb(
+        "analysis.cli.compare", "compare two result sets: faster, slower and equal configurations; gate for CI"
+    ),
+    "history": Verb("analysis.cli.history", "find changes of step times over commits, versions or dates"),
     "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
-    "claims": Verb("analysis.cli.claims", "claims of the study compared with measurements, with verdicts"),
-    "pack": Verb("analysis.cli.pack", "records of a study in one archive without names of users or hosts"),
-    "export": Verb("analysis.cli.export", "one run per record for TensorBoard or MLflow"),
+    "claims": Verb("analysis.cli.claims", "compare the claims of the ZeRO scaling study with measurements"),
+    "pack": Verb("analysis.cli.pack", "pack the records of a study into one archive without names of users or hosts"),
+    "export": Verb("analysis.cli.export", "write one TensorBoard or MLflow run per record"),
 }
 _USAGE_ERROR = 2
 _WIDTH = 100
@@ -109,8 +117,8 @@ _GARBAGE = 50_000, 20, 50
 any reference cycles, and Python's default thresholds spent half of its time in the collector. Ranks are separate
 processes and keep Python's default thresholds."""
 _FORMER = {
-    "ledger": "call `zeroscale claims`",
-    "predictions": "call `python -m analysis.validation` in a checkout of the repository",
+    "ledger": "use `zeroscale claims`",
+    "predictions": "run `python -m analysis.validation` in a checkout of the repository",
 }
 """Names of removed verbs, each with the command that replaces it."""
 
@@ -203,9 +211,9 @@ def _check_words(name: str, words: list[str]) -> None:
         option, equals, value = word.partition("=")
         if not word.strip():
             given = before if before.startswith("--") and "=" not in before else name
-            raise UserError(given, "followed by an empty word", "give a value, or leave it out")
+            raise UserError(given, "is followed by an empty argument", "add a value, or remove the empty argument")
         if option.startswith("--") and equals and not value.strip():
-            raise UserError(option, "has an empty value", "give one, or leave it out")
+            raise UserError(option, "has an empty value", "add a value, or remove the option")
 
 
 def _format_help() -> str:
@@ -220,7 +228,7 @@ def _format_help() -> str:
             "",
             terminal.align([(name, verb.summary) for name, verb in VERBS.items()], indent=2),
             "",
-            "KEY=VALUE is Hydra's grammar: the file of a group (model=mt5_base engine=zero3) or any key",
-            "(batch.micro=8). `zeroscale VERB --help` shows more; -v shows the traceback of an error.",
+            "KEY=VALUE follows Hydra's grammar. It selects the file of a config group (model=mt5_base engine=zero3)",
+            "or sets a key (batch.micro=8). `zeroscale VERB --help` shows more. -v prints the traceback of an error.",
         ]
     )

@@ -54,16 +54,24 @@ _RANKS = 2  # on one node without GPUs: contention and collectives need two
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(parser, "machine=NAME, to start from; launcher=NAME")
-    parser.add_argument("--name", metavar="NAME", help="the machine's new name; default: <machine>_calibrated")
+    options.add_overrides(
+        parser, "machine=NAME: machine file with the published numbers; launcher=NAME: network settings"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the new machine file; default: <machine>_calibrated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write; default: my/machine/NAME.yaml")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     help_text = "ranks per node; default: one per GPU; on CPUs, 2 on a single node and 1 on each of several nodes"
     parser.add_argument("--ranks", type=options.positive("--ranks"), metavar="N", help=help_text)
     parser.add_argument(
-        "--seconds", type=float, default=90.0, metavar="S", help="seconds to measure for; default: %(default)g"
+        "--seconds",
+        type=float,
+        default=90.0,
+        metavar="S",
+        help="seconds of all measurements together; default: %(default)g",
     )
-    parser.add_argument("--only", metavar="PARTS", help=f"measure only some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--only", metavar="PARTS", help=f"comma list of the parts to measure, from {','.join(PARTS)}; default: all"
+    )
     options.add_json(parser, "print the machine as JSON")
     options.add_config_dir(parser)
 
@@ -74,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
     name = _find_name(args, request)
     path: Path = args.out or Path("my/machine") / f"{name}.yaml"
     if path.name != f"{name}.yaml":
-        rule = f"machine={name} looks for {name}.yaml"
-        raise UserError(f"--out {path}", rule, "give it that name, or another --name")
+        rule = f"the file of machine={name} must be called {name}.yaml"
+        raise UserError(f"--out {path}", rule, "rename it, or set another --name")
     if path.is_dir() or (path.exists() and not args.force):
-        raise UserError(str(path), "is there already", "give --force to overwrite it, or another --out")
+        raise UserError(str(path), "already exists", "add --force to overwrite it, or set another --out")
     with terminal.progress(quiet=args.json) as follow:
         measured = starting.measure(request, path.parent, follow)
     machine = build_machine(request.machine, measured, name)
@@ -94,19 +102,21 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     pairs = compose.parse_single(args.overrides)
     for key, value in pairs:
         if key.split(".")[0] not in ("machine", "launcher"):
-            raise UserError(f"{key}={value}", "a calibration is of a machine, not of a point", "give machine=NAME")
+            raise UserError(
+                f"{key}={value}", "a calibration has no other overrides than machine and launcher", "remove it"
+            )
     # A calibration does not use devices_per_node, so any number will do.
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
     here = read_job(os.environ) or JobContext()
     if here.processes > 1:
-        each = f"each of its {here.processes} processes would measure for itself"
+        each = f"each of its {here.processes} processes would start its own calibration"
         # SkyPilot, for example, starts a command on every node and has no launcher here that could start it once.
         has_launcher = here.system in plugins.list_names(plugins.LAUNCHER)
-        remedy = "start it once, without srun or mpirun" if has_launcher else "start it in a job of one node"
+        remedy = "start the command once, without srun or mpirun" if has_launcher else "start it in a job of one node"
         raise UserError(f"job {here.job_id}", each, remedy)
     if not 0 < args.seconds < math.inf:
-        raise UserError(f"--seconds {args.seconds:g}", "not a time to measure in", "give a positive number")
+        raise UserError(f"--seconds {args.seconds:g}", "must be above 0", "set for example --seconds 90")
     options = request.launcher_options
     return CalibrationRequest(
         machine=request.machine,
@@ -126,7 +136,7 @@ def _count_ranks(given: int | None, device: str, nodes: int) -> int:
         return given or (_RANKS if nodes == 1 else 1)
     if count := given or count_local_devices(device):
         return count
-    raise UserError("--ranks", "the GPUs of this node cannot be counted", "give their number")
+    raise UserError("--ranks", "the GPUs of this node cannot be counted", "set --ranks to their number")
 
 
 def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
@@ -137,7 +147,7 @@ def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
         if word not in PARTS:
             raise UserError(f"--only {word}", "no such part", suggest_nearest(word, PARTS))
         if word not in here:
-            raise UserError(f"--only {word}", f"cannot be measured on a {device} machine", "leave it out")
+            raise UserError(f"--only {word}", f"cannot be measured on a {device} machine", "remove it")
     return tuple(part for part in here if part in wanted)
 
 

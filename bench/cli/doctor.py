@@ -71,13 +71,13 @@ def _check_tools() -> Iterator[Check]:
         else:
             yield Check(name, "missing", "not installed", "pip install 'zeroscale[run]'")
     for name in ("peft", "bitsandbytes"):
-        none = Check(name, "note", "none: no adapters", "pip install 'zeroscale[adapters]'")
+        none = Check(name, "note", "not installed: no runs with adapters", "pip install 'zeroscale[adapters]'")
         yield Check(name, "ok", found) if (found := environment.read_version(name)) else none
-    without = "none: CPU memory stays unknown, DeepSpeed builds no op"
+    without = "none: memory on a CPU is not measured, and DeepSpeed cannot build its ops"
     compiler = os.environ.get("CXX", "c++")
     yield _check_program("C++ compiler", compiler, without, "install g++ (Debian: apt-get install g++)")
     ninja = shutil.which("ninja") or environment.read_version("ninja")
-    none = Check("ninja", "note", "none: DeepSpeed builds no op", "pip install ninja")
+    none = Check("ninja", "note", "not installed: DeepSpeed cannot build its ops", "pip install ninja")
     yield Check("ninja", "ok", str(ninja)) if ninja else none
 
 
@@ -93,20 +93,22 @@ def _check_accelerator() -> Iterator[Check]:
     torch = _import_or_none("torch")
     if torch is None or not torch.cuda.is_available():
         if shown := ", ".join(str(state["name"]) for state in devices.read_states()):
-            rule = f"the driver shows {shown}, this torch cannot use it"
-            yield Check("accelerator", "note", rule, "install a CUDA build")
+            rule = f"the driver reports {shown}, but this build of torch cannot use it"
+            yield Check("accelerator", "note", rule, "install a CUDA build of torch")
         else:
-            yield Check("accelerator", "note", "none: runs use the processor, one process per device")
+            yield Check("accelerator", "note", "none: runs use the CPU, with one process per device")
         return
     name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
     files = sorted((find_conf_folder() / "machine").glob("*.yaml"))
     machines = (Machine.model_validate(yaml.safe_load(path.read_text())) for path in files)
     fitting = [machine.name for machine in machines if machine.device_names and machine.accepts(name)]
-    hint = f"machine={fitting[0]} has its peaks" if fitting else "no file in conf/machine has its peaks: MFU is unknown"
+    hint = (
+        f"machine={fitting[0]} has its peak rates" if fitting else "no file of conf/machine matches it: MFU is unknown"
+    )
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     driver = f"driver {devices.query(0, 'driver_version')}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     yield Check("accelerator", "ok", f"{count} × {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {driver}", hint)
-    without, remedy = "none: DeepSpeed builds no GPU op", "install the CUDA toolkit of torch's version"
+    without, remedy = "none: DeepSpeed cannot build GPU ops", "install the CUDA toolkit of torch's CUDA version"
     yield _check_program("nvcc", "nvcc", without, remedy)
 
 
@@ -116,14 +118,14 @@ def _check_operations() -> Iterator[Check]:
     # Without this variable DeepSpeed detects the accelerator by importing the packages of all vendors.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if devices.count_devices() else "cpu")
     builders = _import_or_none("deepspeed.ops.op_builder")
-    needed_by = {"CPUAdam": "optimizer.implementation=native", "AsyncIO": "offload to nvme"}
+    needed_by = {"CPUAdam": "optimizer.implementation=native", "AsyncIO": "offload to NVMe"}
     if devices.count_devices():
         needed_by["FusedAdam"] = needed_by["CPUAdam"]
     for name, setting in needed_by.items():
         if builders and getattr(builders, f"{name}Builder")().is_compatible(verbose=False):
             yield Check(f"DeepSpeed {name}", "ok", "can be built")
         elif builders:
-            rule = f"cannot be built: {setting} will not work with it"
+            rule = f"cannot be built: {setting} is not available"
             yield Check(f"DeepSpeed {name}", "note", rule, "install libaio-dev" if name == "AsyncIO" else "")
 
 
@@ -134,9 +136,9 @@ def _check_slurm() -> Iterator[Check]:
         return
     found = re.match(r"slurm\S* (\d+)\.(\d+)", told)
     if found is None:
-        yield Check("Slurm", "note", f"unknown version: {told}", "check it on a machine of the cluster")
+        yield Check("Slurm", "note", f"unknown version: {told}", "run zeroscale doctor on a login node of the cluster")
     elif (int(found[1]), int(found[2])) < OLDEST_SLURM:
-        rule = f"{told} is older than {OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}: the reason why a job ended stays unknown"
+        rule = f"{told} is older than {OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}: sacct does not report why a job ended"
         yield Check("Slurm", "note", rule, "update Slurm")
     else:
         yield Check("Slurm", "ok", told)

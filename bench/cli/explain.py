@@ -65,7 +65,7 @@ def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
     found += [one for one in known if one.name != name and _get_last_part(one.name).replace("-", "_") == word]
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
-        rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/"
+        rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/ has this name"
         raise UserError(name, rule, suggest_nearest(name, names, "`zeroscale explain` lists all names"))
     return found
 
@@ -88,20 +88,20 @@ def _fill(text: str) -> str:
 # ---------------------------------------- all names, each from the module that defines it
 
 _GROUPS = {
-    "model": "the model, by its shape; choose a file: model=mt5_base",
-    "adapter": "the trained part of the model: all of it, or low-rank adapters; choose one: adapter=lora",
-    "engine": "the engine that trains, and its options: DDP, ZeRO, FSDP2 or a pipeline; choose one: engine=zero3",
-    "objective": "the task that the model learns; choose one: objective=causal_lm",
-    "data": "the source of the samples, with its options; choose one: data=text",
-    "measure": "the measurement protocol: how long a run warms up and is measured; choose one: measure=quick",
-    "machine": "the hardware with its peaks, for MFU and predictions; choose one: machine=h100",
-    "launcher": "how and where processes start, and when a run is given up; choose one: launcher=slurm",
-    "study": "a set of points that answers one question; choose one: zeroscale sweep study=smoke",
-    "batch": "samples per forward pass and per optimizer step",
+    "model": "the model to train: family and sizes; choose a file, such as model=mt5_base",
+    "adapter": "the trained part of the model: all parameters, or adapters; choose a file, such as adapter=lora",
+    "engine": "the training engine and its options: DDP, ZeRO, FSDP2, pipeline; choose a file, such as engine=zero3",
+    "objective": "the training objective; choose a file, such as objective=causal_lm",
+    "data": "the training data and their options; choose a file, such as data=text",
+    "measure": "the measurement protocol: length of warm-up and window; choose a file, such as measure=quick",
+    "machine": "the hardware with its peak rates, for MFU and predictions; choose a file, such as machine=h100",
+    "launcher": "how and where processes start, and time limits of runs; choose a file, such as launcher=slurm",
+    "study": "a set of configurations that answers one question; run one: zeroscale sweep study=smoke",
+    "batch": "batch sizes: samples per forward pass and per optimizer step",
     "sequence": "tokens per sample by kind, such as sequence.encoder=512",
     "parallel": "how ranks share one copy of the model",
     "optimizer": "the optimizer and its settings: AdamW, AdamW in 8 bits or Adafactor",
-    "learning": "training on a number of tokens with evaluation; without learning.tokens, only steps are measured",
+    "learning": "training on a number of tokens, with evaluation; without learning.tokens, only steps are measured",
 }
 """Descriptions of the groups of config keys, by group."""
 
@@ -132,7 +132,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
         yield _explain(column.name, "column", column.meaning, unit=column.unit, better_is=better)
     for kind, known in (("flag", FLAGS), ("note", NOTES)):
         for name, flag in known.items():
-            counts = "in no summary" if name in NO_MEASUREMENT else ""
+            counts = "excluded from all summaries" if name in NO_MEASUREMENT else ""
             yield _explain(name, kind, f"the run {flag.meaning}", what_to_do=REMEDIES[name], counts=counts)
     for outcome, meaning in OUTCOMES.items():
         yield _explain(outcome, "outcome", meaning, tried_again="no" if outcome in FINAL else "yes")

@@ -26,15 +26,22 @@ _EDITED = ("study", "launcher", "machine")  # groups that users write files of
 _POINTER = "# yaml-language-server: $schema=../schema/{}.json\n"
 """Comment line with which an editor finds the JSON schema of a YAML file."""
 _SITE_HEAD = """\
-# Settings of your cluster where they differ from its defaults. Remove the first # of a line and change its value. The
-# value of a line with # is the default. `zeroscale sweep … launcher=my_site --dry-run` shows what would be submitted.
+# Settings of your cluster. Each line shows a key with its default. To change a key, remove the # at the beginning of
+# its line and change the value. `zeroscale sweep … launcher=my_site --dry-run` prints the jobs that would be submitted.
 defaults: [slurm, _self_]
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder for --config-dir; it is made if missing")
-    parser.add_argument("--schema", action="store_true", help="renew only the schemas")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="folder for the files, later given as --config-dir; it is created if missing",
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="write only the JSON schemas, and overwrite older schemas"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         files = {_SITE: _write_site(), _STUDY: study} | files
         for name in files:
             if (folder / name).exists():
-                remedy = "choose another folder, or renew only the schemas by --schema"
-                raise UserError(str(folder / name), "is there already, and is not overwritten", remedy)
+                remedy = "choose another folder, or write only the schemas with --schema"
+                raise UserError(str(folder / name), "already exists, and is not overwritten", remedy)
     try:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.schema:
         sweep, end = ["zeroscale", "sweep", "study=my_study"], ["--config-dir", str(folder), "--dry-run"]
         site = ["launcher=my_site", "machine=h100", "devices_per_node=8", _GPUS]
-        print(options.format_next("what would run here", [*sweep, *end]))
-        print(options.format_next("what would be submitted", [*sweep, *site, *end]))
+        print(options.format_next("to list the runs on this machine", [*sweep, *end]))
+        print(options.format_next("to list the jobs that would be submitted", [*sweep, *site, *end]))
     return 0
 
 

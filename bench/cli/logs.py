@@ -30,11 +30,11 @@ _POLL_S = 0.5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    help_text = "config_id or its beginning; /0.1 after it selects one attempt"
+    help_text = "config_id of a configuration, or its first digits; /0.1 selects attempt 1 of repeat 0"
     parser.add_argument("point", metavar="POINT", help=help_text)
-    help_text = f"folder of one study or of several studies; default: {RESULTS}"
+    help_text = f"folder of one study, or folder with several studies; default: {RESULTS}"
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help=help_text)
-    parser.add_argument("--rank", type=_parse_rank, metavar="N", help="only lines of this rank")
+    parser.add_argument("--rank", type=_parse_rank, metavar="N", help="print only lines of this rank")
     help_text = "number of last lines to print of each log; default: %(default)s"
     parser.add_argument("--lines", type=options.positive("--lines"), default=_LINES, metavar="N", help=help_text)
     parser.add_argument("--follow", action="store_true", help="print new lines of the last attempt until it ends")
@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the logs. Return the exit code: 0 if a log was found."""
     folder: Path = args.folder
     if not (named := _POINT.fullmatch(args.point)):
-        remedy = "give its config_id, such as 3fa9c1d27b, or an attempt 3fa9c1d27b/0.1"
-        raise UserError(args.point, "not a point", remedy)
+        remedy = "write a config_id such as 3fa9c1d27b, or an attempt such as 3fa9c1d27b/0.1"
+        raise UserError(args.point, "is not a config_id", remedy)
     if not folder.is_dir():
-        raise UserError(str(folder), "no such folder", f"give the folder of a study, or {RESULTS}")
+        raise UserError(str(folder), "no such folder", f"name the folder of a study, or {RESULTS}")
     beginning, chosen = named.groups()
     studies = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     attempts = _find_attempts(beginning, chosen, studies)
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         ]
     logs = list(dict.fromkeys(found))
     if not attempts and not logs:
-        rule = f"no log of this point below {folder}"
-        raise UserError(args.point, rule, "zeroscale status DIR --json lists all points")
+        rule = f"no attempt and no log of this configuration in {folder}"
+        raise UserError(args.point, rule, "`zeroscale status DIR --json` lists all configurations")
     for path in logs:
         print(f"── {path}")
         for line in _read_lines(path, args.rank if path.name == store.LOG else None)[-args.lines :]:
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     if args.follow and attempts:
         _follow(attempts[-1], args.rank)
     if not logs:
-        print("no log yet: " + ", ".join(map(str, attempts)))
+        print("no log yet in " + ", ".join(map(str, attempts)))
     return 0 if logs else 1
 
 
 def _parse_rank(text: str) -> int:
     if text.isdecimal():
         return int(text)
-    raise UserError(f"--rank {text}", "not the number of a rank", "the first is 0")
+    raise UserError(f"--rank {text}", "is not the number of a rank", "ranks are numbered from 0")
 
 
 def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> list[Path]:
@@ -88,7 +88,11 @@ def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> l
     points = [path for study in studies for path in study.glob(f"{beginning}*")]
     points = [path for path in points if path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name)]
     if len(names := {path.name for path in points}) > 1:
-        raise UserError(beginning, f"{len(names)} points begin so", f"choose from {', '.join(sorted(names)[:5])}")
+        raise UserError(
+            beginning,
+            f"{len(names)} configurations have a config_id that begins so",
+            f"choose from {', '.join(sorted(names)[:5])}",
+        )
     attempts = [made.folder for path in points for made in store.list_attempts(path)]
     attempts = [made for made in attempts if chosen in (None, made.name)]
     # Sort by time within a study, because attempt numbers restart with each repeat.

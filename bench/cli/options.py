@@ -44,14 +44,16 @@ def describe_argument(action: argparse.Action) -> str:
 def add_points(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that all verbs that run points (configurations to measure) have in common."""
     add_overrides(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show every point and start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, and start nothing")
     add_json(parser)
     add_config_dir(parser)
     add_results(parser)
 
 
 def add_overrides(
-    parser: argparse.ArgumentParser, help_text: str = "override of conf/config.yaml", least: str = "*"
+    parser: argparse.ArgumentParser,
+    help_text: str = "setting of a config key, or file of a config group",
+    least: str = "*",
 ) -> None:
     parser.add_argument("overrides", nargs=least, default=[], metavar="KEY=VALUE", help=help_text)
 
@@ -61,12 +63,18 @@ def add_json(parser: argparse.ArgumentParser, help_text: str = JSON) -> None:
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own group files, laid out like conf/")
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="folder with your own config files, in subfolders as in conf/"
+    )
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, metavar="DIR", help="folder of all studies; default: %(default)s"
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="DIR",
+        help="folder with the results of all studies; default: %(default)s",
     )
 
 
@@ -84,19 +92,21 @@ def positive(option: str) -> Callable[[str], int]:
         # int() alone would accept " 3", "+3" and "3_0".
         if text.isdecimal() and int(text):
             return int(text)
-        raise UserError(f"{option} {text}", "not a positive number", "give at least 1")
+        raise UserError(f"{option} {text}", "is not a positive integer", "set 1 or more")
 
     return number
 
 
 def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help=f"folder of a study, e.g. {RESULTS / example}")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help=f"results folder of a study, such as {RESULTS / example}"
+    )
 
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
-    help_text = "resume whenever the jobs have ended, until every point has a final outcome"
+    help_text = "submit a small job that resumes the sweep when its jobs have ended, until every run has a final result"
     parser.add_argument("--autopilot", action="store_true", help=help_text)
-    help_text = "command that the autopilot calls at its end, with the path of its summary as the last argument"
+    help_text = "command that the autopilot runs at its end; its last argument is the path of the summary"
     parser.add_argument("--notify", metavar="COMMAND", help=help_text)
 
 
@@ -105,11 +115,11 @@ def check_notify(args: argparse.Namespace) -> None:
     if args.notify is None:
         return
     if not args.autopilot:
-        raise UserError("--notify", "the autopilot calls this command at its end", "give --autopilot as well")
+        raise UserError("--notify", "needs --autopilot, which runs this command at its end", "add --autopilot")
     try:
         shlex.split(args.notify)
     except ValueError as error:
-        raise UserError(f"--notify {args.notify}", str(error).lower(), "quote it as for a shell") from error
+        raise UserError(f"--notify {args.notify}", str(error).lower(), "quote the command as for a shell") from error
 
 
 def format_point(composed: "Request") -> str:
@@ -150,7 +160,7 @@ def print_chosen(chosen: "Sequence[Pair]") -> None:
 def print_unreadable(found: "Sequence[Unreadable]") -> None:
     """Print the files that were ignored because they could not be read."""
     if found:
-        print(f"zeroscale: ignored, because unreadable: {format_count(len(found), 'file')}", file=sys.stderr)
+        print(f"zeroscale: {format_count(len(found), 'unreadable file')} ignored:", file=sys.stderr)
     for error in found:
         print(f"  {make_printable(str(error))}", file=sys.stderr)
 
@@ -204,8 +214,8 @@ def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
         f"{number} {kind}" + (f" ({format_counts(flags)})" if kind == "ok" and flags else "")
         for kind, number in done.outcomes.most_common()
     )
-    parts = [outcomes, f"{done.skipped} already had an answer"]
-    parts += [f"{done.unanswered} without an answer: go on with zeroscale resume"] if done.unanswered else []
+    parts = [outcomes, f"{done.skipped} already had a result"]
+    parts += [f"{done.unanswered} without a final result: continue with zeroscale resume"] if done.unanswered else []
     return "; ".join([*filter(None, parts), str(done.folder)])
 
 
@@ -233,7 +243,7 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
     from bench.sweep import jobs  # here: most verbs submit nothing
 
     where = shlex.quote(str(folder))
-    resume = f"go on with: zeroscale resume {where}"
+    resume = f"continue with: zeroscale resume {where}"
     lines = [
         f"job {number}: {format_count(len(job.points), 'point')}, "
         f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
@@ -241,22 +251,25 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
         for job, number in done.submitted
     ]
     if done.concluded:
-        lines.append(f"recorded now: {format_count(done.concluded, 'attempt')} that had ended without a record")
-    lines += [f"not to be run ({kind}): {format_count(number, 'point')}" for kind, number in done.without_run.items()]
+        lines.append(f"{format_count(done.concluded, 'attempt')} had ended without a record; each has one now")
+    lines += [
+        f"not run, recorded as {kind}: {format_count(number, 'point')}" for kind, number in done.without_run.items()
+    ]
     if done.impossible:
         never = format_count(done.impossible, "point")
-        lines.append(f"never to start on this cluster: {never} ({done.why_left})")
+        lines.append(f"cannot start on this cluster: {never} ({done.why_left})")
     if len(done.left) > done.impossible:
         to_come = format_count(len(done.left) - done.impossible, "point")
         lines.append(
-            f"still to come: {to_come} ({done.why_left}); {'the autopilot goes on' if done.autopilot else resume}"
+            f"not submitted yet: {to_come} ({done.why_left}); "
+            f"{'the autopilot will submit them' if done.autopilot else resume}"
         )
     if done.autopilot:
-        lines.append(f"job {done.autopilot}: the autopilot, when jobs have ended")
+        lines.append(f"job {done.autopilot}: the autopilot, which starts when the other jobs have ended")
     if done.autopilot_refused:
-        lines.append(f"no autopilot: {done.autopilot_refused}; {resume}")
+        lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume}")
     if done.cut_short:
-        lines.append(f"the rest was not submitted: {done.cut_short}; {resume}")
+        lines.append(f"the remaining jobs were not submitted: {done.cut_short}; {resume}")
     lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
     return "\n".join(lines)
 
@@ -265,11 +278,11 @@ def _explain_nothing(done: "SubmitResult", where: str) -> str:
     """Return the reason why no job was submitted."""
     queued = f"{format_count(done.queued, 'job')} in the queue"
     if done.answered:
-        cancel = f", and {queued}; to cancel: zeroscale cancel {where}" if done.queued else ""
-        return f"nothing to submit: every point has its answer{cancel}"
+        cancel = f", with {queued}; to cancel them: zeroscale cancel {where}" if done.queued else ""
+        return f"nothing to submit: every point has a final result{cancel}"
     if done.left:
-        return f"nothing submitted now; progress: zeroscale status {where}"
-    rest = f"the remaining points are under way, with {queued}" if done.queued else "no point may be tried again"
+        return f"no jobs submitted now; progress: zeroscale status {where}"
+    rest = f"the remaining points wait or run, with {queued}" if done.queued else "no point has attempts left"
     return f"nothing to submit: {rest}; progress: zeroscale status {where}"
 
 
@@ -292,7 +305,7 @@ class BusyWarning:
         is_due, self._is_due = self._is_due, False
         waits = bool(launcher.get("lock")) and local_attempt.is_held(os.environ)
         if is_due and not waits and launcher.get("quiet_within_s") is None and (why := self._monitor.explain_busy()):
-            effect = "times of runs on a busy machine decide nothing"
+            effect = "step times measured now are excluded from comparisons"
             print(f"zeroscale: this machine is busy: {why}; {effect}; {self._remedy}", file=sys.stderr, flush=True)
 
     def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
@@ -324,7 +337,10 @@ def explain_end(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         command = f"zeroscale resume {shlex.quote(str(folder))}"
-        print(f"zeroscale: ended by {ended_by}; finished runs are kept. To continue: {command}", file=sys.stderr)
+        print(
+            f"zeroscale: ended by {ended_by}; results of finished runs are kept. To continue: {command}",
+            file=sys.stderr,
+        )
         raise Interrupted from error
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -9,7 +9,7 @@ from bench.core.errors import UserError
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
-    help_text = "write the answer as a page with figures, which opens offline; replaces an older page"
+    help_text = "also write the result as an HTML page with figures, which opens offline; an older page is replaced"
     parser.add_argument("--page", type=Path, metavar="FILE.html", help=help_text)
 
 
@@ -17,11 +17,13 @@ def check_path(path: Path) -> None:
     """Raise UserError if the path is a folder, if its parent folder does not exist, or if it does not end in .html or
     .htm."""
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--page {path}", "not the name of a page", "let it end in .html")
+        raise UserError(f"--page {path}", "must end in .html", "rename the page")
     if path.is_dir():
-        raise UserError(f"--page {path}", "a folder", "name a file in it")
+        raise UserError(f"--page {path}", "is a folder", "name a file in this folder")
     if not path.parent.is_dir():
-        raise UserError(f"--page {path}", f"there is no folder {path.parent}", "create it, or choose another file")
+        raise UserError(
+            f"--page {path}", f"the folder {path.parent} does not exist", "create the folder, or choose another file"
+        )
 
 
 def write(path: Path, page: str, *, quiet: bool) -> None:

@@ -35,13 +35,13 @@ from bench.predict.workload import describe_parameters, format_class, get_networ
 from bench.sweep.prediction import Prediction
 
 _DOUBT = (
-    "Exact, from the allocations of torch, transformers and DeepSpeed: weights, master weights, optimizer moments, "
-    "buckets, activations, logits and loss. Approximate, an upper bound at the peak: gradients in flight, gathered "
-    "layers and working memory."
+    "Computed exactly from the allocations of torch, transformers and DeepSpeed: weights, master weights, optimizer "
+    "moments, buckets, activations, logits and loss. Upper bounds: gradients in flight, gathered layers and working "
+    "memory."
 )
 _DOUBT_CUDA = (
-    "Main uncertainty, on top of tensors: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB "
-    "of fragmentation in the allocator. Not yet validated on a GPU."
+    "Main uncertainty: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of fragmentation in "
+    "the allocator. This prediction has not been validated on a GPU yet."
 )
 
 
@@ -52,19 +52,21 @@ def _parse_number(accept: Callable[[float], bool], rule: str) -> Callable[[str],
         with contextlib.suppress(ValueError):
             if accept(number := float(text)) and number < math.inf:
                 return number
-        raise argparse.ArgumentTypeError(f"{text}: not {rule}")
+        raise argparse.ArgumentTypeError(f"{text}: must be {rule}")
 
     return parse
 
 
-_FACTOR = _parse_number(lambda number: number >= 1, "a factor of at least 1; give for example 1.1")
-_SECONDS = _parse_number(lambda number: number > 0, "a number of seconds above 0; give for example 0.01")
-_RATE = _parse_number(lambda number: number > 0, "a number of bytes per second above 0; give for example 2e9")
+_FACTOR = _parse_number(lambda number: number >= 1, "a factor of at least 1; set for example 1.1")
+_SECONDS = _parse_number(lambda number: number > 0, "a number of seconds above 0; set for example 0.01")
+_RATE = _parse_number(lambda number: number > 0, "a number of bytes per second above 0; set for example 2e9")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(parser, "override of conf/config.yaml, study=NAME, or software=eager|usual|fused")
-    options.add_json(parser, f"{options.JSON}; bytes, not GB")
+    options.add_overrides(
+        parser, "setting of a config key, study=NAME, or software=eager|usual|fused (how optimised the software is)"
+    )
+    options.add_json(parser, f"{options.JSON}; memory is in bytes")
     options.add_config_dir(parser)
     pages.add_page(parser)
     parser.add_argument(
@@ -72,22 +74,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_FACTOR,
         default=1.0,
         metavar="F",
-        help="computing time of the slowest rank divided by that of a normal rank",
+        help="computing time of the slowest rank divided by the computing time of the other ranks; default: 1",
     )
     parser.add_argument(
-        "--data-wait", type=_SECONDS, default=0.0, metavar="S", help="seconds per step spent waiting for input batches"
+        "--data-wait",
+        type=_SECONDS,
+        default=0.0,
+        metavar="S",
+        help="seconds per step in which ranks wait for data; default: 0",
     )
     parser.add_argument(
         "--rehearsed",
         type=_SECONDS,
         metavar="S",
-        help="computing seconds of a step, from `zeroscale rehearse` on this machine",
+        help="measured computing seconds of a step, from `zeroscale rehearse`; replaces the predicted ones",
     )
     parser.add_argument(
         "--storage",
         type=_RATE,
         metavar="B",
-        help="bytes per second of checkpoint writes: adds the goodput under failures, on GPUs",
+        help="bytes per second of checkpoint writes; adds the goodput, the share of time left after failures (GPUs)",
     )
 
 
@@ -185,7 +191,10 @@ def _list_time(one: Prediction) -> list[str]:
     time = one.time
     if time is None:
         remedy = one.describe_remedy()
-        return [f"No step time is predicted: {one.time_unknown}.", *([f"What would fit: {remedy}."] if remedy else [])]
+        return [
+            f"No step time is predicted: {one.time_unknown}.",
+            *([f"Changes that make it fit: {remedy}."] if remedy else []),
+        ]
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
     lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
@@ -267,7 +276,7 @@ def _format_largest(micro: LargestMicroBatch) -> str:
     if not micro.perhaps:
         return "No micro-batch fits."
     if not micro.surely:
-        return f"No micro-batch surely fits; the largest that may fit: {micro.perhaps}."
+        return f"No micro-batch surely fits; the largest micro-batch that may fit is {micro.perhaps}."
     return f"Largest micro-batch: {micro.surely} surely fits, {micro.perhaps} may fit."
 
 

@@ -21,9 +21,15 @@ from bench.core import terminal
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(parser, "as for sweep: study=NAME, comma lists")
-    parser.add_argument("--offline", action="store_true", help="only check, as on a compute node; fetch nothing")
-    parser.add_argument("--arch", metavar="LIST", help="GPU architectures to build for: 8.0,9.0; default: the GPU here")
+    options.add_overrides(parser, "study=NAME, or settings of config keys; comma lists as for `zeroscale sweep`")
+    parser.add_argument(
+        "--offline", action="store_true", help="only check, and fetch nothing; for compute nodes without a network"
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="LIST",
+        help="GPU architectures for which ops are built, such as 8.0,9.0; default: this machine's GPU",
+    )
     options.add_json(parser)
     options.add_config_dir(parser)
     options.add_results(parser)

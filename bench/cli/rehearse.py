@@ -29,10 +29,17 @@ rehearsal as a real run."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    help_text = "the rank to run, default 0; some engines allow no other"
+    help_text = "rank to run; default: %(default)s; some engines support only rank 0"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=help_text)
-    parser.add_argument("--study", default=STUDY, metavar="NAME", help="folder of the results; default: %(default)s")
-    help_text = "count memory without computing or using it; for a rank larger than this machine"
+    parser.add_argument(
+        "--study",
+        default=STUDY,
+        metavar="NAME",
+        help="name of the results folder, within --results; default: %(default)s",
+    )
+    help_text = (
+        "count memory by shapes of tensors, without computing; for a rank that needs more memory than this machine has"
+    )
     parser.add_argument("--shapes-only", action="store_true", help=help_text)
 
 
@@ -43,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     )
     line, ranks = options.format_compact_point(made.composed), made.composed.spec.world_size
     if any((args.results / args.study / definition.FOLDER).glob("*.json")):
-        rule = "is the folder of a sweep, which would count the rehearsal as a run"
+        rule = "this folder belongs to a sweep, which would count the rehearsal as a run"
         raise UserError(f"--study {args.study}", rule, "choose another name")
     if args.dry_run:
         print(options.format_point_json(made.composed) if args.json else line)
         return 0
     if not args.json:
-        print(f"{line}\nrank {args.rank} of {ranks}, the other ranks are simulated", flush=True)
+        print(f"{line}\nrank {args.rank} of {ranks}; all other ranks are simulated", flush=True)
     with terminal.progress(quiet=args.json) as follow:
         folder, record = api.measure(made, results=args.results, follow=follow)
     print(record.model_dump_json(indent=1, by_alias=True) if args.json else _format_rehearsal(record, folder))
@@ -64,9 +71,9 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
     seen = record.observations
     (own,) = seen.memory  # the memory of the only real rank
     rows = [
-        ("initialisation, peak", own.init_peak_bytes),
+        ("peak of initialisation", own.init_peak_bytes),
         ("between steps", own.resident_bytes),
-        ("steps, peak", own.peak_allocated_bytes),
+        ("peak of steps", own.peak_allocated_bytes),
         *((f"{name}, {c.calls} calls a step", c.payload_bytes) for name, c in (seen.collectives or {}).items()),
     ]
     cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
@@ -77,6 +84,8 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
         ]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
     if record.circumstance.shapes_only:
-        return f"ok: only shapes, no step was computed\n{table}\n{folder}"
+        return f"ok: memory counted from shapes, nothing computed\n{table}\n{folder}"
     typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
-    return f"ok: a step computes {typical}, without communication, n = {len(seen.compute_s)}\n{table}\n{folder}"
+    return (
+        f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}\n{table}\n{folder}"
+    )

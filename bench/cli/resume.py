@@ -139,14 +139,14 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
     lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
-        lines.append(f"It could not go on: {make_printable(refusal)}.")
+        lines.append(f"The autopilot could not continue: {make_printable(refusal)}.")
     open_points = [one for one in view.statuses if not one.final]
     if open_points:
-        lines += ["", "## Without an answer", "", *_list_reasons(open_points)]
+        lines += ["", "## Without a final result", "", *_list_reasons(open_points)]
     lines += [f"- node {found.host} is excluded: {found.reason}" for found in jobs.read_exclusions(view.folder)]
     answered = [one for one in view.statuses if one.final]
     if answered:
-        lines += ["", "## Answers", "", *(_format_answer(view.folder, one) for one in answered[:_MOST_LINES])]
+        lines += ["", "## Results", "", *(_format_answer(view.folder, one) for one in answered[:_MOST_LINES])]
     if len(answered) > _MOST_LINES:
         lines.append(f"- … and {len(answered) - _MOST_LINES} more; see the report")
     return "\n".join(lines) + "\n"

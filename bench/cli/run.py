@@ -33,7 +33,12 @@ STUDY = "adhoc"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    parser.add_argument("--study", default=STUDY, metavar="NAME", help="folder of the results; default: %(default)s")
+    parser.add_argument(
+        "--study",
+        default=STUDY,
+        metavar="NAME",
+        help="name of the results folder, within --results; default: %(default)s",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,14 +108,14 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
     """
     if record.outcome.kind != "ok":
         log = folder / store.LOG
-        return [str(folder), *([f"next: look into {log}"] if log.exists() else [])]
+        return [str(folder), *([f"next: read the log {log}"] if log.exists() else [])]
     from analysis import flags
     from analysis.metrics import step_time
     from analysis.metrics.throughput import compute_tokens_per_s
 
     rate = compute_tokens_per_s(record)
     of = record.spec.sequence
-    kinds = f", of {' and '.join(of)}" if len(of) > 1 else ""
+    kinds = f" of {' and '.join(of)}" if len(of) > 1 else ""
     lines = [f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []
     lines += [*_describe_trained(record), *_describe_parts(record), *_describe_evaluations(record)]
     lines += _describe_saved(record, folder)
@@ -122,7 +127,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
         lines += [terminal.wrap(f"{name}: the run {known[name].meaning}", 2) for name in raised]
     if "stall" in flags.list_notes(record):
         step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
-        lines.append(f"  the longest step: number {step}, {seconds:.4g} s")
+        lines.append(f"  the longest step is number {step}, with {seconds:.4g} s")
     return [*lines, str(folder), *_list_next_commands(record, folder.parents[1], overrides, given)]
 
 
@@ -133,7 +138,7 @@ def _describe_trained(record: RunRecord) -> list[str]:
     if observed is None or observed.trainable_parameters in (None, observed.parameters):
         return []
     trained = observed.trainable_parameters
-    return [f"trained {trained:,} of {observed.parameters:,} parameters"]
+    return [f"{trained:,} of {observed.parameters:,} parameters are trained"]
 
 
 def _describe_evaluations(record: RunRecord) -> list[str]:
@@ -168,25 +173,25 @@ def _describe_parts(record: RunRecord) -> list[str]:
     ranks = record.spec.world_size // parts
     groups = [range(part * ranks, (part + 1) * ranks) for part in range(parts)]
     shares = ", ".join(f"{100 * statistics.mean(idle[rank] for rank in group):.0f}" for group in groups)
-    lines = [f"idle: {100 * statistics.mean(idle):.0f} % of a step; by part of the layers: {shares} %"]
+    lines = [f"ranks are idle for {100 * statistics.mean(idle):.0f} % of a step; by pipeline position: {shares} %"]
     # Ranks are numbered stage by stage: the first `ranks` ranks hold the first pipeline stage.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory]
     if len(peaks) == record.spec.world_size and None not in peaks:
         most = ", ".join(f"{max(peaks[rank] or 0 for rank in group) / 2**20:.1f}" for group in groups)
-        lines.append(f"peak memory by part of the layers: {most} MiB")
+        lines.append(f"peak memory by pipeline position: {most} MiB")
     return lines
 
 
 def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
     """Return texts that each suggest a command as the next step. The first line of a text is the command's purpose."""
     page = Path("results/reports") / study.name
-    commands = [(["zeroscale", "report", str(study), "--out", str(page)], "all runs of this folder")]
+    commands = [(["zeroscale", "report", str(study), "--out", str(page)], "a report on all runs of this folder")]
     # `known` is None if the engine of an older record is no longer installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
-        commands.insert(0, (reference, "the reference that losses are compared with"))
+        commands.insert(0, (reference, "a reference run, to verify the losses"))
     return [options.format_next(what, words) for words, what in commands]
 
 

@@ -98,18 +98,20 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     size = format_count(len(candidates), "point") + ("" if listed else ", drawn from a larger space,")
     lines = [
         f"{size} by {', '.join(section.space)}",
-        f"sought: the {OBJECTIVES[section.objective]} {section.objective}{bounds and f', with {bounds}'}",
+        f"objective: the {OBJECTIVES[section.objective]} {section.objective}{bounds and f', with {bounds}'}",
     ]
     if left_out:
-        lines.append(f"cannot run, not tried: {format_count(len(left_out), 'point')}, such as: {left_out[0]}")
-    lines += [f"predicted far out of memory, not tried: {infeasible:,}"] if infeasible else []
-    lines.append(f"by {section.sampler}, first:")
+        lines.append(
+            f"excluded, because they cannot run: {format_count(len(left_out), 'point')}, such as: {left_out[0]}"
+        )
+    lines += [f"excluded, because predicted memory far exceeds the device's: {infeasible:,}"] if infeasible else []
+    lines.append(f"first trials by the sampler {section.sampler}:")
     for one in first:
         candidate = plan.pool.find(one.values)
         predicted = "" if candidate is None or candidate.predicted is None else f"  predicted {candidate.predicted:.3g}"
         lines.append(f"  {one.point.line}{predicted}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
-    until = f", or until {PATIENCE} in a row gain less than {100 * section.gain:g} % together"
+    until = f", or until {PATIENCE} trials in a row improve by less than {100 * section.gain:g} % together"
     # Grid and random search end after their number of trials. A search with rungs ends when no training continues.
     settles = section.trials > PATIENCE and section.sampler not in ("grid", "random") and not section.rungs
     lines.append(f"at most {format_count(section.trials, 'trial')}{hours}{until if settles else ''}; nothing started")
@@ -143,16 +145,20 @@ def format_verdict(
     lines = [terminal.wrap_columns(f"best {section.objective}: {_format_trial(section, best)}")] if best else []
     if best and best.quantities and (noise := best.quantities.noise(section.objective)):
         off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
-        lines.append(f"its run is no sound measurement (busy machine, few or unsteady steps): off by up to {off}")
+        lines.append(f"its measurement was disturbed (busy machine, few or unsteady steps): error up to {off}")
         words = ["zeroscale", verb, *best.trial.point.overrides, "launcher.quiet_within_s=600", *given]
         lines += ["measure it again:", terminal.wrap_command(words)]
-    lines += [] if best else [verdict.unmet or "no trial ended well"]
+    lines += [] if best else [verdict.unmet or "no trial has the outcome ok"]
     if verdict.equals:
-        lines.append(f"not distinguishable from it, by the intervals of one run each: {len(verdict.equals)}")
+        lines.append(f"not distinguishable from the best, by intervals of one run each: {len(verdict.equals)}")
         lines += [terminal.wrap_columns(f"  {_format_trial(section, one)}") for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
-    early = f", {verdict.ended_early} of them ended early: they could not win" if verdict.ended_early else ""
+    early = (
+        f", {verdict.ended_early} of them ended early, because they were surely slower than the best"
+        if verdict.ended_early
+        else ""
+    )
     spent = f"{verdict.node_hours:.3g} node-hours"
     lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
     furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())
@@ -160,12 +166,15 @@ def format_verdict(
     more = "; raise search.trials or search.node_hours, then resume" if verdict.is_spent else ""
     gain = f"{100 * section.gain:g} %"
     notes = (
-        (verdict.reached, f"trainings by the tokens that they reached: {furthest}"),
-        (verdict.none_ended, f"no training came to its end at {whole}: the best led in mid-schedule{more}"),
-        (verdict.pending, f"without an answer: {format_count(verdict.pending, 'trial')}"),
+        (verdict.reached, f"number of trainings by the tokens that they reached: {furthest}"),
+        (
+            verdict.none_ended,
+            f"no training reached its end at {whole}: the best was leading before the end of its schedule{more}",
+        ),
+        (verdict.pending, f"{format_count(verdict.pending, 'trial')} without a final result"),
         (verdict.environments > 1, f"trials ran in {verdict.environments} environments, which may explain differences"),
-        (verdict.is_settled, f"ended: its last {PATIENCE} trials gained less than {gain} together"),
-        (verdict.is_spent and not verdict.is_settled, "ended: its budget is spent"),
+        (verdict.is_settled, f"the search ended: its last {PATIENCE} trials improved by less than {gain} together"),
+        (verdict.is_spent and not verdict.is_settled, "the search ended: its budget is spent"),
     )
     return "\n".join([*lines, *(text for holds, text in notes if holds), str(folder)])
 

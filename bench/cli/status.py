@@ -43,8 +43,8 @@ _MOST_READ = 300  # with more `ok` runs, no flags are shown: each record takes a
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_study_folder(parser)
-    parser.add_argument("--all", action="store_true", help="show the points that ended ok as well")
-    parser.add_argument("--wait", action="store_true", help="return as soon as nothing is pending or running")
+    parser.add_argument("--all", action="store_true", help="also list points (configurations) with the outcome ok")
+    parser.add_argument("--wait", action="store_true", help="wait until no point is pending or running")
     options.add_json(parser)
 
 
@@ -72,7 +72,7 @@ def _wait(folder: Path, *, quiet: bool) -> api.Status:
 def _read_status(folder: Path) -> api.Status:
     status = api.status(folder)
     if status.scheduler_away:
-        print(f"zeroscale: {status.scheduler_away}; the states below are from the folder alone", file=sys.stderr)
+        print(f"zeroscale: {status.scheduler_away}; states are shown without the scheduler's queue", file=sys.stderr)
     return status
 
 
@@ -87,7 +87,7 @@ def _format_text(view: StudyState, *, every: bool) -> str:
     lines += [make_printable(line) for line in _list_job_lines(view)]
     if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
         resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
-        lines.append(f"no process measures this sweep now; to run the waiting points: {resume}")
+        lines.append(f"no process runs this sweep now; to run the waiting points: {resume}")
     progress = format_progress(view, Counter(name for raised in flags.values() for name in raised))
     return "\n".join([*lines, terminal.wrap(progress)])
 
@@ -121,9 +121,9 @@ def _list_job_lines(view: StudyState) -> Iterator[str]:
         yield f"job {state.number}  {'autopilot, ' if not job.points else ''}{what}{shown}"
     cancel = f"to cancel them: zeroscale cancel {shlex.quote(str(view.folder))}"
     if any(job.points for job in view.live) and all(point_status.final for point_status in view.statuses):
-        yield f"every point has its answer, and jobs are left; {cancel}"
+        yield f"every point has a final result, but jobs are still in the queue; {cancel}"
     elif any(state.stuck for _, state in view.list_live()):
-        yield f"jobs that cannot start stay in the queue; {cancel}"
+        yield f"jobs in the queue cannot start; {cancel}"
 
 
 def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
@@ -172,8 +172,8 @@ class TimeLeft(NamedTuple):
         """Return the estimate as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
-            return f"about {shown} left, by the median of {format_count(self.finished, 'finished point')}"
-        return f"at most {shown} left, by the time limits in the plan"
+            return f"about {shown} left, from the median of {format_count(self.finished, 'finished point')}"
+        return f"at most {shown} left, from the time limits of the plan"
 
 
 _LATEST = 50

@@ -56,18 +56,20 @@ _SHOWN = 20  # points that a dry run lists without --list: one screen
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    help_text = f"with --dry-run: list all points, even if there are more than {_SHOWN}, and infeasible points"
+    help_text = f"with --dry-run: list all points, also if there are more than {_SHOWN}, and infeasible points"
     parser.add_argument("--list", action="store_true", help=help_text)
-    help_text = "number of runs of every point, in random order; default: that of the study, or 1 without a study"
+    help_text = "number of runs of every point (configuration); default: the number in the study, or 1"
     parser.add_argument("--repeats", type=options.positive("--repeats"), metavar="N", help=help_text)
-    help_text = "also run points that cannot fit in memory, judged by a smaller micro-batch or by a prediction"
+    help_text = (
+        "also run points that should not fit in memory, by a prediction or by failed runs of a smaller micro-batch"
+    )
     parser.add_argument("--no-prune", action="store_true", help=help_text)
     options.add_autopilot(parser)
-    help_text = "keep at most N of the sweep's jobs in the queue"
+    help_text = "maximum number of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
-    parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs")
+    parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs by N, as `sbatch --nice`")
     parser.add_argument(
-        "--begin", metavar="WHEN", help="start no job before this time, in the scheduler's format: 20:00"
+        "--begin", metavar="WHEN", help="earliest start of the jobs, in the scheduler's format, such as 20:00"
     )
 
 
@@ -158,15 +160,17 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         count = f"{len(sweep.order)} runs of {count}"
     if answers.keys:
         left = len(sweep.order) - len(answers.keys)
-        count += f": {len(answers.keys)} already answered, {left or 'none'} left to run"
+        count += f": {len(answers.keys)} already have a result, {left or 'none'} left to run"
     if planned:
         lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
         lines = [f"{count}{';' if answers.keys else ','} {nothing}"]
     lines += [*([answers.busy] if answers.busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
-    lines += [f"excluded by {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()]
+    lines += [
+        f"excluded by the rule {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()
+    ]
     if expansion.merged:
-        lines.append(f"the same as another: {format_count(expansion.merged, 'point')}")
+        lines.append(f"duplicates of other points, merged: {format_count(expansion.merged, 'point')}")
     runs = Counter(index for _, index in sweep.order if every or not predictions.infeasible(index))
     if every or len(runs) <= _SHOWN:
         jobs_of: dict[str, dict[int, None]] = {}  # job numbers in order, by config_id; a dict as an ordered set
@@ -176,7 +180,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         for index, repeats in runs.items():
             point = sweep.points[index]
             answered = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answers.keys)
-            shown = format_count(repeats, "run") + (f", {answered} already answered" if answered else "")
+            shown = format_count(repeats, "run") + (f", {answered} already with a result" if answered else "")
             lines.append(_format_point(point, shown, predictions.line(index), list(jobs_of.get(point.config_id, ()))))
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
@@ -211,16 +215,16 @@ def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[
         yield setup.price_note
     longest = max((job.time_limit_min for job in planned if job.mode == "packed"), default=0)
     if longest > options.job_max_min:
-        rule = f"a point alone may need a job of {longest} min"
-        yield f"launcher.job_max_min={options.job_max_min}: {rule}; raise it, or set a shorter launcher.time_limit_min"
+        rule = f"a single point may need a job of {longest} min"
+        yield f"launcher.job_max_min={options.job_max_min}: {rule}; raise job_max_min, or lower launcher.time_limit_min"
     price, budget = setup.price_per_node_hour, setup.budget
     if not price or not budget:
         return
     over = [job for job in planned if price * _compute_node_hours(job, setup) > budget]
     if over:
         shorter = "launcher.job_max_min" if any(len(job.points) > 1 for job in over) else "launcher.time_limit_min"
-        rule = f"{format_count(len(over), 'job')} alone may cost more and would be refused"
-        yield f"launcher.budget={budget:g}: {rule}; set a shorter {shorter}, or raise the budget"
+        rule = f"{format_count(len(over), 'job')} may cost more than the whole budget, and will be refused"
+        yield f"launcher.budget={budget:g}: {rule}; lower {shorter}, or raise the budget"
 
 
 def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequence[int]) -> str:
@@ -262,7 +266,8 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
     known = [hours for hours in taken if hours is not None]
     predicted = PredictionText(sweep).format_node_hours(times)
     hours = f"{times * sum(known):.2g} node-hours" if all(paths) and len(known) == len(taken) else predicted
-    return f"one run of each is indicative; {times} of each take {hours}:\n{terminal.wrap_command(command)}"
+    taken_text = f"a single run per point is only indicative; {times} runs per point take {hours}"
+    return f"{taken_text}:\n{terminal.wrap_command(command)}"
 
 
 class ExistingAnswers(NamedTuple):
@@ -307,7 +312,12 @@ def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) ->
             shown_kinds.add(_get_job_kind(job))
             where = (folder / jobs.FOLDER / job.name).resolve()
             script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
-            lines += ["", f"── script of job {number}, {kinds[_get_job_kind(job)]} of this kind", script.rstrip(), ""]
+            lines += [
+                "",
+                f"── script of job {number}; number of jobs of this kind: {kinds[_get_job_kind(job)]}",
+                script.rstrip(),
+                "",
+            ]
     return lines
 
 
@@ -361,7 +371,7 @@ class PredictionText:
             return "memory unknown"
         needed = f"{_format_range(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
         if there is None and one.machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
-            return f"{needed} in each rank, {_format_on_this_host(room, one.point.devices_per_node)}"
+            return f"{needed} per rank, {_format_on_this_host(room, one.point.devices_per_node)}"
         if there is None:
             return f"{needed} (the device's memory is unknown)"
         verdict = "far out of memory, infeasible" if one.infeasible else room.fits(there)
@@ -398,14 +408,14 @@ class PredictionText:
             yield f"predicted: {self._sum_node_hours()} node-hours{cost} for {format_count(known, 'run')}{unknown}"
         if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
             runs = format_count(infeasible, "run")
-            yield f"predicted far out of memory: {runs}, to be recorded as infeasible; --no-prune runs them"
+            yield f"predicted memory far exceeds the device's: {runs}, recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
         """Yield a line if points may exceed their time limit, in which case they have no result."""
         limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
         if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
-            yield f"{format_count(short, 'point')} may need more than the time limit: give launcher.time_limit_min"
+            yield f"{format_count(short, 'point')} may need more than the time limit: raise launcher.time_limit_min"
 
     @functools.cached_property
     def _runs(self) -> list[PointPrediction]:
@@ -426,7 +436,9 @@ def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
     )
     there = environment.read_host_memory_bytes()
     span = _format_range(all_ranks.low_bytes / 1e9, all_ranks.high_bytes / 1e9)
-    return f"{span} GB of {there / 1e9:.3g} here with {format_count(ranks, 'rank')} ({all_ranks.fits(there)})"
+    return (
+        f"{span} GB of {there / 1e9:.3g} on this machine with {format_count(ranks, 'rank')} ({all_ranks.fits(there)})"
+    )
 
 
 def _format_range(low: float, high: float) -> str:

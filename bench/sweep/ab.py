@@ -71,12 +71,18 @@ def _resolve_name(named: str, checkout: Path | None) -> Path | str:
     if code and (named == "." or code == path.resolve()):  # `named` may be a branch that is also the name of a folder
         return code
     if checkout is None:
-        raise UserError(named, "no Python environment, and no checkout of zeroscale here", "call it inside a checkout")
+        raise UserError(
+            named,
+            "is not a Python environment, and this folder is not a checkout of zeroscale",
+            "run the command in a checkout",
+        )
     commit = _ask_git(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}")
     if commit is None:
         known = _ask_git(checkout, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags") or ""
         raise UserError(
-            named, "neither a git revision nor a Python environment", suggest_nearest(named, ["HEAD", *known.split()])
+            named,
+            "neither a git revision nor a Python environment",
+            suggest_nearest(named, ["HEAD", *known.split()]),
         )
     return commit
 
@@ -94,7 +100,7 @@ def _open_side(letter: str, named: str, meaning: Path | str, checkout: Path | No
             yield ComparedSide(name, called, python, code, meaning)
     elif meaning.is_dir():
         commit = _ask_git(meaning, "rev-parse", "HEAD")
-        yield ComparedSide(f"{letter}-as-it-is", f"{meaning} as it is", python, meaning, commit)
+        yield ComparedSide(f"{letter}-as-it-is", f"{meaning} with its uncommitted changes", python, meaning, commit)
     else:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", meaning.parent.parent.name)[-40:]
         commit = _ask_git(checkout, "rev-parse", "HEAD") if checkout else None
@@ -110,7 +116,9 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
             # Without hooks: those of the user's repository may do anything.
             hookless = ("-c", "core.hooksPath=/dev/null")
             if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
-                raise UserError(commit[:7], "cannot be checked out", "does `git worktree add` work here?")
+                raise UserError(
+                    commit[:7], "cannot be checked out", "check that `git worktree add` works in this repository"
+                )
             yield code
         finally:
             _ask_git(checkout, "worktree", "remove", "--force", "--force", str(code))
@@ -230,7 +238,7 @@ def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Pat
         raise
     found = sorted(results.glob(f"{side.name}/*/{number}.*/{store.RECORD}"))
     if not found:
-        last = (said.strip().splitlines() or ["without a message"])[-1].removeprefix("zeroscale: ")
+        last = (said.strip().splitlines() or ["the process printed no message"])[-1].removeprefix("zeroscale: ")
         raise UserError(side.called, f"left no record: {last}")
     return store.read_record(found[-1])
 
@@ -250,4 +258,4 @@ def _check_code(side: ComparedSide, record: RunRecord) -> None:
     ran = (record.environment.git or {}).get("commit")
     if ran != side.commit:
         rule = f"ran the code of {ran or 'an unknown commit'} instead of {side.commit}"
-        raise UserError(side.called, rule, "look for another zeroscale on its Python's path")
+        raise UserError(side.called, rule, "remove the other installation of zeroscale from the path of this Python")

@@ -205,7 +205,7 @@ def read(study_folder: Path) -> list[SweepDefinition]:
         raise next(file for file in files if isinstance(file, UserError))
     if not found:
         rule = "no sweep was started in this folder" if study_folder.is_dir() else "no such folder"
-        raise UserError(str(study_folder), rule, "give the folder of a study, e.g. results/runs/smoke")
+        raise UserError(str(study_folder), rule, "name the results folder of a study, such as results/runs/smoke")
     return _with_trials(found, study_folder)
 
 
@@ -229,8 +229,8 @@ def _read_sweep(path: Path) -> SweepDefinition | UserError:
         why = str(error).partition("\n")[0]
         if isinstance(error, ValidationError):
             why = describe_error(error, SweepDefinition)
-        rule = f"not a sweep of this version ({why})"
-        unreadable = UserError(str(path), rule, "remove it and start the sweep again")
+        rule = f"this version of zeroscale cannot read this sweep ({why})"
+        unreadable = UserError(str(path), rule, "remove the file and start the sweep again")
         _log.warning("%s", unreadable)
         return unreadable
 

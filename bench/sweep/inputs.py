@@ -72,13 +72,17 @@ def find_study(
     rest = [(key, values) for key, values in parsed if key != "study"]
     named += [] if study is None else [study.name if isinstance(study, Study) else str(study)]
     if len(named) > 1:
-        raise UserError(f"study={','.join(named)}", "one study at a time", f"call {verb} once for each")
+        raise UserError(
+            f"study={','.join(named)}", "only one study is supported", f"run `zeroscale {verb}` once for each study"
+        )
     found = study if isinstance(study, Study) else None
     if found is None:
         found = compose.read_study(named[0], config_dir) if named else Study(name="adhoc")
     if found.search and found.axes:
-        rule = f"has axes ({', '.join(found.axes)}) and a search, which varies the fields of its space alone"
-        raise UserError(f"study={found.name}", rule, "move the axes into search.space, or remove one of both sections")
+        rule = f"has axes ({', '.join(found.axes)}) and a search, but a search ignores axes"
+        raise UserError(
+            f"study={found.name}", rule, "move the axes into search.space, or remove one of the two sections"
+        )
     return found, rest
 
 
@@ -114,11 +118,11 @@ def check_devices(composed: Request) -> None:
     if launcher and isinstance(options, SchedulingOptions):
         setup = launcher.job_setup(options)
         if device == "cuda" and setup.device == "cpu":
-            rule = f"has GPUs, and a job of launcher={composed.launcher_file} would ask for none"
+            rule = f"has GPUs, but jobs of launcher={composed.launcher_file} request none"
             raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
         if setup.device_name and not composed.machine.accepts(setup.device_name):
-            rule = f"a job of launcher={composed.launcher_file} would get {setup.device_name}"
-            remedy = "choose the machine that has them, or request others"
+            rule = f"does not match: jobs of launcher={composed.launcher_file} get {setup.device_name}"
+            remedy = "choose a machine with this device, or request another device"
             raise UserError(f"machine={composed.machine.name}", rule, remedy)
     if launcher or device is None:
         return
@@ -127,20 +131,20 @@ def check_devices(composed: Request) -> None:
     local_devices, name = count_local_devices(device), read_device_name(device)
     if local_devices == 0:
         remedy = f"choose machine=cpu, or {launchers.format_queueing()}, or use `zeroscale predict`"
-        raise UserError(f"machine={machine.name}", "there is no GPU here that torch can use", remedy)
+        raise UserError(f"machine={machine.name}", "this computer has no GPU that torch can use", remedy)
     if name is not None and not machine.accepts(name):
-        rule = f"expects {' or '.join(machine.device_names)}, and this machine has {name}"
-        raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which uses this machine's device")
+        rule = f"expects {' or '.join(machine.device_names)}, but this computer has {name}"
+        raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which uses the device of this computer")
     if device == "cuda" and local_devices is not None and composed.spec.devices_per_node > local_devices:
         raise UserError(
             needed,
-            f"here {'is' if local_devices == 1 else 'are'} {format_count(local_devices, 'GPU')}",
-            f"give at most {local_devices}",
+            f"this computer has {format_count(local_devices, 'GPU')}",
+            f"set {local_devices} or less",
         )
     max_processes = _PROCESSES_PER_CORE * count_cores()
     if device == "cpu" and composed.spec.devices_per_node > max_processes:
         raise UserError(
-            needed, f"too many processes for {format_count(count_cores(), 'core')}", f"give at most {max_processes}"
+            needed, f"too many processes for {format_count(count_cores(), 'core')}", f"set {max_processes} or less"
         )
 
 

@@ -92,7 +92,7 @@ class JobEnd(NamedTuple):
         how = f" ({self.exit})" if self.exit else ""
         log = f"; see {self.log}" if self.log else ""
         last = f": {self.last_line}" if self.last_line else ""
-        begun = "before it came to this point" if self.begun else "no attempt begun"
+        begun = "before this point was started" if self.begun else "no attempt was started"
         return f"job {self.number} {self.state}{lasted}{how}, {begun}{log}{last}"
 
 

@@ -93,7 +93,7 @@ class LockHolder(NamedTuple):
         since = time.strftime("%H:%M:%S", time.localtime(self.since))
         command = f": {self.command}" if self.command else ""
         left = f"; {self.left}" if self.left else ""
-        return f"another command measures{command} (pid {self.pid}, since {since}{left})"
+        return f"another command is measuring{command} (pid {self.pid}, since {since}{left})"
 
 
 def _describe_command() -> str:
@@ -169,11 +169,13 @@ def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> 
     """Wait until this process is the first in the queue and the lock is free, and take the lock."""
     begin, printed = time.monotonic(), False
     while (earlier := count_earlier()) or not _try_lock(file):
-        queued = f", and {format_count(earlier, 'command')} before this one" if earlier else ""
+        queued = f", and {format_count(earlier, 'command')} wait before this one" if earlier else ""
         holder = _read_holder(file)
         if not printed:
-            waiting = f"waiting: {holder or 'another command measures'}{queued}"
-            print(f"zeroscale: {waiting}. To start anyway: launcher.lock=false", file=sys.stderr, flush=True)
+            waiting = f"waiting: {holder or 'another command is measuring'}{queued}"
+            print(
+                f"zeroscale: {waiting}. To run at the same time, set launcher.lock=false", file=sys.stderr, flush=True
+            )
             printed = True
         # The line above names the other command, so the progress need not repeat its name.
         follow(Progress(f"waiting for another command{queued}", left=holder.left if holder else ""))
@@ -389,7 +391,7 @@ def make_attempt(
         folder = claimed.folder
         # Without the lock, two processes may create attempts at one point. The earlier attempt runs.
         if not (again or waits(requested)) and find_rival_attempt(config_folder, requested.key, before=claimed.attempt):
-            reason = "another process began this point a moment earlier"
+            reason = "another process started this point a moment earlier"
             left = MeasuredRun(folder, store.finalize(folder, Outcome(kind="cancelled", reason=reason)))
             if deferred:
                 raise KeyboardInterrupt
@@ -408,10 +410,10 @@ def make_attempt(
             follow(watch.look())
     # A record that exists already is not changed.
     if handled:
-        reason = f"interrupted by {_name_signal(deferred[0])} before its supervisor had begun"
+        reason = f"interrupted by {_name_signal(deferred[0])} before its supervisor had started"
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
         raise Interrupted
-    reason = "its supervisor died and left no record; run.log may say more"
+    reason = "its supervisor died and left no record; see run.log"
     record = store.finalize(folder, Outcome(kind="error", reason=reason))
     if deferred:
         raise KeyboardInterrupt
@@ -425,7 +427,7 @@ def _name_signal(number: int) -> str:
 def _note_interruption(folder: Path, number: int) -> None:
     """Print the signal that interrupts an attempt, and write it to a file for the record: the supervisor itself always
     gets SIGTERM."""
-    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run, with a record in {folder} …"
+    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …"
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         note = json.dumps({"signal": signal.Signals(number).name})

@@ -72,29 +72,29 @@ def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
     if heartbeat:
         who = f", process {heartbeat.get('supervisor')} on {heartbeat.get('host')},"
         at = f"; its last heartbeat was at {heartbeat.get('at')}"
-    reason = f"its supervisor{who} died and left no record{at}; run.log may say more"
+    reason = f"its supervisor{who} died and left no record{at}; see run.log"
     return Outcome(kind="error", reason=reason, evidence=evidence)
 
 
 def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
     if restarted:
         if left_behind.interrupted:
-            return "preempted", "the job was asked to end and put back into the queue"
-        return "node_failure", "the job was put back into the queue without a warning, as when a node fails"
+            return "preempted", "the scheduler ended the job and requeued it"
+        return "node_failure", "the scheduler requeued the job without a signal, as after a node failure"
     if ending and ending.outcome not in (None, "error"):
         return ending.outcome, ending.why
     if left_behind.interrupted and _is_warned(left_behind.interrupted):
-        return "timeout", "the scheduler warned that the time limit of its job was reached"
+        return "timeout", "the job reached its time limit, after the scheduler's warning signal"
     ended = f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "") if ending else ""
     if left_behind.interrupted and ending and ending.outcome:
         name = left_behind.interrupted.get("signal", "a signal")
-        return "error", f"{ended}, and {name} ended the rest of it; its log may say more"
+        return "error", f"{ended}, and {name} ended the remaining processes; see the job's log"
     if left_behind.interrupted:
         by = format_signal(left_behind.interrupted.get("signal", "a signal"))
         return "cancelled", f"interrupted by {by}; the scheduler gives no reason"
     if ending:
-        return "error", f"{ended} and left no record; its log may say more"
-    return "error", "no record, and the scheduler no longer knows the job"
+        return "error", f"{ended} and left no record; see the job's log"
+    return "error", "no record was left, and the scheduler no longer knows the job"
 
 
 def _is_warned(interrupted: dict[str, Any]) -> bool:

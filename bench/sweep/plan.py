@@ -70,7 +70,7 @@ def plan_sweep(
     options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
-        raise UserError(f"study={planned_study.name}", "has a search and no axes", "use `zeroscale search`")
+        raise UserError(f"study={planned_study.name}", "has a search section but no axes", "use `zeroscale search`")
     chosen = inputs.choose_small_base(planned_study, given, config_dir)
     update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
     planned_study = planned_study.model_copy(update=update)
@@ -132,7 +132,7 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
     support an added option or the autopilot."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
-        raise UserError("launcher", "a sweep has one launcher", "call sweep once for each")
+        raise UserError("launcher", "a sweep supports only one launcher", "run one sweep for each launcher")
     first = found[0].composed
     file = launchers.load(first.launcher)
     given = {key: value for key, value in etiquette.items() if value is not None}
@@ -142,8 +142,8 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
         raise UserError(flag, rule, f"remove it, or choose {launchers.format_queueing()}")
     scheduling = first.launcher_options
     if autopilot and isinstance(scheduling, SchedulingOptions) and not scheduling.has_dependencies:
-        rule = f"no job of launcher={first.launcher_file} can wait for another job"
-        raise UserError("--autopilot", rule, "remove it, and call `zeroscale resume` when jobs have ended")
+        rule = f"jobs of launcher={first.launcher_file} cannot wait for other jobs"
+        raise UserError("--autopilot", rule, "remove it, and run `zeroscale resume` when jobs have ended")
     plain = first.launcher_options.model_dump(mode="json")
     try:
         options: Limits = decode_model(file.Options, plain | given, "launcher")
@@ -190,8 +190,8 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
             composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min
         )
     elif trains and bound_min is not None:
-        rule = "a training has no longest window, and its step time is not predicted on this machine"
-        raise UserError("launcher.time_limit_min=null", rule, "set the minutes that an attempt may take")
+        rule = "no time limit can be derived for a training, because its step time is not predicted on this machine"
+        raise UserError("launcher.time_limit_min=null", rule, "set the maximum minutes of an attempt")
     return SweepPoint(
         config_id=made.config_id,
         line="  ".join(
@@ -244,7 +244,9 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(f"launcher={composed.launcher_file}", "run measures here and now", "use `zeroscale sweep`")
+        raise UserError(
+            f"launcher={composed.launcher_file}", "`zeroscale run` runs on this computer only", "use `zeroscale sweep`"
+        )
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     check_runnable(composed, inputs.find_device(composed))
@@ -300,7 +302,7 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
     rank."""
     spec = composed.spec
     if not 0 <= rank < spec.world_size:
-        raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of them")
+        raise UserError(f"--rank {rank}", f"the run has ranks 0 to {spec.world_size - 1}", "choose one of these ranks")
     can = engines.facts(spec).rehearsal
     if can.ranks == "none":
         raise UserError(f"engine={spec.engine.name}", f"cannot be rehearsed: {can.why}", "choose another engine")
@@ -312,12 +314,15 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
     """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, with a compiled model,
     or with flex attention."""
     if device != "cpu":
-        raise UserError("--shapes-only", "a GPU's memory cannot be counted without being used", "add machine=cpu")
-    model, rule = composed.spec.model, "compiled code does not run one operation at a time"
+        raise UserError("--shapes-only", "memory on a GPU cannot be counted without computing", "add machine=cpu")
+    model, rule = (
+        composed.spec.model,
+        "memory by shapes is counted operation by operation, but compiled code has no single operations",
+    )
     if model.compile != "none":
-        raise UserError(f"model.compile={model.compile}", rule, "model.compile=none, or remove --shapes-only")
+        raise UserError(f"model.compile={model.compile}", rule, "set model.compile=none, or remove --shapes-only")
     if model.attention == "flex":
-        raise UserError("model.attention=flex", rule, "model.attention=sdpa, or remove --shapes-only")
+        raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or remove --shapes-only")
 
 
 def _check_room(composed: Request, device: Device) -> None:
@@ -332,7 +337,9 @@ def _check_room(composed: Request, device: Device) -> None:
     except NoPrediction:  # no prediction: the run itself will show whether its memory suffices
         return
     if room is not None and needed > room:
-        rule = f"one rank needs {needed / 1e9:.1f} GB at least, and this machine has {room / 1e9:.1f} GB"
+        rule = f"one rank needs at least {needed / 1e9:.1f} GB, but this computer has {room / 1e9:.1f} GB"
         raise UserError(
-            composed.spec.model.name, rule, "more ranks, a higher stage, a smaller batch.micro, or --shapes-only"
+            composed.spec.model.name,
+            rule,
+            "use more ranks, a higher ZeRO stage, a smaller batch.micro, or --shapes-only",
         )

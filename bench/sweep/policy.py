@@ -226,7 +226,7 @@ def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun |
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
-        return SkipRun(run, "has its answer already", final)
+        return SkipRun(run, "already has a final result", final)
     if reason := snapshot.busy(run.key):
         return SkipRun(run, reason)
     if run.attempts is None or confirm:
@@ -270,10 +270,10 @@ def explain_given_up(
         last = f"paused for {done[-1].paused_s:g} s" if done[-1].outcome == "ok" else done[-1].reason
         return f"after {format_count(len(done), 'attempt')}; the last: {last}"
     if len(own) + len(failed_starts) >= limit:
-        jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} before any attempt"
-        return f"failed {len(own)} times, and {jobs}; the last: {failed_starts[-1]}"
+        jobs = f"{len(failed_starts)} job{'s' if len(failed_starts) > 1 else ''} failed before an attempt"
+        return f"{len(own)} attempts failed, and {jobs}; the last: {failed_starts[-1]}"
     if submitted >= TOTAL_ATTEMPTS_FACTOR * limit:
-        return f"{submitted} jobs had this point, and none led to an answer"
+        return f"{submitted} jobs were submitted for this point, and none left a final result"
     return ""
 
 
@@ -328,11 +328,13 @@ def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> 
     """
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:
-        return PostponeRun(run, f"{spent:.1f} of {plan.node_hours:g} node-hours are spent")
+        return PostponeRun(run, f"the budget is spent: {spent:.1f} of {plan.node_hours:g} node-hours")
     if snapshot.left_s is not None:
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min
         if 60 * run.limit_min > left_s:
-            why = f"may take {run.limit_min:g} min, and {left_s / 60:.1f} min are left: it waits for another job"
+            why = (
+                f"may take {run.limit_min:g} min, but the job has {left_s / 60:.1f} min left: it waits for another job"
+            )
             return PostponeRun(run, why)
     return StartRun(run)

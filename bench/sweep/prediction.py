@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
     def describe_fit(self) -> str:
         """Return a text that says whether the point fits into a device's memory."""
         if self.point.composed.machine.memory_bytes is None:
-            return "size of the device unknown"
+            return "device memory unknown"
         return {True: "fits", False: "does not fit", None: "may fit"}[self.fits]
 
     def host(self) -> HostMemory | None:
@@ -130,7 +130,11 @@ def predict_points(
     named = [str(value) for key, values in given if key == "software" for value in values]
     named += [] if software is None else [software]
     if len(named) > 1:
-        raise UserError(f"software={','.join(named)}", "one class of software at a time", "call predict once for each")
+        raise UserError(
+            f"software={','.join(named)}",
+            "only one class of software is supported",
+            "run `zeroscale predict` once for each class",
+        )
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
     if composed != Study(name="adhoc"):  # a study is predicted as `sweep` would measure it
@@ -153,7 +157,7 @@ def _predict_point(
         return Prediction(point, device, None, str(unknown), None, str(unknown))
     time, unknown_time = None, ""
     if room is not None and needed.fits(room) is False:
-        least = f"needs at least {format_gigabytes(needed.device[0])} GB of {format_gigabytes(room)}"
+        least = f"needs at least {format_gigabytes(needed.device[0])} GB, and the device has {format_gigabytes(room)}"
         unknown_time = f"does not fit: {least}"
     else:
         try:

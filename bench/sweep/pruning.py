@@ -84,7 +84,9 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
-            reason = f"micro-batch {smaller.micro} ran out of memory in run {run}, and this asks for {kin.itself.micro}"
+            reason = (
+                f"micro-batch {kin.itself.micro} cannot fit: micro-batch {smaller.micro} ran out of memory in run {run}"
+            )
             return Outcome(kind="pruned", reason=reason, evidence={"run": run, "micro": smaller.micro})
     return None
 
@@ -138,7 +140,7 @@ def find_infeasible_outcome(
     assert forecast and forecast.room and machine.memory_bytes
     room = forecast.room.corrected(correction.memory)
     needs, has = format_gigabytes(room.low_bytes), format_gigabytes(machine.memory_bytes)
-    reason = f"predicted to need at least {needs} GB, and a device of {machine.name} has {has} GB"
+    reason = f"predicted to need at least {needs} GB, but a device of {machine.name} has {has} GB"
     return Outcome(kind="infeasible", reason=reason, evidence=_build_evidence(plain_spec, room, machine, correction))
 
 

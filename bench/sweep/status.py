@@ -126,7 +126,7 @@ class _StatusReader:
                 return "running", f"in job {job.number}: {attempt.doing()}" if job else attempt.doing()
         if place:
             job = self._queue[place]
-            return "pending", f"in job {job.number}: {describe_wait(job) if job.pending else 'its turn comes'}"
+            return "pending", f"in job {job.number}: {describe_wait(job) if job.pending else 'not started yet'}"
         if not self._is_reached and (in_job := self._explain_unknown(key)):
             return "unknown", in_job
         failed_starts = self._failed_starts.get(key, ())
@@ -159,9 +159,9 @@ class _StatusReader:
             return end.describe()
         if state := self._queue.get((job.name, task)):  # its end was not written, for example because of a full disk
             exit_text = f" ({state.exit})" if state.exit else ""
-            return f"job {state.number} {state.state}{exit_text}, no attempt at this point; see {job.place}"
+            return f"job {state.number} {state.state}{exit_text} without an attempt at this point; see {job.place}"
         if self._is_reached and not any(jobs.list_allocations(job.folder)):
-            return f"job {job.handle} began no attempt, and the scheduler no longer knows it; see {job.place}"
+            return f"job {job.handle} started no attempt, and the scheduler no longer lists it; see {job.place}"
         return ""
 
     def _explain_unknown(self, key: RunKey) -> str:
@@ -172,7 +172,7 @@ class _StatusReader:
         job, task = self._last[key]
         spent = [a for _, a in jobs.list_allocations(job.folder) if a.task == task]
         over = (job.name, task) in self._seen.ends or (spent and all(a.ended_at is not None for a in spent))
-        return "" if over else f"in job {job.handle} when the scheduler was last asked"
+        return "" if over else f"in job {job.handle}, by the last known state of the queue"
 
 
 def describe_wait(state: JobState) -> str:
@@ -186,8 +186,8 @@ def describe_wait(state: JobState) -> str:
 
 def _explain_attempt(attempt: RunAttempt) -> str:
     if attempt.drill:
-        return "a run with an injected fault, which is no answer"
-    paused = f"a run that was paused for {attempt.paused_s:g} s, which is no answer"
+        return "a run with an injected fault, which does not count"
+    paused = f"a run that was paused for {attempt.paused_s:g} s, which does not count"
     return paused if attempt.outcome == "ok" and attempt.paused_s else attempt.reason
 
 

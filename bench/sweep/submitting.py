@@ -95,7 +95,7 @@ def submit_pending(
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
                 raise
             attempt, left_s = attempt + 1, until - time.monotonic()
-            message = "%s: %s; attempt %d in %g s, the last within %.0f s; Ctrl-C stops, jobs already submitted stay"
+            message = "%s: %s; attempt %d in %g s, the last within %.0f s; Ctrl-C stops, submitted jobs remain"
             _LOGGER.warning(message, away.value, away.rule, attempt, pause_s, left_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
@@ -203,7 +203,7 @@ class JobSubmitter:
             job = waiting.popleft()
             needs, shape = len(job.points) if job.mode == "array" else 1, _get_shape(job)
             if places is not None and needs > places:
-                return f"{self._whose} allows {self._max_queued} jobs in the queue"
+                return f"{self._whose} allows at most {self._max_queued} jobs in the queue"
             if shape in refused:
                 continue
             try:
@@ -325,14 +325,14 @@ def _check_shape(job: Job, cluster: ClusterLimits) -> None:
     queue."""
     if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
         most = format_count(cluster.max_nodes, "node")
-        rule = f"the partition gives a job at most {most}"
-        raise UserError(f"nodes={job.nodes}", rule, "request fewer, or choose another partition")
+        rule = f"the partition allows at most {most} per job"
+        raise UserError(f"nodes={job.nodes}", rule, "use fewer nodes, or choose another partition")
     if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
-        rule = "no node of the partition has the cores that launcher.cpus_per_device asks for"
+        rule = "no node of the partition has as many cores as launcher.cpus_per_device requests"
         raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer cores or devices")
     if cluster.max_gpus_per_node is not None and job.devices_per_node > cluster.max_gpus_per_node:
-        rule = f"a node of the partition has {cluster.max_gpus_per_node} of the GPUs that launcher.gpus asks for"
-        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer, or choose another partition")
+        rule = f"a node of the partition has only {cluster.max_gpus_per_node} of the GPUs that launcher.gpus requests"
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "use fewer, or choose another partition")
 
 
 def cancel_jobs(folder: Path) -> list[str]:
@@ -344,7 +344,9 @@ def cancel_jobs(folder: Path) -> list[str]:
     launcher, options = status.load_launcher(view.sweeps[-1])
     if not launcher:
         if any(one.state == "running" for one in view.statuses):
-            raise UserError(str(folder), "this sweep runs in the command that started it", "press Ctrl-C there")
+            raise UserError(
+                str(folder), "this sweep runs in the command that started it", "press Ctrl-C in its terminal"
+            )
         return []
     numbers = sorted({state.handle for _, state in view.list_live()})
     if numbers:
@@ -434,7 +436,7 @@ class JobBatcher:
         sweep, point, control = first.sweep, first.point, self._find_control(first)
         minutes = self._compute_time_limit_min(members)
         if self._max_time_min is not None and minutes > self._max_time_min:
-            rule = f"{point.config_id} may need a job of {minutes} min, and the partition allows {self._max_time_min}"
+            rule = f"{point.config_id} may need a job of {minutes} min, but the partition allows {self._max_time_min}"
             raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "set a shorter time limit")
         return Job(
             name=create_name(sweep.study),

@@ -14,7 +14,7 @@ def page() -> str:
     listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(verb.summary)) for name, verb in VERBS.items()])
     head = (
         "# Verbs\n\n`zeroscale VERB --help` prints the same in a terminal. `KEY=VALUE` is a key of "
-        "[the config](config.md). Before or after any verb, `-v` shows the traceback of an error; "
+        "[the config](config.md). Before or after any verb, `-v` prints the traceback of an error; "
         "`zeroscale --version` prints the versions.\n\n"
         "The exit code is 0 on success, 1 on failure, 2 for an invalid command, and 130 after Ctrl-C."
     )

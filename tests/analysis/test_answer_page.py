@@ -107,7 +107,7 @@ def test_page_contains_answer_and_exact_values_and_loads_nothing_external(tmp_pa
         assert f"{phase.total:,}" in page
     for seconds in one.time.parts.values():
         assert f"{seconds:.6g}" in page
-    assert "Largest micro-batch: " in page and "Not yet validated on a GPU." in page
+    assert "Largest micro-batch: " in page and "has not been validated on a GPU yet." in page
     assert one.point.composed.machine.source.split(",")[0] in page
     assert page.count("<figure") == 2
     assert page.count("Thin line") == 2 and page.count("Thick line") == 1, "only memory has a limit"
@@ -127,15 +127,15 @@ def test_page_overwrites_only_html_pages_and_creates_no_folders(
     assert write(tmp_path, ONE) == write(tmp_path, ONE)
     other = tmp_path / "config.yaml"
     other.write_text("kept")
-    assert refuse(capsys, other) == f"zeroscale: --page {other}: not the name of a page; let it end in .html\n"
+    assert refuse(capsys, other) == f"zeroscale: --page {other}: must end in .html; rename the page\n"
     assert other.read_text() == "kept"
     assert refuse(capsys, tmp_path / "config.yaml" / "p.html").endswith("choose another file\n")
     assert refuse(capsys, away := tmp_path / "a" / "b" / "p.html").endswith(
-        f"there is no folder {away.parent}; create it, or choose another file\n"
+        f"the folder {away.parent} does not exist; create the folder, or choose another file\n"
     )
     assert not (tmp_path / "a").exists(), "a path with a typing error creates no folders"
     (tmp_path / "folder.html").mkdir()
-    assert refuse(capsys, tmp_path / "folder.html").endswith("a folder; name a file in it\n")
+    assert refuse(capsys, tmp_path / "folder.html").endswith("is a folder; name a file in this folder\n")
 
 
 def refuse(capsys: pytest.CaptureFixture[str], path: Path) -> str:

@@ -159,7 +159,7 @@ def test_commits_are_ordered_by_the_surrounding_checkout(
     [
         ([], [], "no record below"),
         ([run(torch=None)], [], "no run with a time has a known commit; choose another --by"),
-        ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "no such choice; choose from commit"),
+        ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "is not one of the choices; choose from commit"),
         ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
     ],
 )

@@ -113,7 +113,7 @@ def test_unknown_side_is_refused_in_one_line_and_leaves_no_files(
 
 
 def test_revision_requires_a_checkout(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no checkout of zeroscale here"), open_sides("HEAD", "HEAD", None):
+    with pytest.raises(UserError, match="this folder is not a checkout of zeroscale"), open_sides("HEAD", "HEAD", None):
         pass
 
 

@@ -150,7 +150,7 @@ def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path
             store.finalize(opened.folder, outcome)
     points = [done, long, used_up, small, large, short]
     output = Allocation(tmp_path, points, attempts=2, SLURM_RESTART_COUNT="1").end()
-    assert "has its answer already" in output and "waits for another job" in output
+    assert "already has a final result" in output and "waits for another job" in output
     assert "after 2 attempts; the last: rank 0 was killed by SIGKILL" in output
     [pruned] = at(tmp_path, large)
     assert pruned.outcome == "pruned" and f"{small.config_id}/0.1" in pruned.reason and pruned.reason in output
@@ -247,7 +247,7 @@ def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)
     jobs.begin_allocation(old.folder, jobs.AllocationPeriod("1", None, 1, 1, time.time(), None))
-    assert "start 1 of this job has begun, so that this one was given up" in old.end()
+    assert "the scheduler has requeued this job, and start 1 of it runs now" in old.end()
     [record] = old.records()
     assert (record.outcome.kind, "given up" in record.outcome.reason) == ("node_failure", True)
     assert [process.returncode for process in old.processes] == [1]
@@ -283,4 +283,4 @@ def test_missing_job_folder_is_reported_as_not_shared(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.sweep.allocation", str(tmp_path / "runs/s/jobs/s-1")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "does not exist on this node: use a folder that all nodes share" in done.stderr
+    assert "does not exist on this node: put --results into a folder that all nodes share" in done.stderr

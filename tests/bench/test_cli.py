@@ -79,7 +79,9 @@ def test_dry_run_lists_every_point_and_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     started, *_, repeats, command = done.stdout.splitlines()
     assert started == "6 points, nothing started"
-    assert repeats.startswith("one run of each is indicative; 5 of each take ") and repeats.endswith(" node-hours:")
+    assert repeats.startswith("a single run per point is only indicative; 5 runs per point take ") and repeats.endswith(
+        " node-hours:"
+    )
     assert command.split() == ["zeroscale", "sweep", "engine=ddp,zero1,zero2", "batch.micro=1,2", "--repeats", "5"]
     again = zeroscale(*command.split()[1:], "--dry-run", cwd=tmp_path)
     first, *_, last = again.stdout.splitlines()
@@ -123,7 +125,7 @@ def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str])
     (["sweep", "--model", "tini"], "sweep: unrecognized arguments: --model; model=NAME selects a file of conf/model, "
      "and tini is none of them; did you mean tiny?"),
     (["sweep", "--repeat", "3"], "sweep: unrecognized arguments: --repeat; did you mean --repeats?"),
-    (["sweep", "--max-queued", "0"], "--max-queued 0: not a positive number; give at least 1"),
+    (["sweep", "--max-queued", "0"], "--max-queued 0: is not a positive integer; set 1 or more"),
 ])  # fmt: skip
 def test_unknown_option_is_refused_in_one_line(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
@@ -138,44 +140,44 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    (["table", SMOKE, "--columns", ""], "--columns: followed by an empty word; give a value, or leave it out"),
-    (["table", SMOKE, "--columns="], "--columns: has an empty value; give one, or leave it out"),
+    (["table", SMOKE, "--columns", ""], "--columns: is followed by an empty argument; add a value"),
+    (["table", SMOKE, "--columns="], "--columns: has an empty value; add a value, or remove the option"),
     (["table", SMOKE, "--columns", ","], "--columns ,: no such column; "),
-    (["table", ""], "table: followed by an empty word; give a value, or leave it out"),
+    (["table", ""], "table: is followed by an empty argument; add a value"),
     (["table", SMOKE, "--price", "nan"], "--price nan: must be a positive finite number; "),
-    (["report", SMOKE, "--out", " "], "--out: followed by an empty word; "),
+    (["report", SMOKE, "--out", " "], "--out: is followed by an empty argument; "),
     (["report", SMOKE, "--price", "0"], "--price 0: must be a positive finite number; "),
     (["pack", "nowhere"], "nowhere: no such file or folder; "),
-    (["export", SMOKE, "--to", "nothing", "--out", "x"], "--to nothing: no such choice; choose from "),
+    (["export", SMOKE, "--to", "nothing", "--out", "x"], "--to nothing: is not one of the choices; choose from "),
     (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
-    (["compare", SMOKE, ""], "compare: followed by an empty word; "),
+    (["compare", SMOKE, ""], "compare: is followed by an empty argument; "),
     (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: not a percentage; write it like 3%"),
     (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give one, e.g. versions.torch"),
     (["compare", SMOKE, SMOKE, "--across", "engin"], "--across engin: no such field; did you mean engine?"),
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: not a count or an amount of bytes that should not change; did you mean resident_bytes?"),
     (["claims", "nowhere"], "nowhere: no such file or folder; "),
-    (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: not a factor of at least 1; "),
-    (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: not a number of seconds "),
-    (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: not a number of seconds "),
+    (["predict", "model=tiny", "--straggler", "0"], "predict: argument --straggler: 0: must be a factor of at least 1"),
+    (["predict", "model=tiny", "--data-wait", "-1"], "predict: argument --data-wait: -1: must be a number of "),
+    (["predict", "model=tiny", "--rehearsed", "nan"], "predict: argument --rehearsed: nan: must be a number of "),
     (["predict", "model=tiny", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder; "),
     (["advise", "model=tiny", "tokens="], "tokens=: not a number above 0; set for example tokens=1e12"),
     (["compare", SMOKE, SMOKE, "--gate", "-3%"], "--gate -3%: not a percentage; write it like 3%"),
     (["sweep", "study=nope.yaml"], "study=nope.yaml: no such file; give the path of a file, or a name of conf/study"),
     (["run", "--study", "nope.yaml", "--dry-run"], "--study nope.yaml: names a folder of results, not a study file; "),
     (["run", "--study", "a/b", "--dry-run"], "--study a/b: a name is made of letters, digits, "),
-    (["sweep", "--max-queued", "x"], "--max-queued x: not a positive number; give at least 1"),
+    (["sweep", "--max-queued", "x"], "--max-queued x: is not a positive integer; set 1 or more"),
     (["sweep", "--nice", "x"], "--nice x: must be an integer; "),
     (["sweep", "--begin", "20:00"], "--begin: launcher=local has no queue; "),
     (["rehearse", "--rank", "99", "machine=cpu", "devices_per_node=2"], "--rank 99: the run has ranks 0 to 1; "),
     (["status", "nowhere"], "nowhere: no such folder; "),
     (["resume", "nowhere"], "nowhere: no such folder; "),
     (["cancel", "nowhere"], "nowhere: no such folder; "),
-    (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: not a list of architectures; "),
+    (["prepare", "machine=cpu", "--arch", "hopper"], "--arch hopper: is not a list of GPU architectures; "),
     (["calibrate", "machine=cpu", "--only", "matmul,mat"], "--only mat: no such part; did you mean matmul?"),
     (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
-    (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: not a positive number; give at least 1"),
-    (["ledger"], "ledger: this verb was removed; call `zeroscale claims`"),
+    (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: is not a positive integer; set 1 or more"),
+    (["ledger"], "ledger: this verb was removed; use `zeroscale claims`"),
 ])  # fmt: skip
 def test_wrong_value_of_every_option_is_refused_in_one_line(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]

@@ -43,7 +43,7 @@ def test_every_option_in_the_help_of_a_verb_is_explained(
     ("name", "expected"),
     [
         ("deadline", "deadline (word of advise)\n  longest time of the training"),
-        ("max-queued", "--max-queued (option)\n  keep at most N of the sweep's jobs in the queue\n  of: sweep"),
+        ("max-queued", "--max-queued (option)\n  maximum number of the sweep's jobs in the queue\n  of: sweep"),
         ("max_queued", "--max-queued (option)"),
         ("gate", "--gate (option)"),
         ("repeats", "--repeats (option)"),
@@ -58,7 +58,7 @@ def test_options_and_words_are_explained_by_their_help(
 
 def test_option_with_dashes_is_refused_with_its_correct_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--max-queued"]) == 2
-    assert capsys.readouterr().err.endswith("; write it without dashes: zeroscale explain max-queued\n")
+    assert capsys.readouterr().err.endswith("; write the name without dashes: zeroscale explain max-queued\n")
 
 
 def test_every_name_except_keys_and_files_has_an_explanation(known: list[Explanation]) -> None:
@@ -89,7 +89,7 @@ def test_every_flag_and_note_has_a_remedy(capsys: pytest.CaptureFixture[str]) ->
 def test_group_is_explained_by_its_files_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "engine", "engine.stage"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("engine (group of config keys)\n  the engine that trains")
+    assert out.startswith("engine (group of config keys)\n  the training engine")
     assert "files: ddp, fsdp, " in out and "engine.reduce_bucket_size" in out
     assert "1: optimizer state" in out
     assert max(map(len, out.splitlines())) <= 100
@@ -131,5 +131,5 @@ def test_explain_without_a_name_lists_all_names_by_kind(capsys: pytest.CaptureFi
 )
 def test_unknown_name_is_refused_in_one_line(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 2
-    rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/"
+    rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/ has this name"
     assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

@@ -277,7 +277,7 @@ def queued(project: ProjectCopy, spool: Path) -> Path:
     job of the autopilot."""
     results = project.root / "queued"
     output = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
-    assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, when jobs have ended" in output
+    assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, which starts when" in output
     project.zeroscale("status", str(results / "adhoc"), "--wait")
     return results / "adhoc"
 
@@ -315,7 +315,7 @@ def test_table_rows_of_queued_runs_name_their_jobs(project: ProjectCopy, spool: 
 def test_queued_study_is_complete_after_its_jobs(project: ProjectCopy, queued: Path) -> None:
     assert "2 points: 2 ok" in project.zeroscale("status", str(queued))
     assert "nothing to submit" in project.zeroscale("resume", str(queued))
-    assert "no job of this sweep is in the queue" in project.zeroscale("cancel", str(queued))
+    assert "this sweep has no jobs in the queue" in project.zeroscale("cancel", str(queued))
 
 
 def test_added_metric_is_a_table_column(project: ProjectCopy, queued: Path) -> None:

@@ -175,7 +175,7 @@ def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
     assert sorted(where) == list(range(record.spec.world_size))
     assert set(where.values()) <= {"fetch", "steps"}, "a step first fetches its samples, then trains on them"
     if number == signal.SIGINT:
-        ending = f"zeroscale: interrupted by {expected}; ending the run, with a record in {run.folder()} …"
+        ending = f"zeroscale: interrupted by {expected}; ending the run and writing its record into {run.folder()} …"
         assert [line for line in run.errors.splitlines() if "interrupted" in line] == [ending]
 
 

@@ -128,8 +128,8 @@ def test_missing_devices_are_refused_before_the_start(
 ) -> None:
     gpus(1)
     words = (*verb, "--results", str(tmp_path))
-    assert "devices_per_node=2: here is 1 GPU; give at most 1" in refused(*words, "devices_per_node=2")
-    assert "machine=h200: expects NVIDIA H200, and this machine has NVIDIA L4" in refused(
+    assert "devices_per_node=2: this computer has 1 GPU; set 1 or less" in refused(*words, "devices_per_node=2")
+    assert "machine=h200: expects NVIDIA H200, but this computer has NVIDIA L4" in refused(
         *words, "machine=h200", "devices_per_node=1"
     )
     assert list(tmp_path.iterdir()) == []
@@ -137,10 +137,10 @@ def test_missing_devices_are_refused_before_the_start(
 
 def test_too_many_processes_for_the_processor_are_refused(processor: Callable[[int], None], refused: Refused) -> None:
     processor(2)
-    assert "devices_per_node=100000: too many processes for 2 cores; give at most 16" in refused(
+    assert "devices_per_node=100000: too many processes for 2 cores; set 16 or less" in refused(
         "run", "--dry-run", "devices_per_node=100000"
     )
-    assert "machine=h200: there is no GPU here" in refused("run", "--dry-run", "machine=h200", "devices_per_node=8")
+    assert "machine=h200: this computer has no GPU" in refused("run", "--dry-run", "machine=h200", "devices_per_node=8")
     for verb in ("run", "sweep"):
         training = ("data=text", "learning.tokens=1000", "devices_per_node=17")
         limit = refused(verb, "--dry-run", *training)

@@ -55,7 +55,7 @@ def test_init_overwrites_nothing(written: Path, capsys: pytest.CaptureFixture[st
     before = study.read_text()
     site.rename(other := site.with_name("other.yaml"))
     assert cli.main(["init", str(written)]) == 2
-    assert capsys.readouterr().err.startswith(f"zeroscale: {study}: is there already")
+    assert capsys.readouterr().err.startswith(f"zeroscale: {study}: already exists")
     assert not site.exists() and study.read_text() == before
     other.rename(site)
 

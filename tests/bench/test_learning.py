@@ -178,7 +178,8 @@ def test_queued_training_without_a_predicted_time_needs_a_time_limit() -> None:
     asked = ["model=gpt2_tiny", "machine=cpu", "devices_per_node=2", "data=text", "learning.tokens=9000"]
     asked += ["launcher=slurm", "learning.evaluation_samples=64"]
     with pytest.raises(
-        UserError, match=r"launcher\.time_limit_min=null: a training has no longest window, .*; set the minutes"
+        UserError,
+        match=r"launcher\.time_limit_min=null: no time limit can be derived for a training, .*; set the maximum",
     ):
         api.plan(None, asked)
     made = api.plan(None, [*asked, "launcher.time_limit_min=30"])

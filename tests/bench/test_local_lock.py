@@ -42,8 +42,10 @@ def test_second_command_waits_for_the_first_and_names_it() -> None:
         with holder() as second:
             assert second.stderr and first.stdin
             waiting = second.stderr.readline()
-            begins = f"zeroscale: waiting: another command measures: python (pid {first.pid}, since "
-            assert waiting.startswith(begins) and waiting.endswith("). To start anyway: launcher.lock=false\n")
+            begins = f"zeroscale: waiting: another command is measuring: python (pid {first.pid}, since "
+            assert waiting.startswith(begins) and waiting.endswith(
+                "). To run at the same time, set launcher.lock=false\n"
+            )
             first.stdin.write("\n")
             first.stdin.flush()
             assert any(second.stdout.readline() == "held\n" for _ in range(1000)) if second.stdout else False
@@ -67,7 +69,7 @@ def test_waiting_command_shows_the_maximum_time_left_of_the_holder(
         with pytest.raises(Waited), local_attempt.alone(stop):
             pytest.fail("two processes measure at the same time")
     printed, followed = capsys.readouterr().err.splitlines()
-    waiting = rf"waiting: another command measures: zeroscale sweep study=smoke 'seed=1, 2' \(pid {os.getpid()}, "
+    waiting = rf"waiting: another command is measuring: zeroscale sweep study=smoke 'seed=1, 2' \(pid {os.getpid()}, "
     assert re.match(rf"zeroscale: {waiting}since \d\d:\d\d:\d\d; at most 40 s left\)", printed)
     assert followed == "[1/2] a point  waiting for another command  at most 40 s left", "the command is named once"
 

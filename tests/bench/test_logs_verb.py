@@ -65,12 +65,12 @@ def test_log_of_the_last_attempt_is_followed_until_its_record(study: Path, capsy
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nothex"], "nothex: not a point; give its config_id"),
-        ([f"{POINT}/9"], "not a point"),
-        (["0123456789"], "no log of this point below"),
-        ([f"{POINT}/0.9"], "no log of this point below"),
-        ([POINT, "--rank", "x"], "--rank x: not the number of a rank"),
-        ([POINT, "--lines", "0"], "--lines 0: not a positive number"),
+        (["nothex"], "nothex: is not a config_id; write a config_id"),
+        ([f"{POINT}/9"], "is not a config_id"),
+        (["0123456789"], "no attempt and no log of this configuration in"),
+        ([f"{POINT}/0.9"], "no attempt and no log of this configuration in"),
+        ([POINT, "--rank", "x"], "--rank x: is not the number of a rank"),
+        ([POINT, "--lines", "0"], "--lines 0: is not a positive integer"),
     ],
 )
 def test_missing_logs_are_reported_in_one_line(

@@ -70,7 +70,7 @@ def test_agent_of_another_allocation_is_refused(
     wait_for(lambda: stranger.take() == [] and stranger.closed)
     join_leader(tmp_path, "37.0", 1, "hg2", PATIENCE_S)
     assert agents.result().hosts == {1: "hg2"}
-    assert "hg4 was refused: it belongs to allocation 38.0, and this is 37.0" in capfd.readouterr().err
+    assert "hg4 was refused: it belongs to allocation 38.0, but this allocation is 37.0" in capfd.readouterr().err
 
 
 def test_leader_removes_its_meeting_file_if_no_agent_connects(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_missing_tokenizer_is_reported(tmp_path: Path) -> None:
     assert checked.code == 1
     (line,) = checked.missing()
     assert line.startswith(f"data.tokenizer={TOKENIZER}: ")
-    assert line.endswith("call `zeroscale prepare` on a machine with a network")
+    assert line.endswith("run `zeroscale prepare` on a machine with a network")
 
 
 @pytest.mark.processes
@@ -206,13 +206,13 @@ def test_prepare_imports_no_training_library() -> None:
     [
         (
             ("launcher=slurm_gpu_pyxis", "machine=h200", "devices_per_node=2", "--offline"),
-            "--offline: jobs run in /shared/",
+            "--offline: jobs run in the container /shared/",
         ),
         (
             ("machine=h200", "devices_per_node=2", "--arch", "hopper"),
-            "--arch hopper: not a list of architectures; write it like 8.0,9.0",
+            "--arch hopper: is not a list of GPU architectures; write for example 8.0,9.0",
         ),
-        (("study=smoke,paper",), "study=smoke,paper: one study at a time"),
+        (("study=smoke,paper",), "study=smoke,paper: only one study is supported"),
     ],
 )
 def test_contradicting_requests_are_refused(
@@ -224,7 +224,7 @@ def test_contradicting_requests_are_refused(
 
 def test_architecture_that_jobs_do_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
-    with pytest.raises(UserError, match=r"jobs will find TORCH_CUDA_ARCH_LIST=8\.0;9\.0"):
+    with pytest.raises(UserError, match=r"the jobs' environment sets TORCH_CUDA_ARCH_LIST=8\.0;9\.0"):
         preparation.architectures(["9.0"], asked())
 
 

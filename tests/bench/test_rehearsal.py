@@ -167,8 +167,8 @@ def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dic
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--shapes-only", "machine=h200"), "--shapes-only: a GPU's memory cannot be counted without being used; add"),
-        (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: compiled code does not run one operation"),
+        (("--shapes-only", "machine=h200"), "--shapes-only: memory on a GPU cannot be counted without computing; add"),
+        (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: memory by shapes is counted operation by"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
         (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs on this machine; remove the override"),

@@ -66,7 +66,7 @@ def test_node_with_a_rank_that_cannot_be_ended_is_excluded_at_once(tmp_path: Pat
     health.examine(None, [], run)
     assert health.format_excluded() is None and jobs.read_exclusions(tmp_path) == []
     health.examine(None, [ending(1, None, stopped=True, survived=True, pid=77, host="gpu3")], run)
-    assert health.format_excluded() == "gpu3: process 77, rank 1 of a run, cannot be killed"
+    assert health.format_excluded() == "gpu3: the process 77 of rank 1 cannot be killed"
     assert [(found.host, found.runs) for found in jobs.read_exclusions(tmp_path)] == [("gpu3", ("0a1b2c3d4e/0.0",))]
 
 

@@ -33,7 +33,7 @@ def test_rounds_are_reproducible_by_seed_and_cover_every_fault() -> None:
 def test_outcome_must_match_the_injected_fault() -> None:
     assert judge("kill rank", "error", "rank 1 was killed by SIGKILL in steps at step 7")
     assert not judge("kill rank", "cancelled", "interrupted by SIGTERM") and not judge("kill rank", "error", "no idea")
-    assert judge("requeue", "preempted", "the job was asked to end and put back into the queue")
+    assert judge("requeue", "preempted", "the scheduler ended the job and requeued it")
     assert not judge("cut link briefly", "node_failure", "node 2 has sent no report for 10 s")
 
 

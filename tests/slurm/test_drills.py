@@ -64,7 +64,7 @@ def test_slow_link_and_slow_rank_are_identified_and_the_slow_node_is_excluded(st
     study.sweep(*QUICK, "nodes=3", "batch.micro=1,2,3", ZEROSCALE_DRILL="rank=1 step=0 action=slow")
     study.ended()
     assert study.check() == ["waiting"] * 3, "a run with an injected fault answers nothing"
-    assert "a run with an injected fault, which is no answer" in " ".join(study.reasons())
+    assert "a run with an injected fault, which does not count" in " ".join(study.reasons())
     for record in study.records():
         seen = record.observations
         assert seen and seen.link and seen.drill

@@ -70,7 +70,7 @@ def test_requeued_job_records_its_interrupted_attempt_and_starts_again(study: St
     stepping(drilled.node(2))
     drilled.slurm("scontrol", "requeue", job)
     preempted = study.next_record().outcome
-    assert (preempted.kind, preempted.reason) == ("preempted", "the job was asked to end and put back into the queue")
+    assert (preempted.kind, preempted.reason) == ("preempted", "the scheduler ended the job and requeued it")
 
     node = last_node(drilled, job)
     stepping(node)
@@ -113,7 +113,7 @@ def test_abandoned_start_of_a_job_ends_after_its_next_start(study: Study, drille
     study.ended()
     ended = study.next_record()
     assert (ended.outcome.kind, ended.circumstance.launcher["restart"]) == ("cancelled", 1)
-    assert study.check() == ["waiting"] and "under way in job" not in study.log()
+    assert study.check() == ["waiting"] and "runs in job" not in study.log()
 
 
 @pytest.mark.timeout(400)
@@ -128,7 +128,7 @@ def test_full_disk_loses_no_record_and_the_sweep_can_be_resumed(
     assert study.next_record().outcome.kind == "ok" and len(study.records()) == 1
     assert study.check() == ["answered", "waiting"]
     [why] = study.reasons() - {""}
-    assert "FAILED after" in why and f"(exit code {EXIT_LATER}), before it came to this point" in why, study.log()
+    assert "FAILED after" in why and f"(exit code {EXIT_LATER}), before this point was started" in why, study.log()
     fill(small_disk)
     for words in (("resume", str(study.folder)), study.asking(*QUICK)):
         assert "cannot be written to (No space left on device)" in study(*words, code=2)

@@ -133,7 +133,7 @@ def test_two_concurrent_submissions_and_a_late_third_give_one_answer_per_point(
     late = drilled.slurm("sbatch", "--parsable", str(script)).strip()
     wait_for(lambda: late not in queued(drilled))
     assert study.check() == ["answered"] * 2 and study.attempts() == attempts
-    assert (script.parent / f"slurm-{late}.log").read_text().count("has its answer already") == 2
+    assert (script.parent / f"slurm-{late}.log").read_text().count("already has a final result") == 2
 
 
 @pytest.mark.timeout(300)
@@ -148,7 +148,7 @@ def test_job_that_fails_before_its_first_attempt_is_reported_and_given_up(
     assert submission["autopilot"] is None and "no job without a GPU" in submission["autopilot_refused"]
     study.ended()
     (why,) = study.reasons()
-    assert f"job {job['job']} FAILED after " in why and "no attempt begun; see jobs/" in why, why
+    assert f"job {job['job']} FAILED after " in why and "no attempt was started; see jobs/" in why, why
     assert "module: command not found" in why and study.check() == ["waiting"] * 2
     for _ in range(2):
         assert study.resume()["submitted"]
@@ -165,10 +165,10 @@ def test_job_that_fails_before_its_first_attempt_is_reported_and_given_up(
 @pytest.mark.thorough
 def test_jobs_that_can_never_start_are_refused_or_not_waited_for(study: Study, drilled: Testbed) -> None:
     refused = study(*study.asking(*QUICK, "nodes=4"), code=2)
-    assert "nodes=4: the partition gives a job at most 3 nodes" in refused
+    assert "nodes=4: the partition allows at most 3 nodes per job" in refused
     other = Study(drilled, study.results / "other")
     refused = other(*other.asking(*QUICK, "launcher.cpus_per_device=512"), code=2)
-    assert "no node of the partition has the cores" in refused and queued(drilled) == []
+    assert "no node of the partition has as many cores" in refused and queued(drilled) == []
     study.sweep(*QUICK, "launcher.extra=['--nodes=9']", "batch.micro=3")
     shown = study("status", str(study.folder), "--wait", code=1)
     assert "cannot start with the resources that it asks for" in shown and "zeroscale cancel" in shown, shown

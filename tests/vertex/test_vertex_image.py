@@ -70,7 +70,7 @@ def test_gpu_ops_need_the_architecture_of_the_gpus(capsys: pytest.CaptureFixture
         "optimizer.implementation=native",
     )
     told = prepare(capsys, tmp_path, *words, code=2)
-    assert "--arch: an image is built without a GPU" in told and "8.9 for L4" in told
+    assert "--arch: ops must be compiled for the jobs' GPU" in told and "8.9 for L4" in told
     prepare(capsys, tmp_path, *words, "--arch", "8.9")
     folder = tmp_path / "adhoc" / "prepare" / "image"
     needs = json.loads((folder / "needs-0.json").read_text())

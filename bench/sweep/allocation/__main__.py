@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
         return (JobAgent(folder, context) if context.number else JobLeader(folder, context)).run()
     except (OSError, UserError) as error:
         is_found = args.store or Path(args.job).is_dir()
-        remedy = f"; {args.job} does not exist on this node: use a folder that all nodes share"
+        remedy = f"; {args.job} does not exist on this node: put --results into a folder that all nodes share"
         return _report_failure(error, "" if is_found else remedy)
 
 
@@ -50,7 +50,7 @@ def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
     folder = study.folder / jobs.FOLDER / name
     study.pull_job(folder)
     if not folder.is_dir():
-        raise UserError(url, f"has no job {name}", "submit the study again")
+        raise UserError(url, f"the study has no job {name}", "submit the study again")
     with JobUploads(study, build_log_path(folder, context.task, context.number)) as uploads:
         try:
             if context.number:
@@ -63,7 +63,7 @@ def _run_stored(name: str, url: str, work: Path, context: JobContext) -> int:
 def _report_failure(error: Exception, remedy: str = "") -> int:
     """Print the error that prevents this process from starting. Return its exit code: `EXIT_LATER` if a disk is full,
     else 1."""
-    print(f"{socket.gethostname()} cannot begin: {error}{remedy}", file=sys.stderr, flush=True)
+    print(f"{socket.gethostname()} cannot start the job: {error}{remedy}", file=sys.stderr, flush=True)
     return jobs.EXIT_LATER if is_disk_full(error) else 1
 
 

@@ -98,7 +98,7 @@ class JobAgents:
             self._connections[number], self.hosts[number] = connection, host
         else:
             connection.close()
-            refused = f"{host} was refused: it belongs to allocation {hello.get('allocation')}, and this is"
+            refused = f"{host} was refused: it belongs to allocation {hello.get('allocation')}, but this allocation is"
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, attempt: str, point: Rendezvous) -> None:

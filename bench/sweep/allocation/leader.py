@@ -67,7 +67,7 @@ class NodeHealth:
         unfit."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
         for state in left:
-            self._exclude(state.host, f"process {state.pid}, rank {state.rank} of a run, cannot be killed", [run])
+            self._exclude(state.host, f"the process {state.pid} of rank {state.rank} cannot be killed", [run])
         shown = find_defects(record) if record else {}
         self._seen = {host: [*self._seen.get(host, []), run] for host in shown}
         for host, reason in shown.items():
@@ -94,17 +94,21 @@ def find_defects(record: RunRecord) -> dict[str, str]:
         best = max((rate for rate in link.nodes_bytes_per_s if rate is not None), default=0.0)
         for node in find_slow_links(link.nodes_bytes_per_s):
             rate = link.nodes_bytes_per_s[node] or 0.0
-            found[hosts[node]] = f"its link carried {rate / 1e6:.1f} MB/s where others carried up to {best / 1e6:.1f}"
+            found[hosts[node]] = (
+                f"its link reached {rate / 1e6:.1f} MB/s; links of other nodes reached up to {best / 1e6:.1f} MB/s"
+            )
     window_s = record.observations.steps.window_s if record.observations.steps else 0.0
     for use in record.observations.device_use or ():
         if (use.thermal_throttled_s or 0.0) > _SLOWED_SHARE * window_s > 0:
             host = hosts[use.rank // record.spec.devices_per_node]
             found[host] = (
-                f"the device of rank {use.rank} was held back by its temperature for {use.thermal_throttled_s:.1f} s"
+                f"the device of rank {use.rank} was throttled by its temperature for {use.thermal_throttled_s:.1f} s"
             )
     for number, device in enumerate(record.environment.devices_after):  # read on the first node only
         if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
-            found[hosts[0]] = f"the hardware slowed its device {number} down ({device['throttle_reasons']:#x})"
+            found[hosts[0]] = (
+                f"the hardware throttled its device {number} (throttle reasons {device['throttle_reasons']:#x})"
+            )
     return found
 
 
@@ -257,10 +261,10 @@ class JobLeader:
                     self.server.restart()
                 self._run_attempt(requested)
                 if self.agents and (gone := self.agents.wait()):
-                    return f"{', '.join(gone)} cannot be reached any more"
+                    return f"lost connection to {', '.join(gone)}"
                 if reason := self.health.format_excluded():
                     self._push_exclusions()
-                    return f"{reason}; its node is excluded from now on"
+                    return f"{reason}; jobs exclude this node from now on"
             case RecordWithoutRun(outcome=outcome):
                 self._finalize(self._open_attempt(requested, self._circumstance(requested)).folder, outcome)
                 _print_progress(requested, outcome.reason)
@@ -271,7 +275,7 @@ class JobLeader:
     def _busy(self, key: RunKey) -> str:
         """Return a text with the other job that is measuring a point; empty if no other job is."""
         elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
-        return f"is under way in job {elsewhere.job or 'of another scheduler'}" if elsewhere else ""
+        return f"runs in job {elsewhere.job or 'of another scheduler'} now" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
         """Make one attempt at a point, with ranks on all nodes of the allocation."""
@@ -281,7 +285,7 @@ class JobLeader:
             config_folder = attempt.folder.parent
             rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_ours)
         if rival:
-            reason = f"job {rival.job} began this point a moment earlier: {rival.attempt.folder.name}"
+            reason = f"job {rival.job} started this point a moment earlier, as attempt {rival.attempt.folder.name}"
             self._finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
             return
         self.supervisor = RunCoordinator(
@@ -344,7 +348,7 @@ class JobLeader:
                 self.study.without_patience().pull_job(self.folder)
         latest = jobs.find_latest_restart(self.folder, self.context.task)
         newer = latest > self.context.restart
-        return f"start {latest} of this job has begun, so that this one was given up" if newer else ""
+        return f"the scheduler has requeued this job, and start {latest} of it runs now" if newer else ""
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_by = number
@@ -369,11 +373,11 @@ def _write_line(text: str, stream: TextIO) -> None:
 
 def _format_end(record: RunRecord | None) -> str:
     if record is None:
-        return "interrupted; the scheduler has the reason"
+        return "interrupted; the scheduler knows the reason"
     outcome = record.outcome
     return f"{outcome.kind}: {outcome.reason}" if outcome.reason else str(outcome.kind)
 
 
 def _report_failure(reason: str, exit_code: int = 1) -> int:
-    _write_line(f"this allocation ends: {reason}", sys.stderr)
+    _write_line(f"the job ends: {reason}", sys.stderr)
     return exit_code

@@ -162,13 +162,13 @@ def architectures(listed: Sequence[str] | None, request: Request) -> list[str | 
     given = f"--arch {','.join(listed)}"
     available = variables("check", request)
     if variable := available.get(extensions.ARCHITECTURES):
-        rule = f"jobs will find {extensions.ARCHITECTURES}={variable} in their environment, and build for that"
+        rule = f"the jobs' environment sets {extensions.ARCHITECTURES}={variable}, which takes precedence"
         raise UserError(given, rule, "unset the variable, or remove --arch")
     if not listed or not all(re.fullmatch(r"\d+\.\d[a-f]?", one) for one in listed):
-        raise UserError(given, "not a list of architectures", "write it like 8.0,9.0")
+        raise UserError(given, "is not a list of GPU architectures", "write for example 8.0,9.0")
     if len(listed) > 1 and extensions.FOLDER in available:
         rule = f"{extensions.FOLDER}={available[extensions.FOLDER]} holds the builds for one architecture"
-        raise UserError(given, rule, "unset the variable, or give one architecture")
+        raise UserError(given, rule, "unset the variable, or list only one architecture")
     return [*listed]
 
 
@@ -195,7 +195,11 @@ def python(request: Request) -> tuple[str, ...]:
     if not command or not Path(command[0]).is_absolute() or setup.image:
         return (sys.executable,)
     if not Path(command[0]).exists():
-        raise UserError(f"launcher.python={command[0]}", "not on this machine", "call prepare on a machine that has it")
+        raise UserError(
+            f"launcher.python={command[0]}",
+            "does not exist on this machine",
+            "run `zeroscale prepare` on a machine that has it",
+        )
     return command
 
 
@@ -224,8 +228,10 @@ def prepare(
     wanted = collect_needs(requests, architectures(build_for, requests[0]))
     image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # set in the container
     if image and offline:
-        rule = f"jobs run in {image}, and this process does not"
-        raise UserError("--offline", rule, "remove it: then a job script that checks in the container is written")
+        rule = f"jobs run in the container {image}, but this process runs outside of it"
+        raise UserError(
+            "--offline", rule, "remove it; zeroscale then writes a job script that checks inside the container"
+        )
     if image and _setup(requests[0]).dockerfile:
         _check_architectures(wanted)
         folder = (results / chosen.name / "prepare" / "image").resolve()
@@ -246,8 +252,8 @@ def prepare(
 def _check_architectures(wanted: Sequence[StagingNeeds]) -> None:
     """Raise UserError if ops have GPU kernels but the GPU architecture to compile them for is unknown."""
     if any(extensions.has_gpu_kernel(kind.operations, kind.device) and not kind.architecture for kind in wanted):
-        rule = "an image is built without a GPU, whose architecture compiled ops need"
-        raise UserError("--arch", rule, "give it, e.g. 7.5 for T4, 8.0 for A100, 8.9 for L4, 9.0 for H100 and H200")
+        rule = "ops must be compiled for the jobs' GPU, and images are built without one"
+        raise UserError("--arch", rule, "set it: 7.5 for T4, 8.0 for A100, 8.9 for L4, 9.0 for H100 and H200")
 
 
 _STAGE = """\
@@ -268,7 +274,7 @@ def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request)
         text += "".join(_STAGE.format(mode=mode, needs=needs) for mode in ("stage", "check"))
     store.write_atomically(folder / "Dockerfile", text.encode())
     commands = (shlex.join(word.replace("{folder}", str(folder)) for word in command) for command in setup.build)
-    found = f"{folder}/Dockerfile is written. Its build stages and checks what the points need"
+    found = f"wrote {folder}/Dockerfile. Its build fetches and checks everything that the points need"
     return Check(f"image {setup.image}", "note", found, " && ".join(commands))
 
 
@@ -281,7 +287,9 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))
     if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
-        raise UserError("launcher", "points have several launchers", "call prepare once for each")
+        raise UserError(
+            "launcher", "the points have several launchers", "run `zeroscale prepare` once for each launcher"
+        )
     return chosen, requests
 
 
@@ -328,5 +336,5 @@ def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Reques
     for path, text in plan.files.items():
         store.write_atomically(path, text.encode(errors="surrogateescape"))
     where = f"{socket.gethostname()}, outside of {image}" if image else socket.gethostname()
-    found = f"not checked: this is {where}. A job script that checks, and builds missing ops there, is written"
+    found = f"not checked, because this is {where}. Wrote a job script that checks there and builds missing ops"
     return Check("compute node", "note", found, f"{shlex.join(plan.command)}, then read its log in {folder}")

@@ -153,7 +153,7 @@ class HalvingProposer:
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
             if one.key not in above and (made := self._build_proposal(trial.values, rung + 1)):
-                why = f"number {place} of {len(ended)} at {find_end(trial.point.spec):,} tokens"
+                why = f"rank {place} of {len(ended)} trainings at {find_end(trial.point.spec):,} tokens"
                 point = made.point.model_copy(update={"goes_on_from": trial.point.config_id})
                 return made._replace(point=point, why=why)
         return None

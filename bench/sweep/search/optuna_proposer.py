@@ -230,7 +230,9 @@ def _import_optuna(sampler: str) -> Any:
         except ImportError as error:
             extra = "run" if name == "torch" else "search"
             remedy = f"pip install 'zeroscale[{extra}]', or search.sampler={'tpe' if name == 'torch' else 'random'}"
-            raise UserError(f"search.sampler={sampler}", f"needs {name}, which is not installed", remedy) from error
+            raise UserError(
+                f"search.sampler={sampler}", f"needs the package {name}, which is not installed", remedy
+            ) from error
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

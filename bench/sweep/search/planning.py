@@ -46,20 +46,22 @@ class SearchPoints:
         conf/config.yaml has changed.
         """
         if study.search is None:
-            rule = "has no `search` section"
-            raise UserError(f"study={study.name}", rule, "add a section with a space and an objective, or use `sweep`")
+            rule = "has no search section"
+            raise UserError(
+                f"study={study.name}", rule, "add a search section with space and objective, or use `zeroscale sweep`"
+            )
         self.overrides, self.config_dir = overrides, config_dir
         given = compose.parse_single(overrides)
         self._pinned = [(key, value) for key, value in given if not key.startswith(_SECTION)]
         section = _change_section(study.search, [(key, value) for key, value in given if key.startswith(_SECTION)])
         space = {key: one for key, one in section.space.items() if key not in dict(self._pinned)}
         if not space:
-            raise UserError("search.space", "overrides set all of its fields", "remove one of these overrides")
+            raise UserError("search.space", "overrides fix all of its fields", "remove one of these overrides")
         for key, dimension in space.items():
             _check_fields(key, dimension)
         if section.rungs and "learning.stop_after" in {*study.base, *dict(self._pinned)}:
-            rule = "a search with rungs decides where its trainings stop"
-            raise UserError("learning.stop_after", rule, "remove it, or search.rungs")
+            rule = "a search with rungs sets this key itself"
+            raise UserError("learning.stop_after", rule, "remove it, or remove search.rungs")
         self.section = section.model_copy(update={"space": space})
         base = study.base if machine is None else {"machine": machine} | study.base
         self.study = study.model_copy(update={"search": self.section, "base": base})
@@ -72,7 +74,7 @@ class SearchPoints:
         expanded = compose.compose_points(study, pinned, self.config_dir, inputs.find_device, plan.check_runnable)
         found = expanded.points[0]
         if self.section.objective == "validation_loss" and found.composed.spec.learning.tokens is None:
-            rule = "needs a training with an end"
+            rule = "needs trainings of a fixed number of tokens"
             raise UserError("search.objective=validation_loss", rule, "set learning.tokens in base")
         _check_rungs(self.section, found.composed.spec)
         return found
@@ -133,8 +135,8 @@ def plan_search(
             planned = _build_search(points, pool_space, _define_search(points, first, etiquette))
             _check_within_reach(planned.pool)
             return planned
-    rule = f"none of its points can run; the reason for the first is: {refused}"
-    raise UserError("search.space", rule, "change the space, or the rules that exclude points")
+    rule = f"none of its points can run; the first was refused because of {refused}"
+    raise UserError("search.space", rule, "change the space, or the rules in exclude")
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
@@ -161,11 +163,11 @@ def _check_within_reach(pool: CandidatePool) -> None:
     candidates = [one for one in pool.list_all() if one.may_fit]
     if not candidates:
         count = format_count(len(pool.list_all()), "point")
-        rule = f"each of its {count} is predicted far above the memory of a device of {pool.machine.name}"
-        raise UserError("search.space", rule, "change the space, or the machine")
-    rule = f"{bound}, and each of its {format_count(len(candidates), 'point')} is predicted to need more"
-    least = f"the least {min(map(_predict_peak, candidates)):.4g}"
-    raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "loosen it, or change the space")
+        rule = f"each of its {count} is predicted to need far more memory than a device of {pool.machine.name} has"
+        raise UserError("search.space", rule, "change the space or the machine")
+    rule = f"must be {bound}, but each of the {format_count(len(candidates), 'point')} is predicted to need more"
+    least = f"at least {min(map(_predict_peak, candidates)):.4g}"
+    raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "relax the constraint, or change the space")
 
 
 def _predict_peak(candidate: SearchCandidate) -> float:
@@ -213,8 +215,8 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
         before = next((one for one in reversed(definition.read(folder)) if one.search), None)
         if before and before.search and sweep.search:
             if _identify(before.search) != _identify(sweep.search):
-                rule = "holds the trials of another search"
-                raise UserError(str(folder), rule, "give this search another name, or --results DIR")
+                rule = "contains the trials of another search"
+                raise UserError(str(folder), rule, "rename this search, or set another --results")
             if before.search == sweep.search and before.launcher == sweep.launcher:
                 return
     definition.write(folder, sweep)
@@ -252,7 +254,7 @@ def _check_fields(key: str, dimension: Dimension) -> None:
             raise UserError(f"search.space.{name}", "a search has one machine and one launcher", "set it in base")
         if name not in known and name not in GROUPS:
             close = suggest_nearest(name, known, "see conf/config.yaml and the files of its groups")
-            raise UserError(f"search.space.{name}", "no field of a point", close)
+            raise UserError(f"search.space.{name}", "no such config key", close)
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:

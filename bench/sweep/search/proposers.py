@@ -71,17 +71,19 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
     measured = [result.quantities for result in results if result.quantities]
     if not measured or any(keeps_constraints(section, result) for result in results):
         return ""
-    remedy = "loosen it, or change the space"
+    remedy = "relax it, or change the space"
     for name, bound in section.constraints.items():
         if any(bound.holds(one.get(name)) for one in measured):
             continue
         known = [value for one in measured if (value := one.get(name)) is not None]
-        nearest = f"the nearest has {min(known, key=bound.compute_distance):.4g}" if known else "it is unknown for all"
-        rule = f"none of {format_count(len(measured), 'trial')} that ended `ok` has {bound}; {nearest}"
+        nearest = (
+            f"the nearest value is {min(known, key=bound.compute_distance):.4g}" if known else "its value is unknown"
+        )
+        rule = f"must be {bound}, but none of the {format_count(len(measured), 'trial')} with outcome ok is; {nearest}"
         return str(UserError(f"search.constraints.{name}", rule, remedy))
     names = ", ".join(section.constraints)
-    rule = f"none of {format_count(len(measured), 'trial')} that ended `ok` keeps to all of them"
-    return str(UserError(f"search.constraints: {names}", rule, "loosen one, or change the space"))
+    rule = f"none of the {format_count(len(measured), 'trial')} with outcome ok fulfils all of them"
+    return str(UserError(f"search.constraints: {names}", rule, "relax one, or change the space"))
 
 
 PATIENCE = 20

@@ -160,8 +160,8 @@ class CandidatePool:
                 found.setdefault(candidate.point.config_id, candidate)
         if not found:
             why, count = Counter(self.explain_left_out()).most_common(1)[0]
-            rule = f"none of its {len(everything):,} points can run; the reason for {count:,} is: {why}"
-            raise UserError("search.space", rule, "change the space, or the rules that exclude points")
+            rule = f"none of its {len(everything):,} points can run; {count:,} of them are refused because of {why}"
+            raise UserError("search.space", rule, "change the space, or the rules in exclude")
         return list(found.values())
 
     def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:

@@ -20,17 +20,20 @@ from bench.core.job_environment import read_job
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["batch.micro=2"], "batch.micro=2: a calibration is of a machine, not of a point; give machine=NAME"),
+        (["batch.micro=2"], "batch.micro=2: a calibration has no other overrides than machine and launcher"),
         (["machine=h201"], "machine=h201: no such file in conf/machine; did you mean h200?"),
-        (["machine=cpu", "--ranks", "0"], "--ranks 0: not a positive number; give at least 1"),
-        (["machine=cpu", "--seconds", "inf"], "--seconds inf: not a time to measure in; give a positive number"),
-        (["machine=cpu", "--seconds", "0"], "--seconds 0: not a time to measure in; give a positive number"),
+        (["machine=cpu", "--ranks", "0"], "--ranks 0: is not a positive integer; set 1 or more"),
+        (["machine=cpu", "--seconds", "inf"], "--seconds inf: must be above 0; set for example --seconds 90"),
+        (["machine=cpu", "--seconds", "0"], "--seconds 0: must be above 0; set for example --seconds 90"),
         (["machine=cpu", "--only", "matmull"], "--only matmull: no such part; did you mean matmul?"),
         (["machine=cpu", "--only", "host_link"], "--only host_link: cannot be measured on a cpu machine"),
         (["machine=cpu", "--name", "a b"], "--name a b: a name is made of letters"),
         (["machine=cpu", "--name", "h200"], "--name h200: a machine of conf/machine has this name"),
-        (["machine=cpu", "--out", "x.txt"], "--out x.txt: machine=x looks for x.yaml"),
-        (["machine=cpu", "--name", "x", "--out", "y.yaml"], "--out y.yaml: machine=x looks for x.yaml"),
+        (["machine=cpu", "--out", "x.txt"], "--out x.txt: the file of machine=x must be called x.yaml"),
+        (
+            ["machine=cpu", "--name", "x", "--out", "y.yaml"],
+            "--out y.yaml: the file of machine=x must be called x.yaml",
+        ),
     ],
 )
 def test_invalid_calibration_requests_are_refused_in_one_line(
@@ -59,7 +62,10 @@ def test_calibration_in_every_task_of_a_step_is_refused(
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(["calibrate", "machine=cpu"]) == 2
-    assert "job 7: each of its 2 processes would measure for itself; start it once" in capsys.readouterr().err
+    assert (
+        "job 7: each of its 2 processes would start its own calibration; start the command once"
+        in capsys.readouterr().err
+    )
 
 
 def test_calibration_across_rented_nodes_without_a_launcher_is_refused(
@@ -70,7 +76,7 @@ def test_calibration_across_rented_nodes_without_a_launcher_is_refused(
         monkeypatch.setenv(name, value)
     assert main(["calibrate", "machine=cpu"]) == 2
     err = capsys.readouterr().err
-    assert "job sky-1: each of its 2 processes would measure for itself; start it in a job of one node" in err
+    assert "job sky-1: each of its 2 processes would start its own calibration; start it in a job of one node" in err
 
 
 @pytest.mark.processes
@@ -128,7 +134,7 @@ def test_two_nodes_measure_the_collectives_between_them(tmp_path: Path, capsys: 
 
     before = path.read_bytes()
     assert main([*words, "--out", str(path)]) == 2
-    assert "is there already; give --force to overwrite it" in capsys.readouterr().err
+    assert "already exists; add --force to overwrite it" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 

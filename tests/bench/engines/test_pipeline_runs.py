@@ -107,8 +107,10 @@ def test_idle_time_of_every_rank_is_recorded_and_printed(real: RunRecord, tmp_pa
     share = statistics.mean(seconds or 0 for seconds in observed.idle_s) / statistics.median(timed.step_s)
     assert compute_idle_share(real) == pytest.approx(share)
     lines = format_answer(real, tmp_path / "study" / "point" / "0.0", [*QUICK, *LAYOUT])
-    assert any(line.startswith(f"idle: {100 * share:.0f} % of a step; by part of the layers: ") for line in lines)
-    assert any(line.startswith("peak memory by part of the layers: ") and line.endswith(" MiB") for line in lines)
+    assert any(
+        line.startswith(f"ranks are idle for {100 * share:.0f} % of a step; by pipeline position: ") for line in lines
+    )
+    assert any(line.startswith("peak memory by pipeline position: ") and line.endswith(" MiB") for line in lines)
     [reference] = [line for line in lines if "engine=ddp" in line]
     assert "batch.global=16" in reference and "parallel." not in reference and "accumulation" not in reference
 

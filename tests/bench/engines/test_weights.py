@@ -403,10 +403,10 @@ def test_prepare_checks_the_checkpoint(written: Path, tmp_path: Path) -> None:
     name, size = f"weights {spec.model.checkpoint}", (written / "gpt2" / WEIGHTS).stat().st_size
     [staged] = [found for found in staging.stage(needs) if isinstance(found, Check) and found.subject == name]
     assert staged.state == "note" and staged.found.startswith(f"{size:,} bytes of weights")
-    assert staged.remedy == "set model.checkpoint to a folder that all nodes share"
+    assert staged.remedy == "set model.checkpoint to a folder on a shared file system"
     [checked] = [found for found in staging.check(needs) if isinstance(found, Check) and found.subject == name]
     tensors = len(load_file(written / "gpt2" / WEIGHTS))
-    assert (checked.state, checked.found) == ("ok", f"{tensors} tensors, those of the model")
+    assert (checked.state, checked.found) == ("ok", f"{tensors} tensors, which match the model")
 
 
 @pytest.mark.parametrize(

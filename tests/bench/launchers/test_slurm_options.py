@@ -146,7 +146,7 @@ def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
     with pytest.raises(UserError) as refused:
         inputs.check_devices(without)
     assert str(refused.value) == (
-        "machine=h200: has GPUs, and a job of launcher=slurm would ask for none; set launcher.gpus=--gres=gpu:{devices}"
+        "machine=h200: has GPUs, but jobs of launcher=slurm request none; set launcher.gpus=--gres=gpu:{devices}"
     )
     inputs.check_devices(compose.compose_request(compose.parse_single([*asked, *words])))
 
@@ -155,8 +155,8 @@ def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
     ("words", "message"),
     [
         (["sweep"], "devices_per_node: launcher=mine starts on other machines"),
-        (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, and a job of launcher=mine would"),
-        (["run", "devices_per_node=1"], "launcher=mine: run measures here and now"),
+        (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, but jobs of launcher=mine request"),
+        (["run", "devices_per_node=1"], "launcher=mine: `zeroscale run` runs on this computer only"),
         (["rehearse", "devices_per_node=1"], "launcher=mine: a rehearsal runs on this machine"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_job_that_waits_for_another_is_refused() -> None:
 
 def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *N1, "--autopilot", "--dry-run"]) == 2
-    told = "--autopilot: no job of launcher=vertex can wait for another job; remove it, and call `zeroscale resume`"
+    told = "--autopilot: jobs of launcher=vertex cannot wait for other jobs; remove it, and run `zeroscale resume`"
     assert told in capsys.readouterr().err
 
 
@@ -156,13 +156,13 @@ def test_a_dry_run_shows_the_predicted_cost_the_budget_and_jobs_that_exceed_it(
     (low, high), costs = re.findall(r"([\d.]+)–([\d.]+)", text.partition("predicted: ")[2])[:2]
     assert [float(cost) / 6 for cost in costs] == pytest.approx([float(low), float(high)], rel=0.01)
     assert (
-        "launcher.budget=3.1: 2 jobs alone may cost more and would be refused; set a shorter"
+        "launcher.budget=3.1: 2 jobs may cost more than the whole budget, and will be refused; lower"
         " launcher.time_limit_min, or raise the budget"
     ) in text
-    assert "set a shorter launcher.job_max_min" in dry_run("launcher.budget=5", "launcher.job_max_min=240")
+    assert "lower launcher.job_max_min" in dry_run("launcher.budget=5", "launcher.job_max_min=240")
     text = dry_run("launcher.budget=3.3", "launcher.job_max_min=29")
-    assert "alone may cost" not in text
-    assert "launcher.job_max_min=29: a point alone may need a job of 30 min; raise it" in text
+    assert "than the whole budget" not in text
+    assert "launcher.job_max_min=29: a single point may need a job of 30 min; raise job_max_min" in text
 
 
 def test_the_log_of_a_job_is_that_of_its_first_node() -> None:
@@ -271,7 +271,7 @@ def test_a_dry_run_doubts_the_price_of_spot_machines_and_an_undescribed_machine(
 
 def test_a_gpu_machine_needs_accelerators() -> None:
     found = compose_and_check(*(word for word in N1 if word != "machine=cpu"), "machine=l4")
-    with pytest.raises(UserError, match=r"would ask for none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
+    with pytest.raises(UserError, match=r"request none; set launcher.accelerator_type=NVIDIA_TESLA_T4"):
         inputs.check_devices(found)
 
 
@@ -304,7 +304,9 @@ def test_a_machine_with_other_devices_than_the_job_is_refused(
     if not device:
         inputs.check_devices(found)
         return
-    with pytest.raises(UserError, match=f"^machine={machine}: a job of launcher=vertex would get {device}; choose"):
+    with pytest.raises(
+        UserError, match=f"^machine={machine}: does not match: jobs of launcher=vertex get {device}; choose"
+    ):
         inputs.check_devices(found)
 
 

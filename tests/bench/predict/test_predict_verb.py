@@ -28,8 +28,8 @@ def test_memory_of_one_point_is_printed_by_term_with_the_largest_micro_batch(
         "logits and loss",
         "a100_80 has 85 GB: fits",
         "Largest micro-batch",
-        "Exact",
-        "Approximate",
+        "Computed exactly",
+        "Upper bounds",
     ):
         assert word in printed
 
@@ -145,7 +145,7 @@ def test_remedies_are_printed_in_place_of_step_time_rate_and_mfu(
     assert "does not fit" in printed
     for word in ("A step takes", "tokens/s", "MFU", "Goodput"):
         assert word not in printed
-    listed = " ".join(printed.partition("\nWhat would fit: ")[2].split())
+    listed = " ".join(printed.partition("\nChanges that make it fit: ")[2].split())
     for remedy in remedies:
         assert remedy in listed
 

@@ -192,7 +192,7 @@ def test_verdict_reports_a_budget_spent_before_any_training_ended(tmp_path: Path
     verdict = conclude(pool(few), search(few, flat))
     assert verdict.is_spent and verdict.none_ended
     told = format_verdict(verdict, tmp_path, as_json=False)
-    assert "no training came to its end at 9,000 tokens" in told and "raise search.trials" in told
+    assert "no training reached its end at 9,000 tokens" in told and "raise search.trials" in told
     assert "no training" not in format_verdict(
         conclude(pool(a_section()), search(a_section(), flat)), tmp_path, as_json=False
     )

@@ -211,13 +211,13 @@ def test_verdict_recommends_another_measurement_after_runs_on_a_busy_machine(tmp
     done = search(build_sampler(candidates), step_s, 5)
     busy = [disturb(one) for one in done]
     text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
-    assert "its run is no sound measurement" in text
+    assert "its measurement was disturbed" in text
     text = format_verdict(
         conclude(candidates, busy), tmp_path, as_json=False, verb="sweep", given=["--config-dir", "my"]
     )
     command = text.partition("measure it again:\n")[2].partition("\n")[0].split()
     assert command == ["zeroscale", "sweep", *OVERRIDES, "launcher.quiet_within_s=600", "--config-dir", "my"]
-    assert "sound" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
+    assert "disturbed" not in format_verdict(conclude(candidates, done), tmp_path, as_json=False)
 
 
 def test_measured_runs_correct_wrong_predictions() -> None:
@@ -297,14 +297,14 @@ def test_best_trial_keeps_to_the_constraints() -> None:
 @pytest.mark.parametrize(
     ("constraints", "told"),
     [
-        ({"step_s": {"at_most": 0.05}}, ".step_s: none of 48 trials that ended `ok` has at most 0.05; the nearest has "
-         "0.306; loosen it, or change the space"),
-        ({"step_s": {"at_least": 3}}, ".step_s: none of 48 trials that ended `ok` has at least 3; the nearest has "
-         "1.856; loosen it, or change the space"),
-        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: none of 48 trials that ended `ok` has at most 9; it is unknown "
-         "for all; loosen it, or change the space"),
-        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: none of 48 trials "
-         "that ended `ok` keeps to all of them; loosen one, or change the space"),
+        ({"step_s": {"at_most": 0.05}}, ".step_s: must be at most 0.05, but none of the 48 trials with outcome ok is; "
+         "the nearest value is 0.306; relax it, or change the space"),
+        ({"step_s": {"at_least": 3}}, ".step_s: must be at least 3, but none of the 48 trials with outcome ok is; "
+         "the nearest value is 1.856; relax it, or change the space"),
+        ({"peak_bytes": {"at_most": 9}}, ".peak_bytes: must be at most 9, but none of the 48 trials with outcome ok "
+         "is; its value is unknown; relax it, or change the space"),
+        ({"step_s": {"at_most": 0.4}, "samples_per_s": {"at_least": 30}}, ": step_s, samples_per_s: none of the 48 "
+         "trials with outcome ok fulfils all of them; relax one, or change the space"),
     ],
 )  # fmt: skip
 def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
@@ -325,7 +325,7 @@ def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
 def test_failed_trials_are_not_reported_as_violated_constraints(tmp_path: Path) -> None:
     candidates = pool(section(sampler="grid", constraints={"step_s": {"at_most": 0.05}}))
     verdict = conclude(candidates, search(build_sampler(candidates), lambda values: "oom", 99))
-    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial ended well\n")
+    assert format_verdict(verdict, tmp_path, as_json=False).startswith("no trial has the outcome ok\n")
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,9 @@ def test_missing_optuna_is_reported_with_its_install_command(monkeypatch: pytest
         raise ImportError(name)
 
     monkeypatch.setattr(optuna_proposer, "importlib", type("none", (), {"import_module": staticmethod(refuse)}))
-    with pytest.raises(UserError, match=r"search.sampler=tpe: needs optuna.*pip install 'zeroscale\[search\]'"):
+    with pytest.raises(
+        UserError, match=r"search.sampler=tpe: needs the package optuna.*pip install 'zeroscale\[search\]'"
+    ):
         build_sampler(pool(section(sampler="tpe")))
     assert importlib.import_module("json"), "nothing else is touched"
 

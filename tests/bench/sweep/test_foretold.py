@@ -35,14 +35,16 @@ def test_dry_run_prints_its_summary_and_a_prediction_of_every_point(capsys: pyte
     told = dry(capsys, *GPUS, "engine=zero0,zero3", "--list").splitlines()
     assert told[0].startswith("2 points in 1 job, ")
     assert told[1].startswith("predicted: ") and "node-hours for 1 run" in told[1]
-    assert told[2] == "predicted far out of memory: 1 run, to be recorded as infeasible; --no-prune runs them"
+    assert told[2] == "predicted memory far exceeds the device's: 1 run, recorded as infeasible; --no-prune runs them"
     [zero0], [zero3] = (
         [place for place, line in enumerate(told) if f" {name} " in line] for name in ("zero0", "zero3")
     )
     assert "GB of 85 (far out of memory, infeasible)" in told[zero0 + 2], "16 bytes for each of 13e9 parameters"
     assert " s a step (" in told[zero3 + 2] and " min" in told[zero3 + 2]
     assert "job" not in told[zero0 + 1] and told[zero3 + 1].endswith("job 1")
-    (repeats,) = [place for place, line in enumerate(told) if line.startswith("one run of each is indicative; 5 of ")]
+    (repeats,) = [
+        place for place, line in enumerate(told) if line.startswith("a single run per point is only indicative; 5 ")
+    ]
     assert shlex.split("\n".join(told[repeats + 1 :]))[-2:] == ["--repeats", "5"]
 
 
@@ -67,8 +69,8 @@ def test_dry_run_counts_the_runs_left_if_some_are_answered(
     for number, one in enumerate(wanted, 1):
         attempt(tmp_path / "adhoc", RunSpec.model_validate(one.point.spec), "ok", one.key.repeat, busy=number == 1)
         left = f"{4 - number} left to run" if number < 4 else f"none left to run; {nothing} "
-        assert summary().startswith(f"4 runs of 2 points: {number} already answered, {left}")
-    assert summary().count("2 runs, 2 already answered") == 2, "by point"
+        assert summary().startswith(f"4 runs of 2 points: {number} already have a result, {left}")
+    assert summary().count("2 runs, 2 already with a result") == 2, "by point"
     if launcher == "local":
         assert "1 answer was made on a busy machine" in summary() and "--repeats 5 launcher.quiet_within_s" in summary()
 
@@ -120,7 +122,8 @@ def test_ranks_on_the_local_processor_share_its_memory(
     for memory_bytes, fits in ((100 * GB, "fits"), (1 * GB, "does not fit")):
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)
         [found] = re.findall(
-            r"predicted: ([\d.]+) GB in each rank, (.+) GB of (.+) here with 3 ranks \((.+)\);", dry(capsys, *words)
+            r"predicted: ([\d.]+) GB per rank, (.+) GB of (.+) on this machine with 3 ranks \((.+)\);",
+            dry(capsys, *words),
         )
         tensors, (low, high) = float(found[0]), map(float, found[1].split("–"))
         assert (low, high) == pytest.approx((3 * (tensors + 0.4), 3 * (tensors + 0.7)), rel=0.01)
@@ -153,10 +156,10 @@ def test_submission_warns_of_a_time_limit_that_may_be_too_short(
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
     assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()
-    assert told.err == "1 point may need more than the time limit: give launcher.time_limit_min\n"
+    assert told.err == "1 point may need more than the time limit: raise launcher.time_limit_min\n"
     assert told.out.startswith("nothing to submit: ")
 
 
 def test_summary_warns_of_a_time_limit_that_may_be_too_short() -> None:
     told = list(foretold(2, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
-    assert told[-1] == "2 points may need more than the time limit: give launcher.time_limit_min"
+    assert told[-1] == "2 points may need more than the time limit: raise launcher.time_limit_min"

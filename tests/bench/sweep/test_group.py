@@ -55,7 +55,7 @@ def test_packed_job_holds_points_of_equal_resources_in_order_within_its_time_lim
 
 
 def test_point_longer_than_the_partitions_time_limit_is_refused() -> None:
-    with pytest.raises(UserError, match="may need a job of 13 min, and the partition allows 12"):
+    with pytest.raises(UserError, match="may need a job of 13 min, but the partition allows 12"):
         JobBatcher(options("packed"), None, 12).jobs(waiting(MIXED))
 
 

@@ -94,7 +94,7 @@ def test_point_claimed_by_a_live_process_is_skipped_and_one_of_a_dead_process_is
     store.open_attempt(tmp_path / point(four).config_id, four, place, claim=build_heartbeat("claimed"))
     ended = here(tmp_path, 4).run()
     assert (ended.good, ended.unanswered, dict(ended.outcomes)) == (False, 1, {})
-    said = f"0 already had an answer; 1 without an answer: go on with zeroscale resume; {tmp_path}"
+    said = f"0 already had a result; 1 without a final result: continue with zeroscale resume; {tmp_path}"
     assert options.format_ended(ended, {}) == said
 
 
@@ -133,7 +133,7 @@ def test_last_line_of_a_sweep_and_line_of_a_run_have_the_flags(tmp_path: Path) -
     here_ = here(tmp_path, 4)
     attempt(tmp_path, spec(batch__micro=4), "ok")
     line = options.format_ended(here_.run(), {"short": 1, "busy": 1})
-    assert line.startswith("1 ok (1 short, 1 busy); 1 already had an answer; ")
+    assert line.startswith("1 ok (1 short, 1 busy); 1 already had a result; ")
     assert options.describe_run(ended_well(0.2)).endswith("; flags: short")
 
 
@@ -183,4 +183,4 @@ def test_sweep_ended_by_sigterm_and_its_status_print_the_resume_command(tmp_path
     command = [sys.executable, "-m", "bench.cli", "status", str(tmp_path / "adhoc")]
     told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False).stdout
     assert "to run again; last attempt: interrupted by SIGTERM" in told
-    assert f"no process measures this sweep now; to run the waiting points: {resume}\n" in told
+    assert f"no process runs this sweep now; to run the waiting points: {resume}\n" in told

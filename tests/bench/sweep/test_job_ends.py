@@ -59,7 +59,7 @@ def test_job_that_died_before_its_first_attempt_is_shown_with_its_last_log_line(
     )
     assert keep_ends(read_view(tmp_path, made, {place: ended(place)}))
     assert not keep_ends(read_view(tmp_path, made, {place: ended(place)})), "its end is already on file"
-    reason = "job 12 FAILED after 1 s (exit code 1), no attempt begun; see jobs/s-012/slurm-12.log: "
+    reason = "job 12 FAILED after 1 s (exit code 1), no attempt was started; see jobs/s-012/slurm-12.log: "
     for found in list_later_statuses(tmp_path, made):
         assert found.state == "waiting"
         assert found.why == reason + "/var/spool/job12/slurm_script: line 22: module: command not found"
@@ -72,7 +72,7 @@ def test_point_is_given_up_once_its_jobs_that_died_reach_the_allowed_attempts(tm
         place = submitted(tmp_path, made, number)
         keep_ends(read_view(tmp_path, made, {place: ended(place)}))
     [found] = list_later_statuses(tmp_path, made)
-    assert found.state == "given up" and "2 jobs before any attempt; the last: job 13 FAILED" in found.why
+    assert found.state == "given up" and "2 jobs failed before an attempt; the last: job 13 FAILED" in found.why
     asked_again = made.model_copy(update={"asked_at": datetime.fromtimestamp(NOW + 60, UTC).isoformat()})
     assert list_later_statuses(tmp_path, asked_again)[0].state == "waiting"
 
@@ -101,21 +101,21 @@ def test_job_that_died_between_points_is_shown_for_the_points_without_an_attempt
         keep_ends(read_view(tmp_path, made, {place: ended(place)}))
     four, eight = list_later_statuses(tmp_path, made)
     assert four.why == "to run again; last attempt: it was preempted"
-    assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before it came to this point" in eight.why
+    assert eight.state == "waiting" and "job 14 FAILED" in eight.why and "before this point was started" in eight.why
 
 
 def test_job_forgotten_by_the_scheduler_is_named(tmp_path: Path) -> None:
     made = sweep([point(FOUR)])
     submitted(tmp_path, made, 12)
     [found] = list_later_statuses(tmp_path, made)
-    assert found.why == "job 12 began no attempt, and the scheduler no longer knows it; see jobs/s-012"
+    assert found.why == "job 12 started no attempt, and the scheduler no longer lists it; see jobs/s-012"
 
 
 def test_submitted_point_is_unknown_without_a_query_of_the_scheduler(tmp_path: Path) -> None:
     made = sweep([point(FOUR), point(EIGHT)])
     place = submitted(tmp_path, made, 12)
     for found in read_view(tmp_path, made, {}, asked=False).statuses:
-        assert (found.state, found.why) == ("unknown", "in job 12 when the scheduler was last asked")
+        assert (found.state, found.why) == ("unknown", "in job 12, by the last known state of the queue")
     keep_ends(read_view(tmp_path, made, {place: ended(place)}))
     assert {found.state for found in read_view(tmp_path, made, {}, asked=False).statuses} == {"waiting"}
 

@@ -63,7 +63,7 @@ def test_each_wait_for_the_controller_is_printed_with_a_way_to_stop(
     begins = [f"scontrol: {AWAY}; attempt {attempt} in {pause} s, the last within " for attempt, pause in WAITS]
     assert len(caplog.messages) == len(begins)
     for told, begin in zip(caplog.messages, begins, strict=True):
-        assert told.startswith(begin) and told.endswith(" s; Ctrl-C stops, jobs already submitted stay")
+        assert told.startswith(begin) and told.endswith(" s; Ctrl-C stops, submitted jobs remain")
 
 
 FULL = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
@@ -95,8 +95,8 @@ def test_points_too_large_for_the_cluster_are_reported_with_exit_code_one(
     play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=3 MaxNodes=UNLIMITED State=UP'")
     assert main(["resume", str(study)]) == 1
     told = capsys.readouterr().out
-    assert "never to start on this cluster: 1 point (nodes=4: the partition gives a job at most 3 nodes" in told
-    assert "still to come" not in told and told.count("job 1") == 2, told
+    assert "cannot start on this cluster: 1 point (nodes=4: the partition allows at most 3 nodes per job" in told
+    assert "not submitted yet" not in told and told.count("job 1") == 2, told
 
 
 def test_jobs_submitted_before_the_scheduler_failed_are_reported(
@@ -116,7 +116,7 @@ def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
     assert main(["resume", str(study), "--autopilot"]) == 1
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["job 1", "job 2"]
-    assert said[2].startswith("no autopilot: sbatch: no job without a GPU; the script is ")
+    assert said[2].startswith("the autopilot was not submitted: sbatch: no job without a GPU; the script is ")
 
 
 def test_autopilot_job_gets_the_notify_command(study: Path) -> None:
@@ -131,7 +131,7 @@ def test_points_with_too_many_nodes_are_refused_and_the_other_points_are_submitt
     definition.write(study, many)
     done = submitting.submit_pending(study, autopilot=False)
     assert len(done.submitted) == 1 and [one.point.nodes for one in done.left] == [2]
-    assert done.why_left.startswith("nodes=2: the partition gives a job at most 1 node")
+    assert done.why_left.startswith("nodes=2: the partition allows at most 1 node per job")
     with pytest.raises(UserError, match="nodes=2"):
         submitting.submit_pending(_alone(tmp_path), autopilot=False)
 

@@ -286,7 +286,9 @@ def test_predicted_records_are_kept_if_a_plan_has_no_predictions() -> None:
 def test_given_up_point_has_a_reason() -> None:
     tried = attempts("m1 error, m1 hang")["m1"]
     assert explain_given_up(tried, 2) == "after 2 attempts; the last: hang"
-    assert explain_given_up([], 2, submitted=10) == "10 jobs had this point, and none led to an answer"
+    assert (
+        explain_given_up([], 2, submitted=10) == "10 jobs were submitted for this point, and none left a final result"
+    )
     assert explain_given_up(tried, 3) == "" and explain_given_up([], 2) == ""
     assert explain_given_up(attempts(", ".join(["m1 preempted"] * 10))["m1"], 2), (
         "preemptions end a point, too, after 10 attempts"
@@ -333,6 +335,6 @@ def test_node_failure_costs_no_attempt_but_ends_after_15_tries() -> None:
 def test_jobs_that_failed_before_any_attempt_count_like_attempts() -> None:
     assert explain_given_up([], 3, 2, ["job 1 FAILED", "job 2 FAILED"]) == ""
     assert explain_given_up([], 3, 3, ["job 1 FAILED"] * 3) == (
-        "failed 0 times, and 3 jobs before any attempt; the last: job 1 FAILED"
+        "0 attempts failed, and 3 jobs failed before an attempt; the last: job 1 FAILED"
     )
-    assert "1 job before any attempt" in explain_given_up([failed(0), failed(1)], 3, 3, ["job 3 FAILED"])
+    assert "1 job failed before an attempt" in explain_given_up([failed(0), failed(1)], 3, 3, ["job 3 FAILED"])

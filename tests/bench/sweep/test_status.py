@@ -56,7 +56,7 @@ def test_unreadable_record_is_named_and_does_not_answer_its_point(tmp_path: Path
     told = zeroscale("status", str(tmp_path))
     assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
     assert told.returncode == 1 and told.stderr.splitlines() == [
-        "zeroscale: ignored, because unreadable: 1 file",
+        "zeroscale: 1 unreadable file ignored:",
         f"  {torn}: not a zeroscale record",
     ]
 
@@ -140,7 +140,10 @@ def test_queued_job_is_shown_with_its_number_reason_and_expected_start(
     assert f"job 7  pending (Priority), expected to start 2026-11-23 08:30  {study}/jobs/s-1" in text
     attempt(study, spec(), "ok")
     text = zeroscale("status", str(study)).stdout
-    assert f"every point has its answer, and jobs are left; to cancel them: zeroscale cancel {study}" in text
+    assert (
+        f"every point has a final result, but jobs are still in the queue; to cancel them: zeroscale cancel {study}"
+        in text
+    )
 
 
 @pytest.mark.processes
@@ -164,7 +167,7 @@ def summarise(folder: Path) -> str:
 def test_time_left_is_estimated_from_time_limits_before_a_point_has_finished(tmp_path: Path) -> None:
     points = [point(spec(batch__micro=micro), limit_min=10) for micro in (1, 2, 4)]
     definition.write(tmp_path, sweep(points))
-    assert summarise(tmp_path) == "3 points: 3 waiting; at most 30 min left, by the time limits in the plan"
+    assert summarise(tmp_path) == "3 points: 3 waiting; at most 30 min left, from the time limits of the plan"
 
 
 def test_time_left_is_estimated_from_the_median_of_finished_points(
@@ -176,7 +179,7 @@ def test_time_left_is_estimated_from_the_median_of_finished_points(
         attempt(tmp_path, one, "ok")
     hours = iter([0.1, 0.2, 9.0])
     monkeypatch.setattr("bench.cli.status.compute_node_hours", lambda record: next(hours))
-    assert summarise(tmp_path).endswith("; about 24 min left, by the median of 3 finished points")
+    assert summarise(tmp_path).endswith("; about 24 min left, from the median of 3 finished points")
 
 
 def test_sweep_without_open_points_has_no_time_left(tmp_path: Path) -> None:
@@ -188,9 +191,9 @@ def test_sweep_without_open_points_has_no_time_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--notify", "mail"], "--notify: the autopilot calls this command at its end; give --autopilot as well"),
-        (["--autopilot", "--notify", "mail 'x"], "no closing quotation; quote it as for a shell"),
-        (["--notify", ""], "--notify: followed by an empty word"),
+        (["--notify", "mail"], "--notify: needs --autopilot, which runs this command at its end; add --autopilot"),
+        (["--autopilot", "--notify", "mail 'x"], "no closing quotation; quote the command as for a shell"),
+        (["--notify", ""], "--notify: is followed by an empty argument"),
     ],
 )
 def test_notify_command_without_autopilot_or_with_bad_quotes_is_refused(
@@ -249,11 +252,11 @@ def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> Non
     told = zeroscale("status", str(tmp_path))
     assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
     lines = told.stderr.splitlines()
-    assert len(lines) == 3 and all("not a sweep of this version" in line for line in lines)
+    assert len(lines) == 3 and all("this version of zeroscale cannot read this sweep" in line for line in lines)
     assert "limits.hang_s=null: must be a number > 0" in told.stderr
     good.unlink()
     told = zeroscale("status", str(tmp_path))
-    assert told.returncode == 2 and "not a sweep of this version" in told.stderr
+    assert told.returncode == 2 and "this version of zeroscale cannot read this sweep" in told.stderr
 
 
 def test_a_notebook_shows_each_result_in_a_few_lines_with_its_main_numbers(tmp_path: Path) -> None:

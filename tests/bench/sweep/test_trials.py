@@ -104,5 +104,5 @@ def test_folder_holds_one_search_whose_number_of_trials_can_be_raised(tmp_path: 
     section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
     study = other.search.study.model_copy(update={"search": section})
     changed = other.model_copy(update={"search": SearchRequest(study=study)})
-    with pytest.raises(UserError, match="holds the trials of another search; give this search another name"):
+    with pytest.raises(UserError, match="contains the trials of another search; rename this search"):
         write_search(tmp_path, changed)

@@ -15,7 +15,7 @@ from chaos.marked import list_processes
 from chaos.sweep import Sweep
 
 _FULL = r"No space|Errno 28|OSError 28|disk"
-_LOST = r"(closed its connection|has sent no report|put back into the queue)"
+_LOST = r"(closed its connection|has sent no report|requeued)"
 _CUT = r"(has sent no report|has been silent for|left: it has received nothing from)"
 EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill rank": {"error": r"was killed by SIGKILL"},
@@ -26,15 +26,15 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "stop rank briefly": {"ok": ""},
     "stop rank for long": {"hang": ""},
     "slurmd down briefly": {"ok": ""},
-    "slurmd down for long": {"node_failure": "", "preempted": r"put back"},
-    "crash node": {"node_failure": "", "preempted": r"put back"},
+    "slurmd down for long": {"node_failure": "", "preempted": r"requeued"},
+    "crash node": {"node_failure": "", "preempted": r"requeued"},
     "controller stopped": {"ok": ""},
     "controller killed": {"ok": ""},
     "cut link briefly": {"ok": ""},
     "cut link for long": {"node_failure": _CUT},
     "stall file system": {"ok": ""},
     "suspend": {"ok": ""},  # with paused_s in the record
-    "requeue": {"preempted": r"put back"},
+    "requeue": {"preempted": r"requeued"},
     "scancel": {"cancelled": ""},
     "scancel with SIGKILL": {"cancelled": "", "error": r"ended as FAILED"},
     "fill disk": {"ok": "", "error": _FULL},
