@@ -372,4 +372,4 @@ def test_text_and_markdown_begin_with_the_rule(runs: Path, capsys: pytest.Captur
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(tmp_path)]) == 2
-    assert "no record below" in capsys.readouterr().err
+    assert "contains no record" in capsys.readouterr().err
