@@ -98,7 +98,7 @@ def decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
-        return "not testable here", f"{_join_reasons(short)} (analogue, if it counted: {analogue})"
+        return "not testable here", f"{_join_reasons(short)} (as an analogue: {analogue})"
     claim = tests[0].claim
     comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
     effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])

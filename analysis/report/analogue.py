@@ -64,7 +64,7 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _format_verdict(finding: ClaimFinding) -> str:
     verdict, _ = decide([finding])
-    return f"{verdict}; if it counted: {finding.verdict}" if verdict == _NO_TEST else verdict
+    return f"{verdict}; as an analogue: {finding.verdict}" if verdict == _NO_TEST else verdict
 
 
 def _describe_models(compared: Sequence[ClaimComparison], *, are_analogues: bool) -> str:

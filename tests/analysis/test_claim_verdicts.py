@@ -112,7 +112,7 @@ def test_set_that_violates_one_condition_is_an_analogue(violation: Any, why: str
     entry = entries(*stages(1.0, 2.0, **violation))["C3"]
     assert entry.verdict == "not testable here"
     assert why in entry.why
-    assert "(analogue, if it counted: " in entry.why and ": reproduced)" in entry.why
+    assert "(as an analogue: " in entry.why and ": reproduced)" in entry.why
 
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
