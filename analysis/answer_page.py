@@ -102,7 +102,7 @@ def render_prediction_page(found: "Sequence[Prediction]", answer: "PredictionAns
     differing = [name for name in points[0] if len({point[name] for point in points}) > 1]
     labels = [f"{place}: {', '.join(one[name] for name in differing)}" for place, one in enumerate(points, start=1)]
     machines = {one.point.composed.machine.name: one.point.composed.machine.source for one in found}
-    sources = [f"{name}: {source or 'no source in its file'}" for name, source in machines.items()]
+    sources = [f"{name}: {source or 'its machine file states no source'}" for name, source in machines.items()]
     time = [*_draw_bars("s", build_time_bars(found, labels)), *(_draw_passes(found[0]) if len(found) == 1 else ())]
     sections = [
         Section("memory", "Memory", answer.memory, _draw_bars("GB", build_memory_bars(found, labels))),
@@ -123,7 +123,7 @@ def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> st
     front = find_front((point for point in points if point.doubt <= winner.doubt), attrgetter("at"))
     shown = select_drawn(points, [*front, winner])
     cells = [_build_front_row(place, point, winner) for place, point in enumerate(front, start=1)]
-    fronts = Table("The Pareto front", ("", "engine", "choice", time, cost, "GB per device", ""), cells)
+    fronts = Table("The Pareto front", ("", "engine", "configuration", time, cost, "GB per device", ""), cells)
     tables = [("Each engine at its best", text.engines), ("Each number of nodes at its best", text.nodes)]
     tables.append(("Full training and each adapter at its best", text.adapters))
     rivals = [Table(title, (*rows[0], "compared with the answer"), rows[1:]) for title, rows in tables if rows]
@@ -187,7 +187,9 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
             else StackedBar(named, {}, words=one.time_unknown)
         )
         if len(found) == 1 and time and time.hidden_s:
-            bars.append(StackedBar("overlapped", {"hidden": time.hidden_s}, time.hidden_s, time.hidden_s))
+            bars.append(
+                StackedBar("overlapped communication", {"overlapped": time.hidden_s}, time.hidden_s, time.hidden_s)
+            )
     return bars
 
 
@@ -199,7 +201,7 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
     limit = " Thick line: memory of the device." if any(bar.limit is not None for bar in bars) else ""
     note = f"Thin line: from the best case to the worst.{limit}"
     picture = Picture([Panel(title=[], draw=draw, space=space, wide=True, narrow=space)], keys, note)
-    words = {"GB": "Memory of the rank that needs most", "s": "One step, with the communication that it waits for"}[
+    words = {"GB": "Memory of the rank that needs the most", "s": "Time of one step, without overlapped communication"}[
         unit
     ]
     return [Figure(f"bars-{unit}", words, picture)] if keys else []
@@ -248,8 +250,11 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
         return []
     draw = partial(draw_lanes, lanes=lanes, size=1.0)
     panel = Panel(title=[], draw=draw, space=Space(0.2 * min(len(lanes), 24) + 0.1, 0.8), wide=True)
-    idle = f"A rank is idle for {100 * compute_idle(lanes):.3g} % of the time, mean over ranks."
-    note = f"Passes of a step in seconds, simulated from its schedule. Reductions and update follow. {idle}"
+    idle = f"On average, a rank is idle for {100 * compute_idle(lanes):.3g} % of this time."
+    note = (
+        "Forward and backward passes of one step in seconds, simulated from the engine's schedule. The gradient "
+        f"reductions and the update that follow are not shown. {idle}"
+    )
     return [Figure("lanes", "Passes of each rank over time", Picture([panel], KEYS, note))]
 
 
@@ -275,10 +280,18 @@ def _list_tables(
     if len(found) == 1 and (time := found[0].time):
         parts = {**time.parts, "a step": time.step_s, "best case": time.low_s, "worst case": time.high_s}
         rows = [[name, f"{s:.6g}", f"{100 * s / time.step_s:.1f} %"] for name, s in parts.items()]
-        yield Table("Seconds of a step", ("part", "s", "share of a step"), rows, 1)
+        yield Table("Parts of the step time", ("part", "s", "share of a step"), rows, 1)
 
 
-VALUES = ("GB per device", "s of communication", "s waited for it", "s idle", "s per step", "tokens/s", "MFU, %")
+VALUES = (
+    "GB per device",
+    "s of communication",
+    "s waiting for communication",
+    "s idle",
+    "s per step",
+    "tokens/s",
+    "MFU, %",
+)
 
 
 def list_values(one: "Prediction") -> list[str]:
@@ -358,14 +371,14 @@ def draw_costs(
 
     keys = [Key(name, look.style_marks()) for name, look in looks.items()]
     note = (
-        f"The {BEST} best choices of each engine and node count. Hollow: less sure to fit or to keep the limits than "
-        "the answer. The line is the Pareto front: no other choice is better in both time and cost. Its choices are "
-        "numbered. The answer is ringed, with a line from its best case to its worst. Of choices that are equal "
-        "within 5 %, the answer has the fewest nodes."
+        f"Shown: the {BEST} cheapest configurations of each engine and node count, the Pareto front, and the answer. "
+        "Hollow: less certain than the answer to fit into memory or to keep the limits. Numbered line: Pareto front, "
+        "on which no other configuration is better in both time and cost. Ring: the answer, with a line from its best "
+        "to its worst case. Of configurations that are equal within 5 %, the answer has the fewest nodes."
     )
     space = Space(3.0)
     panel = Panel(title=[], draw=draw, space=space, wide=True, narrow=space)
-    return Figure("cost", "Time and cost of the choices", Picture([panel], keys, note))
+    return Figure("cost", "Time and cost of the configurations", Picture([panel], keys, note))
 
 
 def _scale_axes(axes: Axes, points: Sequence[CostPoint]) -> None:

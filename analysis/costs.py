@@ -229,20 +229,28 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
     hours = table["device_hours"].sum()
     if hours:
         start, failed = (100 * (table[f"{name}_share"] * table["device_hours"]).sum() / hours for name in _PARTS)
-        lines.append(f"Start-up took {start:.2g} % of the device-hours, attempts that did not end ok {failed:.2g} %.")
+        lines.append(
+            f"Start-up took {start:.2g} % of the device-hours. Attempts that did not end ok took {failed:.2g} %."
+        )
     untimed = int(table["untimed"].sum())
     if untimed:
         lines.append(f"Attempts without recorded times: {untimed}. Their cost is unknown, so sums are lower bounds.")
     if table["cost"][table["device_hours"].notna()].isna().any():
-        lines.append("The price of a device is unknown: add --price 2.5, per device and hour.")
+        lines.append("The price of a device is unknown. Add a price per device and hour, e.g. --price 2.5.")
     without = int((table["cost_per_run"].notna() & table["cost_per_million_tokens"].isna()).sum())
     if without:
-        reason = "All their runs had background load or a pause, or no timed steps."
-        lines.append(f"Configurations without a cost of a million tokens: {without} of {len(table)}. {reason}")
+        reason = "All runs of such a configuration had background load or a pause, or no timed steps."
+        lines.append(f"Configurations without a cost per million tokens: {without} of {len(table)}. {reason}")
     if allocated:
         paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
-        ended = f" {allocated.open} of {allocated.periods} periods have no known end." if allocated.open else ""
-        lines.append(f"The jobs held {allocated.device_hours:.4g} device-hours{paid}, all attempts included.{ended}")
+        ended = (
+            f" {allocated.open} of {allocated.periods} allocations are not counted, because their end is unknown."
+            if allocated.open
+            else ""
+        )
+        lines.append(
+            f"The jobs held devices for {allocated.device_hours:.4g} device-hours{paid}, all attempts included.{ended}"
+        )
     return lines
 
 

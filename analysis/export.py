@@ -253,7 +253,7 @@ def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
     sweep = definition.find_search(definition.read(folder))
     section = sweep.search.study.search if sweep and sweep.search else None
     if sweep is None or section is None:
-        raise UserError(str(folder), "no search in it", "give the folder of a search")
+        raise UserError(str(folder), "contains no search", "give the folder of a search")
     direction = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
     study = optuna.create_study(study_name=sweep.study, storage=storage, direction=direction)
     results = read_trial_results(folder, sweep)

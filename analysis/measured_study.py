@@ -115,7 +115,7 @@ class StudyFigures:
         return list(self._shown)
 
     def __repr__(self) -> str:
-        return f"<figures: {', '.join(dir(self)) or 'none has anything to show'}>"
+        return f"<figures: {', '.join(dir(self)) or 'no figure has data'}>"
 
     def __getattr__(self, name: str) -> "Callable[[], Figure]":
         if name.startswith("_"):  # notebooks look up methods such as _repr_html_ on every object
@@ -139,7 +139,7 @@ class StudyFigures:
 
         if name not in self._shown:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
-            raise UserError(f"plot.{name}", "has nothing to show of these runs", remedy)
+            raise UserError(f"plot.{name}", "has no data in these runs", remedy)
         figure = compose(self._shown[name])
         # Notebooks call this method on the last object of a cell. pyplot would add it, but is not used.
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)

@@ -92,7 +92,8 @@ def describe_differences(question: Question, all_questions: Sequence[Question]) 
         same_parts = _PLACE if part == "environment_id" else ("model",)
         rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
         if (value := question[part]) is not None and len({other[part] for other in rivals}) > 1:
-            texts.append(f"{part.removesuffix('_length')} {value:g}" if part.endswith("_length") else str(value))
+            text = "no adapter" if (part, value) == ("adapter", "none") else str(value)
+            texts.append(f"{part.removesuffix('_length')} {value:g}" if part.endswith("_length") else text)
     return texts
 
 

@@ -38,7 +38,6 @@ from analysis.summary import ANSWERING, KEY, Row, compute_seed_means, select_ans
 from analysis.table import group_by, list_rows, to_pandas
 from analysis.verify import build_invalid_outcome, judge
 from bench.core.errors import make_printable
-from bench.core.formatting import format_count
 from bench.core.record import Outcome, RunRecord
 from bench.core.spec import RunSpec, config_id
 from bench.core.store import Unreadable, read_record
@@ -290,8 +289,8 @@ _MOST_WARNED = 3
 def warn(found: Reading | Results) -> None:
     """Log warnings on skipped files and on attempts without a record: their number, and the first few of each."""
     read = len(found.records if isinstance(found, Reading) else found.table)
-    skipped = f"skipped as no record: {len(found.skipped)} of {len(found.skipped) + read} files"
-    unfinished = f"without a record yet: {format_count(len(found.unfinished), 'attempt')}"
+    skipped = f"skipped, because they are not records: {len(found.skipped)} of {len(found.skipped) + read} files"
+    unfinished = f"attempts without a record: {len(found.unfinished)}"
     for text, things in ((skipped, found.skipped), (unfinished, found.unfinished)):
         if things:
             _log.warning(text)

@@ -69,7 +69,7 @@ def _try_to_read(folder: Path) -> MeasuredSearch | None:
             unpack(folder, Path(unpacked))
             return _read_search(Path(unpacked))
     except UserError as error:
-        _log.warning("its search is not shown: %s", make_printable(str(error)))
+        _log.warning("search not shown: %s", make_printable(str(error)))
         return None
 
 

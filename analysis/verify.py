@@ -201,10 +201,10 @@ def build_invalid_outcome(mismatch: Mismatch, reference: str, precision: str) ->
     if found is None or expected is None:
         difference = "not finite"
     else:
-        difference = f"{abs(found - expected) / abs(expected) if expected else math.inf:.2g} apart"
+        difference = f"relative difference {abs(found - expected) / abs(expected) if expected else math.inf:.2g}"
     reason = (
-        f"{quantity} is not that of {REFERENCE} ({reference}): {found} instead of {expected} at step {mismatch.step}, "
-        f"{difference}, {mismatch.tolerance:g} allowed in {precision}"
+        f"{quantity} differs from that of {REFERENCE} ({reference}): {found} instead of {expected} at step "
+        f"{mismatch.step}, {difference}, allowed in {precision}: {mismatch.tolerance:g}"
     )
     evidence = {"reference": reference, "tolerance": mismatch.tolerance, "step": mismatch.step}
     return Outcome(

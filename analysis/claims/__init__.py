@@ -33,7 +33,7 @@ Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable 
 VERDICTS = (
     "Verdicts: reproduced or contradicted, if the comparisons that test a claim decide for or against it; cannot be "
     "told, if they do not decide it; not testable here, if no comparison meets the conditions of a test. The verdict "
-    'after "if it counted" is that of an analogue, and decides nothing.'
+    'after "as an analogue" is that of comparisons that do not test the claim, and decides nothing.'
 )
 """Explanation of the verdicts, for readers."""
 

@@ -18,6 +18,7 @@ from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.summary import Row
 from analysis.table import group_by, list_rows
+from bench.core.formatting import format_count
 from bench.core.spec import Batch, RunSpec, canonical
 
 _OF_AMOUNTS: dict[Effect, Effect] = {"faster": "less", "slower": "more"}
@@ -219,9 +220,9 @@ def _describe_shared(one: ClaimSide, other: ClaimSide) -> str:
     if spec.nodes == other.spec.nodes:
         return f"{spec.nodes} × {spec.devices_per_node} ranks, {micro}, {spec.precision}"
     if spec.global_batch == other.spec.global_batch:
-        work = f"{spec.global_batch} samples per step"
+        work = f"{format_count(spec.global_batch, 'sample')} per step"
     else:
-        work = f"{spec.batch.micro * spec.accumulation} samples per step and device"
+        work = f"{format_count(spec.batch.micro * spec.accumulation, 'sample')} per step and device"
     return f"{spec.engine.name}, {micro}, {work}, {spec.precision}"
 
 

@@ -31,24 +31,24 @@ DOUBTFUL = ("short", "straggler", "busy")
 """Flags that exclude a comparison from testing a claim. A configuration is flagged busy only if all of its runs are."""
 
 TEXT = (
-    f"A set of runs tests a claim of {STUDY} only under that study's conditions: an mT5 model of 580M to 13B "
-    "parameters (the parameter count of a published shape; for C3 mT5-XXL), on GPUs of one machine and environment "
-    "class, on two or more node counts, for C1 with the same work per step on all of them. It needs "
-    f"{LEAST_RUNS} or more independent repeats of each side, without the flags {', '.join(DOUBTFUL)}, all of which "
-    "ended ok, in one allocation or in overlapping time; comparisons are corrected for their number. Options that two "
-    "stages share must be equal, and all others must be as in their preset. A claim of another source needs a model of "
-    "a billion parameters or more on several nodes with GPUs, and as many repeats without those flags; a claim about a "
-    "slow network also needs the same two configurations compared on a faster network. A difference below "
-    f"{100 * INTEREST:g} % decides nothing against a claim, and equality decides nothing at all. A side that ran out "
-    "of memory counts with its fastest micro-batch that fits; if none fits, the other side is the faster one. Anything "
-    "else is an analogue and tests nothing, whatever it shows. The GPUs and node counts of the study are not known "
-    f"here, and need not be the same. {VERDICTS}"
+    f"Rule for a test of a claim of {STUDY}. The model is an mT5 of 580M to 13B parameters, with the parameter count "
+    "of a published shape; for C3 it is mT5-XXL. It ran on GPUs of one machine type and environment class, on two or "
+    "more node counts. For C1, the work per step is the same on all of them. Each of the two configurations has "
+    f"{LEAST_RUNS} or more independent repeats, all of which ended ok, without the flags {', '.join(DOUBTFUL)}. Both "
+    "ran in one allocation or at overlapping times. Options that two stages share are equal, and all others are as in "
+    "their preset. Rule for a claim of another source: a model of a billion parameters or more ran on several nodes "
+    "with GPUs, with as many such repeats. A claim about a slow network also needs the same two configurations "
+    "compared on a faster network. Verdicts are corrected for the number of comparisons. A difference below "
+    f"{100 * INTEREST:g} % decides nothing against a claim, and equality decides nothing at all. A configuration that "
+    "ran out of memory is represented by its fastest micro-batch that fits. If none fits, the other configuration "
+    "counts as faster. All other runs are analogues and test nothing. The GPUs and node counts of the study are not "
+    f"known here, and need not be the same. {VERDICTS}"
 )
 
 _XXL = "mt5_xxl"
 _NOTHING_TO_COMPARE = {
-    True: "the set spans neither two node counts nor two ZeRO stages on several nodes",
-    False: "the set has no two layouts on several nodes that differ in this only",
+    True: "the runs have neither two node counts nor two ZeRO stages on several nodes",
+    False: "no two layouts on several nodes differ only in the setting that the claim is about",
 }
 _BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
 """Effects that are smaller than the smallest relevant difference."""
@@ -75,7 +75,7 @@ def judge(results: Results) -> list[Entry]:
     for row in read_published("claims").rows:
         head = (row["id"], row["claim"], row["source"])
         if row["kind"] == "setting":
-            why = "describes what was studied, and states nothing that could be measured"
+            why = "the claim describes the settings of the study and states nothing that could be measured"
             entries.append(Entry(*head, "", describe_coverage(row["id"], results), "not testable here", why))
         else:
             entries += _build_entries(head, testable.get(row["id"]), found)
@@ -98,25 +98,26 @@ def decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
         analogue = "; ".join(f"{finding.model}: {finding.verdict}" for finding in found)
-        return "not testable here", f"{_join_reasons(short)} (analogue, if it counted: {analogue})"
+        return "not testable here", f"{_join_reasons(short)} (as an analogue: {analogue})"
     claim = tests[0].claim
     comparisons = [comparison for finding in tests for comparison in list_tests(finding)]
     effects = name_effects(claim, [comparison.tested for comparison in comparisons if comparison.tested])
     # failed configurations have no p-value to correct
     counts = Counter([*effects, *(comparison.effect for comparison in comparisons if not comparison.tested)])
     verdict = claim.judge(counts)
-    why = f"below {100 * INTEREST:g} %: " if verdict == "cannot be told" and counts & _BELOW else ""
-    why += f"{', '.join(finding.model for finding in tests)}, corrected for their number: {_format_counts(counts)}"
-    why += "; by its effect, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""
+    why = f"{', '.join(finding.model for finding in tests)}: {_format_counts(counts)}"
+    if verdict == "cannot be told" and counts & _BELOW:
+        why += f"; differences below {100 * INTEREST:g} % do not decide the claim"
+    why += "; only the effect was tested, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""
     if left := Counter(reason for finding in tests for reason in list_rejected(finding)):
-        why += f"; left out: {', '.join(f'{count} where {reason}' for reason, count in left.items())}"
+        why += f"; excluded comparisons: {', '.join(f'{count} because {reason}' for reason, count in left.items())}"
     analogues = {model: reasons for model, reasons in short.items() if reasons}
-    return verdict, why + (f"; left out as analogues: {_join_reasons(analogues)}" if analogues else "")
+    return verdict, why + (f"; excluded as analogues: {_join_reasons(analogues)}" if analogues else "")
 
 
 def _format_counts(counts: Counter[Effect]) -> str:
     counts_text = ", ".join(f"{counts[effect]} {effect}" for effect in get_args(Effect) if counts[effect])
-    return f"of {format_count(counts.total(), 'comparison')} {counts_text}" if counts_text else "nothing compared"
+    return f"{counts_text} ({format_count(counts.total(), 'comparison')})" if counts_text else "no comparison"
 
 
 def _join_reasons(short: Mapping[str, list[str]]) -> str:
@@ -139,15 +140,15 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 def list_obstacles(finding: ClaimFinding) -> list[str]:
     """Return the reasons why a finding does not test its claim; empty if it tests the claim."""
     if not finding.comparisons:
-        return ["nothing that differs only in this was measured"]
+        return ["no two measured configurations differ only in the setting that the claim is about"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
     if not tests:
         return [*obstacles, *dict.fromkeys(list_rejected(finding))]
     nodes = {row["nodes"] for comparison in tests for row in (comparison.before, comparison.after)}
     if len(nodes) < 2 and finding.claim.source == STUDY:
-        obstacles.append("one node count only")
+        obstacles.append("only one node count was measured")
     if not any(comparison.tested is not None and comparison.tested.decides for comparison in tests):
-        obstacles.append(f"fewer than {LEAST_RUNS} independent repeats a side")
+        obstacles.append(f"fewer than {LEAST_RUNS} independent repeats of each configuration")
     return obstacles
 
 
@@ -160,7 +161,7 @@ def find_studied_model(parameters: int | None) -> str | None:
 
 
 def _format_parameters(parameters: int | None) -> str:
-    return f"{format_significant(parameters / 1e6, 3)}M parameters" if parameters else "parameters not counted"
+    return f"{format_significant(parameters / 1e6, 3)}M parameters" if parameters else "unknown number of parameters"
 
 
 def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
@@ -171,36 +172,40 @@ def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
         model = find_studied_model(counts.pop()) if len(counts) == 1 else None
         if model is None:
             size_text = _format_parameters(numbers[0]["parameters"]) if numbers else "no run ended ok"
-            yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B"
+            yield f"{finding.model} ({size_text}) is no mT5 of 580M to 13B parameters"
         elif finding.claim.id == "C3" and model != _XXL:
             yield f"{finding.model} is not mT5-XXL"
     elif (least := min((count or 0 for count in counts), default=0)) < LARGE:
-        yield f"{finding.model} ({_format_parameters(least)}) has less than a billion"
+        yield f"{finding.model} ({_format_parameters(least)}) has fewer than a billion parameters"
     if any(row.get("adapter", "none") != "none" for row in numbers):
-        yield f"{finding.model} trained a part of its parameters"
+        yield f"only some parameters of {finding.model} were trained"
     on_gpus = all(row["peak_reserved_bytes"] is not None for row in numbers)  # recorded on every GPU, never on a CPU
     if not on_gpus or (not numbers and finding.claim.source != STUDY):
-        yield "not on GPUs"
+        yield "the runs were not made on GPUs"
 
 
 def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> str:
     """Return the reason why a comparison does not test its claim; empty if it tests the claim."""
     before, after = comparison.before, comparison.after
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
-        return "the work per step grew with the nodes, so that no more steps per second could be expected"
+        return "the work per step grew with the nodes, so more steps per second could not be expected"
     if not comparison.as_preset and finding.claim.source == STUDY:
-        return "an option that only one of the two stages knows is not its preset's"
+        return "an option that only one of the two stages has differs from its preset"
     if comparison.effect == "unknown" and any(not row["n"] for row in (before, after)):
         outcomes = dict.fromkeys(row["outcome"] for row in (before, after) if not row["n"])
-        return f"a side has no number ({', '.join(outcomes)})"
+        return f"a configuration has no measured value ({', '.join(outcomes)})"
     if finding.claim.of_slow_network and not comparison.is_slow_network:
-        return "the same two were not compared on a faster network as well"
+        return "the same two configurations were not compared on a faster network"
     # slow repeats may be those that failed, so the remaining ones would look too fast
     flags = {flag for row in (before, after) for flag in row["flags"].split()}
     if "mixed" in flags:
-        return "some repeats of a side failed"
+        return "some repeats of a configuration failed"
     if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
-        return f"a side is flagged {', '.join(doubtful)}"
+        return (
+            f"a configuration has the flags {', '.join(doubtful)}"
+            if len(doubtful) > 1
+            else f"a configuration has the flag {doubtful[0]}"
+        )
     return _explain_times_apart(*comparison.find_starts()) if comparison.tested else ""
 
 
@@ -214,9 +219,9 @@ def _explain_times_apart(before: Starts, after: Starts) -> str:
         return ""
     times = [[one.started_at for one in side] for side in (before, after)]
     if not all(times) or not all(all(side) for side in times):
-        return "it is not recorded when a side ran"
+        return "the start time of a configuration is unknown"
     (first, last), (begin, end) = ((min(side), max(side)) for side in times)
-    return "" if first <= end and begin <= last else "one side ran before the other"
+    return "" if first <= end and begin <= last else "one configuration ran before the other"
 
 
 _SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
@@ -237,7 +242,7 @@ def describe_coverage(claim: str, results: Results) -> str:
         sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}
         within = [name for name, count in sizes.items() if find_studied_model(count)]
         models = ", ".join(f"{name} ({_format_parameters(count)})" for name, count in sizes.items())
-        return f"{models or 'no model'}; of the mT5 models from 580M to 13B: {', '.join(within) or 'none'}"
+        return f"{models or 'no model'}; mT5 models from 580M to 13B among them: {', '.join(within) or 'none'}"
     specs = [results.specs[row["config_id"]] for row in measured]
     values = {name: sorted(set(map(of, specs))) for name, of in _SETTINGS.get(claim, {}).items()}
     return "; ".join(f"{name} {', '.join(map(str, found)) or 'none'}" for name, found in values.items())
@@ -245,7 +250,7 @@ def describe_coverage(claim: str, results: Results) -> str:
 
 # ---------------------------------------- output
 
-HEAD = ("Claim", "The source", "Machine", "Measured", "Verdict", "Why")
+HEAD = ("Claim", "Published statement", "Machine", "Measured", "Verdict", "Reason")
 
 
 def cells(entry: Entry) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None
 
 def report_missing(paths: Sequence[Path]) -> UserError:
     """Return the UserError for folders that contain no record."""
-    return UserError(" ".join(map(str, paths)), "no record below", "give a results folder, or measure first")
+    return UserError(" ".join(map(str, paths)), "contains no record", "give a results folder, or measure first")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
+    parser.add_argument(
+        "--format", choices=("text", "md", "csv", "json"), default="text", help="output format; default: %(default)s"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Compare two sets of results: which configurations are faster, slower or the same in B than in A; with a gate.
+"""Compare two sets of results: which configurations are faster, slower or equal in B; optionally with a gate.
 
   zeroscale compare results/runs/before results/runs/after
   zeroscale compare before after --gate 3% --format md --out comment.md
@@ -14,17 +14,17 @@ A gate prints PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3.
 
 PASS: a slowdown above the gate is excluded for every configuration.
 
-FAIL, if one of four conditions holds. (1) The whole interval of B's slowdown lies above the gate. All
-configurations are tested together, with an error of at most 5 %. (2) The peak memory of every run of
-B is above every run of A by more than the gate. (3) A configuration failed in B and ran in A.
-(4) There is nothing to compare.
+FAIL: one of four conditions holds. (1) The whole interval of B's slowdown lies above the gate. All
+configurations are tested together, with a probability of error of at most 5 %. (2) The peak memory of
+every run of B exceeds that of every run of A by more than the gate. (3) A configuration failed in B
+and ended ok in A. (4) There is nothing to compare.
 
-INCONCLUSIVE: neither of these. For example, a configuration is not comparable, is missing in B, or
-has fewer than three runs on a side. Fewer do not suffice, because runs of the same configuration
-differ by more than their steps show. The output then has the smallest slowdown that could be
+INCONCLUSIVE: neither PASS nor FAIL. For example, a configuration is not comparable, is missing in B,
+or has fewer than three runs in A or B. Three runs are needed because runs of the same configuration
+differ by more than the steps of a run show. The output then has the smallest slowdown that could be
 detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
 
-Runs on a busy machine do not count.
+Runs on a busy machine are excluded.
 
 Text fits 100 columns or the terminal; --wide shows all columns, with one line per configuration.
 """
@@ -45,13 +45,17 @@ FORMATS = ("text", "md", "json", "csv", "junit")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="A", help="results to compare with")
-    parser.add_argument("b", type=Path, metavar="B", help="results to compare")
-    across = "allow a difference in these fields; several: a,b"
+    parser.add_argument("a", type=Path, metavar="A", help="results folder A, the baseline")
+    parser.add_argument("b", type=Path, metavar="B", help="results folder B, which is compared with A")
+    across = "allow a difference in this field; several fields: a,b"
     parser.add_argument("--across", action="append", default=[], metavar="FIELD[=A:B]", help=across)
-    parser.add_argument("--exact", action="store_true", help="a change of counts or fixed sizes also breaks the gate")
     parser.add_argument(
-        "--paired", action="store_true", help="run n of A and run n of B were neighbours in time, as in `ab`"
+        "--exact", action="store_true", help="changed counts, such as FLOPs or bytes, also break the gate"
+    )
+    parser.add_argument(
+        "--paired",
+        action="store_true",
+        help="compare run n of A with run n of B, if one ran directly after the other, as in `ab`",
     )
     parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="display names of A and B; default: their paths")
     gate_arguments(parser)
@@ -60,15 +64,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
     """Add the options that `compare` shares with `ab`."""
     # argparse applies % formatting to help texts, so a percent sign is written twice
-    limit = f"exit code 1 if B takes more time or memory by this; default: {gate or 'none'}".replace("%", "%%")
+    limit = f"fail if B takes more time or memory than A by this percentage; default: {gate or 'none'}".replace(
+        "%", "%%"
+    )
     default = gate and percentage(gate)
     parser.add_argument("--gate", type=percentage, metavar="PERCENT", default=default, help=limit)
-    parser.add_argument("--strict", action="store_true", help="an inconclusive result fails")
-    allow = "counts and bytes that may change, e.g. resident_bytes"
+    parser.add_argument("--strict", action="store_true", help="an inconclusive gate counts as failed")
+    allow = "quantities that may change without breaking the gate, e.g. resident_bytes"
     parser.add_argument("--allow", default="", metavar="NAME,…", help=allow)
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
-    parser.add_argument("--wide", action="store_true", help="text: all columns, one line per configuration")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file, and print only the outcome")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format; default: %(default)s")
+    parser.add_argument(
+        "--wide", action="store_true", help="text format: print all columns, one line per configuration"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the comparison to this file, and print only a summary"
+    )
 
 
 def percentage(text: str) -> float:
@@ -76,7 +86,7 @@ def percentage(text: str) -> float:
     number = text.removesuffix("%").strip()
     if text.endswith("%") and number.replace(".", "", 1).isdecimal():
         return float(number) / 100
-    raise UserError(f"--gate {text}", "not a percentage", "write it like 3%")
+    raise UserError(f"--gate {text}", "must be a percentage", "write it like 3%")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,7 +124,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
         gate = Gate(args.gate, args.exact, args.strict, looks, _allowed(args))
     across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
-        raise UserError(f"--across {','.join(args.across)}", "names no field", "give one, e.g. versions.torch")
+        raise UserError(f"--across {','.join(args.across)}", "names no field", "give a field, e.g. versions.torch")
     called = tuple(args.called or (str(args.a), str(args.b)))
     keep_disturbed = getattr(args, "keep_disturbed", False)  # an option of `ab`
     return ComparisonSetup(called, across, gate, args.paired, keep_disturbed)
@@ -128,6 +138,6 @@ def _allowed(args: argparse.Namespace) -> frozenset[str]:
     names = frozenset(name.strip() for name in args.allow.split(",")) if args.allow else frozenset()
     for name in names:
         if not is_quantity(name):
-            rule = "not a count or an amount of bytes that should not change"
+            rule = "must be a count or a number of bytes"
             raise UserError(f"--allow {name}", rule, suggest_nearest(name, FIXED))
     return names

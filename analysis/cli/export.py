@@ -24,8 +24,8 @@ _SHOWN_BY = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--to", choices=tuple(_SHOWN_BY), required=True, help="the dashboard that reads the files")
-    out = "folder of the dashboard's files; for optuna a file"
+    parser.add_argument("--to", choices=tuple(_SHOWN_BY), required=True, help="dashboard that reads the files")
+    out = "folder for the dashboard's files; with --to optuna a file"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
 
 

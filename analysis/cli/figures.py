@@ -14,9 +14,16 @@ _FIGURES = Path("results/figures")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_FIGURES}/<study>, or all for several")
-    parser.add_argument("--format", default="pdf,png", metavar="F,…", help="any of pdf, png and svg; default: pdf,png")
-    parser.add_argument("--only", metavar="NAME,…", help="only these figures; default: all that have something to show")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"output folder; default: {_FIGURES}/<study>, or {_FIGURES}/all for several studies",
+    )
+    parser.add_argument(
+        "--format", default="pdf,png", metavar="F,…", help="file formats: any of pdf, png and svg; default: pdf,png"
+    )
+    parser.add_argument("--only", metavar="NAME,…", help="write only these figures; default: every figure with data")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     for option, given, known in (("--format", forms, FORMATS), ("--only", only, names)):
         for one in given:
             if one not in known:
-                raise UserError(f"{option} {one}", "unknown", suggest_nearest(one, known))
+                raise UserError(
+                    f"{option} {one}",
+                    "no such format" if option == "--format" else "no such figure",
+                    suggest_nearest(one, known),
+                )
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
         found = read_records(args.paths, follow)

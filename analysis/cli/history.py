@@ -27,7 +27,12 @@ from bench.core.errors import UserError
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--by", choices=("commit", "version", "date"), default="commit", help="default: %(default)s")
+    parser.add_argument(
+        "--by",
+        choices=("commit", "version", "date"),
+        default="commit",
+        help="axis of the history; default: %(default)s",
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write an HTML page and CSV tables into this folder")
 
 
@@ -38,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     history = build_history(read_records(args.paths), args.by, _sort_by_ancestry)
     if not history.series:
-        rule = f"no run with a time has a known {args.by}"
+        rule = f"contains no run with step times and a known {args.by}"
         raise UserError(" ".join(map(str, args.paths)), rule, "choose another --by, or measure first")
     sys.stdout.write(to_text(history))
     if args.out:

@@ -59,8 +59,12 @@ _MORE_WORDS = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     out = Path("results/packs/records.zip")
-    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--whole", action="store_true", help="private: every file of one folder unchanged, with names")
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="archive to write; default: %(default)s")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="pack every file of one folder unchanged, with all names; for private use only",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from analysis import reading, results
 
     if args.whole and [path.is_dir() for path in args.paths] != [True]:
-        raise UserError("--whole", "packs one folder", "give one results folder")
+        raise UserError("--whole", "needs exactly one folder", "give one results folder")
     if args.whole:
         packed = read_whole(*args.paths)
     else:
@@ -114,7 +118,9 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
         try:
             packed = _pack(record, rename)
         except ValidationError:
-            _log.warning("left out of the archive: %s: no record without the names of its plug-in", record.config_id)
+            _log.warning(
+                "%s is not in the archive: its record is invalid without the names of a plug-in", record.config_id
+            )
             continue
         run_id = f"{packed.config_id}-{packed.circumstance.repeat}.{packed.circumstance.attempt}"
         times[run_id] += 1  # the same run on another machine, or of another study
@@ -154,7 +160,7 @@ def _name(kind: str) -> _Rule:
 
 def _mark(value: Any, rename: _Rename) -> Any:
     """Replace a text by a fixed text, which shows only that there was a text."""
-    return "left out by zeroscale pack"
+    return "removed by zeroscale pack"
 
 
 KEPT: Mapping[str, _Rule] = {

@@ -1,4 +1,4 @@
-"""Write tables and figures as one page that opens offline, with the tables as files next to it.
+"""Write a report: a page of tables and figures that opens offline, and the tables as files next to it.
 
   zeroscale report results/runs/smoke
   zeroscale report results/runs/smoke results/runs/adhoc --out results/reports/both
@@ -17,8 +17,15 @@ _REPORTS = Path("results/reports")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {_REPORTS}/<study>, or all for several")
-    parser.add_argument("--price", type=float, metavar="P", help="per device and hour, in any currency: adds costs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"output folder; default: {_REPORTS}/<study>, or {_REPORTS}/all for several studies",
+    )
+    parser.add_argument(
+        "--price", type=float, metavar="P", help="price per device and hour, in any currency, for the column of costs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

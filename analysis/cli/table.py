@@ -6,8 +6,8 @@
   zeroscale table results/runs/paper --price 2.5
   zeroscale table results/runs/learning --costs --price 2.5 --loss 2.5
 
---costs shows a row per configuration instead: what all its attempts cost, start-up and failed attempts
-included, per run, per million tokens and, with --loss, until a held-out loss is reached.
+--costs shows a row per configuration instead, with the cost of all its attempts: per run, per million
+tokens and, with --loss, until a held-out loss is reached. Start-up and failed attempts are included.
 
 If runs are trainings, the table has their held-out losses and the quality of their answers before and
 after the training.
@@ -57,13 +57,19 @@ _OMITTED_IF_EQUAL are omitted only if all rows have the same value."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--format", choices=("text", "md", "csv", "json"), default="text", help="default: %(default)s")
-    parser.add_argument("--columns", metavar="A,B,…", help="only these, in this order")
-    parser.add_argument("--wide", action="store_true", help="text: all main columns, one line per row")
-    price = "per device and hour, in any currency: fills cost_per_million_tokens"
+    parser.add_argument(
+        "--format", choices=("text", "md", "csv", "json"), default="text", help="output format; default: %(default)s"
+    )
+    parser.add_argument("--columns", metavar="A,B,…", help="show only these columns, in this order")
+    parser.add_argument("--wide", action="store_true", help="text format: show all main columns, one line per row")
+    price = "price per device and hour, in any currency, for the column cost_per_million_tokens"
     parser.add_argument("--price", type=float, metavar="P", help=price)
-    parser.add_argument("--costs", action="store_true", help="a row per configuration: costs of all its attempts")
-    parser.add_argument("--loss", type=float, metavar="L", help="with --costs: costs until this held-out loss")
+    parser.add_argument(
+        "--costs", action="store_true", help="show a row per configuration with the costs of all its attempts"
+    )
+    parser.add_argument(
+        "--loss", type=float, metavar="L", help="with --costs: also show the cost until this held-out loss is reached"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +105,9 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
     costs.check_held_out(args.loss, found.table)
     frame = costs.tabulate_costs(found, args.price, args.loss)
     if args.columns is not None:
-        raise UserError(f"--columns {args.columns}", "the table of --costs has fixed columns", "remove one of them")
+        raise UserError(
+            f"--columns {args.columns}", "the table of --costs has fixed columns", "remove --columns or --costs"
+        )
     if args.format == "md":
         sys.stdout.write(formats.format_markdown_table(*costs.build_text_cells(frame)))
     elif args.format == "text":
@@ -171,7 +179,10 @@ def _write_text(
     if any(one != cell and one.endswith(_ELLIPSIS) for one, cell in pairs):
         print(f"{_CUT}: long texts are cut; for the full texts, add --wide or --format csv", file=sys.stderr)
     if omitted:
-        print(f"not shown, since {width} columns have no room: {', '.join(omitted)}; add --wide", file=sys.stderr)
+        print(
+            f"columns not shown, because {width} characters are too narrow: {', '.join(omitted)}; add --wide",
+            file=sys.stderr,
+        )
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:

@@ -119,7 +119,11 @@ def _parse_varied_field(part: str) -> VariedField:
         return VariedField(name)
     a, colon, b = values.partition(":")
     if not (a and colon and b):
-        raise UserError(f"--across {part}", "not FIELD=A:B", f"give its values in A and in B, e.g. {name}=this:that")
+        raise UserError(
+            f"--across {part}",
+            "must have the form FIELD=A:B",
+            f"write the values of the field in A and in B, e.g. {name}=this:that",
+        )
     return VariedField(name, (a, b))
 
 

@@ -202,7 +202,9 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
         return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
     if None in (ours.row["step_s"], theirs.row["step_s"]):  # a rehearsal, or only busy runs
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
-        why = f"all runs of {busy} are flagged busy" if busy else "runs without step times"
+        why = (
+            f"all runs of {busy} were made on a busy machine or were paused" if busy else "the runs have no step times"
+        )
         return PairResult(ours, theirs, "not comparable", why)
     # Counts and bytes come from the records, since the summary has no collectives.
     before, after = (_build_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
@@ -226,7 +228,7 @@ def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) 
     for name, counts in zip("AB", used, strict=True):
         again = sorted(host for host, times in counts.items() if times > 1)[:3]
         sides += [f"repeats of {name} share nodes ({', '.join(again)})"] if again else []
-    return f"{' and '.join(sides)}: a slow node counts as its configuration" if sides else ""
+    return f"{' and '.join(sides)}, so a slow node looks like a slow configuration" if sides else ""
 
 
 def _describe_failure(one: ComparedConfiguration) -> str:
@@ -283,13 +285,15 @@ def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)
     seen = find_smallest_slowdown(comparison, among, gate.level)
     if seen is None:
-        return stats.TOO_FEW, f"{more} more a side at least"
+        return stats.TOO_FEW, f"at least {more} more repeats of A and of B are needed"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
     reasons = (
-        f"more than {format_share(gate.limit)} cannot be excluded",
-        f"a slowdown below {format_significant(100 * seen, 2)} % could not be detected",
+        f"a slowdown above {format_share(gate.limit)} cannot be excluded",
+        f"a slowdown below {format_significant(100 * seen, 2)} % cannot be detected with these runs",
     )
     # The estimate of missing repeats assumes the noise measured so far, so it is rough.
     wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (*reasons, f"{wanted} more a side would detect {format_share(gate.limit)}") if more else reasons
+    return (
+        (*reasons, f"{wanted} more repeats of A and of B would detect {format_share(gate.limit)}") if more else reasons
+    )

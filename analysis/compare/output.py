@@ -51,7 +51,10 @@ def to_text(compared: SetComparison, *, wide: bool = False) -> str:
         None if wide else find_width(),
         [_STYLES.get(line.held or "", "") for _, line in compared.lines],
     )
-    parts = [make_printable(describe_sides(compared)), f"All: {make_printable(' · '.join(shared))}." * bool(shared)]
+    parts = [
+        make_printable(describe_sides(compared)),
+        f"Equal in all configurations: {make_printable(' · '.join(shared))}." * bool(shared),
+    ]
     parts += [table.rstrip("\n"), describe_intervals(compared), format_headline(compared)]
     return "".join(f"{part}\n" for part in parts if part)
 
@@ -124,7 +127,9 @@ def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
 def _format_details(line: PairResult) -> str:
     """Return the result of a pair as text, without the name of the pair."""
     timed = (
-        [f"time per sample {format_time_change(line)}", f"rests on {describe_ground(line)}"] if line.comparison else []
+        [f"time change {format_time_change(line)}", f"compared data: {describe_ground(line)}"]
+        if line.comparison
+        else []
     )
     return "; ".join([line.status, *timed, *list_remarks(line)])
 

@@ -120,7 +120,7 @@ def _select_members(
             values = {value for member in kept if (value := find_value(one.name, member.fields)) is not None}
             kept = [member for member in kept if find_value(one.name, member.fields) == wanted]
             if not kept:
-                rule = f"{side} has none with {one.name} {wanted}"
+                rule = f"{side} has no configuration with {one.name}={wanted}"
                 raise UserError(f"--across {one.name}={':'.join(one.values)}", rule, suggest_nearest(wanted, values))
     return kept
 
@@ -141,8 +141,8 @@ def _build_ambiguity_error(side: str, one: Fields, other: Fields, across: Sequen
     values = f"{find_value(name, one)}", f"{find_value(name, other)}"
     return UserError(
         f"--across {','.join(part.name for part in across)}",
-        f"{side} holds both {values[0]} and {values[1]} of the same point",
-        f"choose one for each side, e.g. --across {name}={values[0]}:{values[1]}",
+        f"{side} has the same point with {name}={values[0]} and with {name}={values[1]}",
+        f"choose a value for A and for B, e.g. --across {name}={values[0]}:{values[1]}",
     )
 
 

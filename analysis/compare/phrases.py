@@ -1,7 +1,7 @@
 """Wording of the results of a comparison, shared by all output formats for human readers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from analysis.compare import SetComparison
@@ -9,23 +9,30 @@ from analysis.compare.fields import name_across
 from analysis.compare.judging import PairResult, QuantityChange, Status, format_share
 from analysis.formats import MISSING, format_ratio_change, format_significant, format_size
 from analysis.stats.compare import LEAST_RUNS
-from analysis.summary import is_disturbed
+from analysis.summary import Row, is_disturbed
+from bench.core.formatting import format_count
 from bench.core.statistics import LEVEL
 
 # Table columns; SHORT has those that fit a terminal of 100 columns.
-HEAD = ("configuration", "B is", "A, s per sample", "B, s per sample", "time of B", "rests on", "peak of B", "and")
-SHORT = ("configuration", "B is", "time of B", "and")
+HEAD = (
+    "configuration", "B compared with A", "A, s per sample", "B, s per sample", "time change", "compared data",
+    "peak memory change", "remarks",
+)  # fmt: skip
+SHORT = ("configuration", "B compared with A", "time change", "remarks")
 RIGHT = ("A, s per sample", "B, s per sample")
+_GATE_WORDS = {"broken": "breaks the gate", "open": "inconclusive"}
 
 
 def format_headline(compared: SetComparison) -> str:
     """Return a summary of one or two lines: the verdict of the gate, then the number of configurations by status."""
     counts = Counter(line.status for _, line in compared.lines)
-    texts = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-    parts = [_describe_gate(compared), f"{texts or 'nothing to compare'}."]
+    texts = "; ".join(f"{status}: {counts[status]}" for status in get_args(Status) if counts[status])
+    count = format_count(len(compared.lines), "configuration")
+    outcome = f"{count}. {texts[0].upper()}{texts[1:]}." if texts else "There is nothing to compare."
+    parts = [_describe_gate(compared), outcome]
     if differ := [one for _, line in compared.lines if line.status == "not comparable" for one in line.differ]:
         across = [*(part.name for part in compared.question.across), name_across(differ)]
-        parts.append(f"To compare these as well: --across {','.join(across)}.")
+        parts.append(f"Add --across {','.join(across)} to compare configurations that are not comparable.")
     return " ".join(part for part in parts if part)
 
 
@@ -33,13 +40,13 @@ def describe_sides(compared: SetComparison) -> str:
     """Return a sentence with the names of A and B, and the differences that `--across` allows."""
     a, b = compared.question.called
     intended = dict.fromkeys(str(one) for _, line in compared.lines for one in line.intended)
-    return f"A: {a}. B: {b}." + (f" Compared on purpose: {_join_names(list(intended), 5)}." if intended else "")
+    return f"A: {a}. B: {b}." + (f" Allowed difference: {_join_names(list(intended), 5)}." if intended else "")
 
 
 def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
     """Return the table cells of a pair, in the columns of HEAD."""
     before, after = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
-    held = {"broken": ": breaks the gate", "open": ": inconclusive"}.get(line.held or "", "")
+    held = f": {words}" if (words := _GATE_WORDS.get(line.held or "")) else ""
     return (
         name,
         line.status + held,
@@ -68,7 +75,7 @@ def describe_ground(line: PairResult) -> str:
     the text says that the steps of these runs were compared."""
     if line.comparison is None or line.runs is None:
         return MISSING
-    return f"{'' if line.comparison.decides else 'the steps of '}{line.runs[0]} + {line.runs[1]} runs"
+    return f"{'' if line.comparison.decides else 'steps of '}{line.runs[0]} + {line.runs[1]} runs"
 
 
 def list_remarks(line: PairResult) -> list[str]:
@@ -80,10 +87,10 @@ def list_remarks(line: PairResult) -> list[str]:
     texts = [
         line.why,
         *(text for text in missing if text[3:]),
-        *(f"{line.held}: {doubt}" for doubt in line.gate_reasons),
+        *(f"{_GATE_WORDS[line.held or '']}: {doubt}" for doubt in line.gate_reasons),
         *map(format_quantity_change, line.changes),
     ]
-    return [part for part in (*texts, " ".join(flags)) if part]
+    return [part for part in (*texts, "flags: " * bool(flags) + " ".join(flags)) if part]
 
 
 def format_quantity_change(change: QuantityChange) -> str:
@@ -98,16 +105,18 @@ def format_quantity_change(change: QuantityChange) -> str:
 
 def describe_intervals(compared: SetComparison) -> str:
     """Return sentences about the level of the intervals, and about pairs with too few runs for a verdict."""
-    gate, parts = compared.question.gate, ["Change of the time per sample of B against A, over the whole window."]
+    gate, parts = compared.question.gate, ["Time change: change of the mean time per sample from A to B."]
     found = [line.comparison for _, line in compared.lines if line.comparison]
     if any(one.decides for one in found):
-        parts.append(f"In parentheses: its {format_share(gate.level if gate else LEVEL)} interval.")
+        parts.append(f"In parentheses: {format_share(gate.level if gate else LEVEL)} interval.")
     if gate and gate.looks > 1:
-        parts.append(f"Judged up to {gate.looks} times, which together err in at most {format_share(1 - LEVEL)}.")
-    if not all(one.decides for one in found):
         parts.append(
-            f"With fewer than {LEAST_RUNS} runs per side a change is indicative only, and a gate is inconclusive."
+            f"Results are judged up to {gate.looks} times while runs are added. The probability that any judgement is "
+            f"wrong is at most {format_share(1 - LEVEL)}."
         )
+    if not all(one.decides for one in found):
+        gated = ", and the gate is inconclusive" if gate else ""
+        parts.append(f"With fewer than {LEAST_RUNS} runs of A or B, a change is only indicative{gated}.")
     return " ".join(parts)
 
 
@@ -116,37 +125,43 @@ def _describe_gate(compared: SetComparison) -> str:
     if gate is None:
         return ""
     parts = [format_share(gate.limit) if gate.limit is not None else "", "exact" if gate.exact else ""]
-    what = f"{compared.verdict}: gate ({', '.join(part for part in parts if part)}) "
+    what = f"{compared.verdict}: the gate ({', '.join(part for part in parts if part)}) is "
     left = f" {excluded}" if (excluded := _describe_excluded(compared)) else ""
+    count = format_count(len(compared.lines), "configuration")
     breaking = compared.breaking()
     if breaking:
-        return f"{what}broken by {len(breaking)} of {len(compared.lines)}: {_join_names(breaking, 3)}.{left}"
+        return f"{what}broken by {len(breaking)} of {count}: {_join_names(breaking, 3)}.{left}"
     if compared.verdict == "FAIL":
-        why = f", since they differ in {compared.note}" if compared.note else ""
-        return f"{what}broken: A and B share no configuration{why}.{left}"
+        why = f": they differ in {compared.note}" if compared.note else ""
+        return f"{what}broken, because A and B share no configuration{why}.{left}"
     opened = [line for _, line in compared.lines if line.held == "open"]
     if not opened:
-        return f"{what}kept.{left}"
+        return f"{what}kept by all compared configurations.{left}"
     reasons = next((line.gate_reasons for line in opened if line.gate_reasons), ())
     first = f": {', '.join(reasons)}" if reasons else ""
-    return f"{what}open for {len(opened)} of {len(compared.lines)}{first}.{left}"
+    return f"{what}undecided for {len(opened)} of {count}{first}.{left}"
 
 
 def _describe_excluded(compared: SetComparison) -> str:
     """Return a sentence that counts configurations which did not take part in the verdict, and excluded repeats."""
-    named = [(side, one) for _, line in compared.lines for side, one in (("A", line.a), ("B", line.b)) if one]
-    sides = [one for _, one in named]
-    counts = Counter(
-        {
-            "out of memory": sum("oom" in str(one.row["outcome"]) for one in sides),
-            "failed otherwise": sum(not one.row["n"] and "oom" not in str(one.row["outcome"]) for one in sides),
-            "with busy runs only": sum(one.row["step_s"] is None and is_disturbed(one.row) for one in sides),
-            "without a partner": sum(line.status in ("only in A", "only in B") for _, line in compared.lines),
-        }
-    )
+    lines = [line for _, line in compared.lines]
+    named = [(side, one) for line in lines for side, one in (("A", line.a), ("B", line.b)) if one]
+
+    def count_lines(rule: Callable[[Row], bool]) -> int:
+        return sum(any(rule(one.row) for one in (line.a, line.b) if one) for line in lines)
+
+    counts = {
+        "out of memory": count_lines(lambda row: "oom" in str(row["outcome"])),
+        "with another failure": count_lines(lambda row: not row["n"] and "oom" not in str(row["outcome"])),
+        "with busy runs only": count_lines(lambda row: row["step_s"] is None and is_disturbed(row)),
+        "only in A or only in B": sum(line.status in ("only in A", "only in B") for line in lines),
+    }
     reasons = [f"{side}: {one.row['reason']}" for side, one in named if one.row["n"]]
-    texts = [*(f"{count} {what}" for what, count in counts.items() if count), *(text for text in reasons if text[3:])]
-    return f"Left out: {', '.join(texts)}." if texts else ""
+    texts = {
+        "configurations": [f"{count} {what}" for what, count in counts.items() if count],
+        "repeats": [text for text in reasons if text[3:]],
+    }
+    return " ".join(f"Excluded {what}: {', '.join(parts)}." for what, parts in texts.items() if parts)
 
 
 def _join_names(names: Sequence[str], most: int) -> str:

@@ -179,22 +179,22 @@ def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> History
     for origin in sorted(origins, key=lambda one: one.started_at):
         if key := find_key(origin, by):
             firsts.setdefault(key, origin)
-    keys, names, order = list(firsts), {key: key for key in firsts}, "by the calendar, UTC"
+    keys, names, order = list(firsts), {key: key for key in firsts}, "in calendar order (UTC)"
     if by == "date":
         keys.sort()
     elif by == "version":
-        varying, order = list_varying(firsts.values()), "by number"
+        varying, order = list_varying(firsts.values()), "sorted by version number"
         versions = {key: dict(origin.versions) for key, origin in firsts.items()}
         for key, known in versions.items():
-            names[key] = ", ".join(f"{name} {known.get(name, 'none')}" for name in varying) or "all alike"
+            names[key] = ", ".join(f"{name} {known.get(name, 'none')}" for name in varying) or "equal versions"
         keys.sort(key=lambda key: [_split_version(versions[key].get(name, "")) for name in varying])
     else:
         commits = {key: key.rstrip("+") for key in firsts}
         names, known_commits = {key: shorten_commit(key) for key in firsts}, list(ancestry(list(commits.values())))
-        order = "in the order in which they were first measured"
+        order = "in the order of their first measurement"
         if set(commits.values()) <= set(known_commits):
             keys.sort(key=lambda key: (known_commits.index(commits[key]), key))
-            order = "ancestors first, as git has it"
+            order = "sorted by git ancestry, ancestors first"
     return HistoryAxis(by, tuple(Place(key, names[key], firsts[key].started_at) for key in keys), order)
 
 

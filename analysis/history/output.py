@@ -14,16 +14,14 @@ from bench.core.errors import make_printable
 from bench.core.formatting import format_count
 from bench.core.statistics import LEVEL
 
-_ORDINALS = {2: "second", 3: "third"}
-_THINGS = {"commit": "commit", "version": "set of versions", "date": "day"}
+_THINGS = {"commit": "commit", "version": "version set", "date": "day"}
 
 
 def describe_axis(history: History) -> str:
     """Describe the places of a history: their number, their order and the days of the measurements."""
     axis = history.axis
-    thing = _THINGS[axis.by] if len(axis.places) == 1 else {**_THINGS, "version": "sets of version"}[axis.by]
     days = f"; measured {' to '.join(history.days)}" if history.days else ""
-    return f"{format_count(len(axis.places), thing)}, {axis.order}{days}."
+    return f"{format_count(len(axis.places), _THINGS[axis.by])}, {axis.order}{days}."
 
 
 def describe_change(change: HistoryChange) -> str:
@@ -49,27 +47,28 @@ def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
 def describe_doubts(history: History) -> Iterable[str]:
     """Yield sentences on the probability of falsely reported changes, on configurations without a change, and on
     excluded runs."""
-    wrong = round(100 * (1 - LEVEL))
+    wrong, thing = round(100 * (1 - LEVEL)), _THINGS[history.axis.by]
     yield (
-        f"If no time changes, at most {wrong} of 100 such histories report any change of any configuration. This holds "
-        "for any noise between places, unless each place resembles the place before it. A change can be detected from "
-        f"its {_ORDINALS[SIDE]} place on. Intervals hold at {100 * LEVEL:g} %."
+        f"If no time changed, at most {wrong} of 100 such histories would report any change of any configuration. This "
+        f"holds for any noise between {thing}s, unless the times of neighbouring {thing}s are correlated. A change can "
+        f"be detected only with at least {SIDE} {thing}s before and after it. Confidence level of intervals: "
+        f"{100 * LEVEL:g} %."
     )
     short = [one for one in history.series if one.short]
     if short:
         count = format_count(len(short), "configuration")
-        yield f"{count} with fewer than {LEAST_PLACES} places, too few to detect a change."
+        yield f"No change can be detected in {count} measured at fewer than {LEAST_PLACES} {thing}s."
     steady = sum(not one.changes and not one.short for one in history.series)
     if steady:
-        yield f"{format_count(steady, 'configuration')} with no detectable change."
+        yield f"No change was detected in {format_count(steady, 'configuration')}."
     left = {
-        "flagged busy": sum(one.flagged for one in history.series),
-        "without a time": sum(one.failed for one in history.series),
-        f"of no known {_THINGS[history.axis.by]}": history.nowhere,
+        "made on a busy machine or paused": sum(one.flagged for one in history.series),
+        "without step times": sum(one.failed for one in history.series),
+        f"with an unknown {thing}": history.nowhere,
     }
     text = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
     if text:
-        yield f"Left out: {', '.join(text)}."
+        yield f"Excluded: {', '.join(text)}."
 
 
 CHANGES = (
@@ -125,7 +124,7 @@ def _to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
     return str(lines).encode()
 
 
-HEAD = ("configuration", "time per sample", "between", "surely within", "also")
+HEAD = ("configuration", "time per sample", "most likely between", f"between ({100 * LEVEL:g} %)", "other differences")
 _WIDE = 10_000  # columns, so that each row stays on one line in a file or a pipe
 
 
@@ -170,6 +169,8 @@ def render_page(history: History) -> str:
     shown = history.series[:MOST_FIGURES]
     return load_template("analysis.history", "history.html.j2").render(
         by=history.axis.by,
+        thing=_THINGS[history.axis.by],
+        level=f"{100 * LEVEL:g} %",
         lead=f"Time per sample of {format_count(len(history.series), 'configuration')} over {describe_axis(history)}",
         changes=changes,
         doubts=list(describe_doubts(history)),
@@ -201,8 +202,8 @@ def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
         likely, surely = describe_places(history, one)
         parts = [
             f"{describe_change(one)}, {likely}",
-            surely and f"surely within {surely}",
-            one.also and f"also {one.also}",
+            surely and f"with {100 * LEVEL:g} % confidence within {surely}",
+            one.also and f"other differences: {one.also}",
         ]
         captions.append("; ".join(filter(None, parts)))
         first, last = one.change.within

@@ -44,7 +44,7 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
         if not exists(path):
             raise UserError(str(path), "no such file or folder", "give a results folder, e.g. results/runs/smoke")
         if not is_utf8(str(path)):
-            raise UserError(repr(str(path)), "a name that is not UTF-8", "rename it")
+            raise UserError(repr(str(path)), "name is not UTF-8", "rename it")
     folders = list(filter(is_folder, given))
     files = [path for path in given if path not in folders]
     parts = [_find_below(path, follow) for path in folders]

@@ -60,7 +60,7 @@ def walk(root: Path) -> FolderTree:
             if entry.name == RECORD and entry.is_file(follow_symlinks=False):
                 found.append((path, entry))
             elif entry.name == RECORD:
-                tree.closed[path] = "a link, which is not followed" if entry.is_symlink() else "not a regular file"
+                tree.closed[path] = "is a link; links are not followed" if entry.is_symlink() else "not a regular file"
             elif entry.name == CIRCUMSTANCE:
                 started.append(folder)
     tree.files.extend(_list_record_files(sorted(found, key=itemgetter(0)), latest))
@@ -119,7 +119,7 @@ def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Ite
             if place.isascii() or is_utf8(place):
                 yield place, entry
             else:
-                tree.closed[place] = "its name is not UTF-8"
+                tree.closed[place] = "name is not UTF-8"
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

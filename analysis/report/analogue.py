@@ -12,6 +12,7 @@ from analysis.claims.verdicts import decide
 from analysis.formats import MISSING, format_interval_kind, format_interval_of, format_significant, format_within
 from analysis.stats import compare as stats
 from analysis.summary import Row, is_disturbed
+from bench.core.formatting import format_count
 
 CSV, MARKDOWN = "claims.csv", "claims.md"
 
@@ -27,8 +28,8 @@ class Analogue(NamedTuple):
 
 _NO_TEST: Verdict = "not testable here"
 HEAD = (
-    "Claim", "Where", "Equal", "From", "To", "In steps per second", "Ratio of mean step times",
-    "From, median s per step", "To, median s per step",
+    "Claim", "Model and machine", "Equal settings", "From", "To", "Effect on steps per second",
+    "Ratio of mean step times", "From: median step time, s", "To: median step time, s",
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None)
 
 def _format_verdict(finding: ClaimFinding) -> str:
     verdict, _ = decide([finding])
-    return f"{verdict}; if it counted: {finding.verdict}" if verdict == _NO_TEST else verdict
+    return f"{verdict}; as an analogue: {finding.verdict}" if verdict == _NO_TEST else verdict
 
 
 def _describe_models(compared: Sequence[ClaimComparison], *, are_analogues: bool) -> str:
@@ -75,33 +76,34 @@ def _describe_models(compared: Sequence[ClaimComparison], *, are_analogues: bool
         for model, size in sizes.items()
     ]
     machines = dict.fromkeys(row["machine"] for row in rows)
-    text = (
-        f"the study ({STUDY}) trained the mT5 family, 580M to 13B parameters, on machines of its own; here it is "
-        f"{_join_words(models)} on {_join_words(machines)}."
+    kind = "These runs are an analogue and not a reproduction. " if are_analogues else ""
+    return (
+        f"{kind}The study ({STUDY}) trained mT5 models of 580M to 13B parameters on its own machines. These runs "
+        f"trained {_join_words(models)} on {_join_words(machines)}."
     )
-    return f"This is an analogue and not a reproduction: {text}" if are_analogues else f"{text[0].upper()}{text[1:]}"
 
 
 def _list_caveats(compared: Sequence[ClaimComparison]) -> Iterable[str]:
     kinds = {row["interval_kind"] for comparison in compared for row in (comparison.before, comparison.after)}
     if "within the run" in kinds:
         yield (
-            "A comparison of single runs (n = 1) is indicative only: its interval comes from the steps of these two "
-            "runs."
+            "A comparison of single runs (n = 1) is indicative only, because its interval comes from the steps of "
+            "these two runs."
         )
     if "range of repeats" in kinds:
-        yield "The range of fewer than 6 repeats is not a 95 % interval; it is shown with its own level."
+        yield "The range of fewer than 6 repeats is not a 95 % interval. It is shown with its own confidence level."
     yield (
-        f"{len(compared)} comparisons, corrected for their number within each claim. For C1 and C2 a single slowdown "
-        f"of {100 * stats.INTEREST:g} % or more decides; a smaller one decides nothing alone."
+        f"There are {format_count(len(compared), 'comparison')}. Verdicts are corrected for the number of comparisons "
+        f"of each claim. A single slowdown of {100 * stats.INTEREST:g} % or more decides C1 and C2; a smaller slowdown "
+        "does not."
     )
     nodes = [(one.before, one.after) for one in compared if one.before["nodes"] != one.after["nodes"]]
     if any(before["global_batch"] != after["global_batch"] for before, after in nodes):
         yield (
-            "With the same work per device, a step does more work on more nodes. No more steps per second can be "
-            "expected then, so C1 says little."
+            "With the same work per device, a step does more work on more nodes. More steps per second cannot be "
+            "expected then, so C1 is not informative."
         )
-    yield "The cause (C1: communication overhead) is not tested."
+    yield "The cause that C1 names, communication overhead, is not tested."
 
 
 def _format_comparison(finding: ClaimFinding, comparison: ClaimComparison) -> tuple[str, ...]:
@@ -146,7 +148,9 @@ def _join_words(texts: Iterable[Any]) -> str:
 def _render_markdown(section: Analogue) -> str:
     findings = [(claim.id, claim.text, *rest) for claim, *rest in section.findings]
     caveats = [f"- {caveat}" for caveat in section.caveats]
-    verdicts = _render_markdown_table(("Claim", "The study", "Where", "Verdict", "Comparisons"), findings)
+    verdicts = _render_markdown_table(
+        ("Claim", "Published statement", "Model and machine", "Verdict", "Comparisons"), findings
+    )
     return (
         "\n".join([section.what, "", *caveats, "", *verdicts, "", *_render_markdown_table(HEAD, section.comparisons)])
         + "\n"

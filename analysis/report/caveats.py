@@ -36,14 +36,14 @@ def _list_repeat_caveats(found: Sequence[Best]) -> Iterable[str]:
     if counts and max(counts) == 1:
         yield (
             f"Each compared configuration has one independent run; at least {LEAST_RUNS} are needed to compare them. "
-            "The interval of a single run shows how steady it was, not what another run would give."
+            "The interval of a single run describes the variation of its steps, not the variation between runs."
         )
     elif counts and min(counts) < 6:
         span = f"{min(counts)}" + (f" to {max(counts)}" if max(counts) > min(counts) else "")
         yield (
-            f"Each compared configuration has {span} independent runs: runs that ended ok on a quiet machine, where "
-            "runs in the same allocation count as one. With fewer than 6 the median has no 95 % interval, so their "
-            "range is shown with its own level."
+            f"Each compared configuration has {span} independent runs: runs that ended ok on a quiet machine. Runs in "
+            "the same allocation count as one. Fewer than 6 runs give no 95 % interval of the median. Their range is "
+            "shown instead, with its own confidence level."
         )
 
 
@@ -54,8 +54,8 @@ def _list_host_caveats(results: Results) -> Iterable[str]:
     alike = sum(len(hosts) > 1 and all(hosts) and all(one == hosts[0] for one in hosts) for hosts in found)
     if alike:
         yield (
-            f"{format_count(alike, 'configuration')} had the same nodes in all allocations: the intervals hold for "
-            "these nodes only."
+            f"{format_count(alike, 'configuration')} ran on the same nodes in all allocations. Intervals of such "
+            "configurations hold for these nodes only."
         )
 
 
@@ -65,7 +65,7 @@ def _list_comparison_caveats(found: Sequence[Best]) -> Iterable[str]:
     if units["step"]:
         yield (
             f"{units['step']:,} of {units.total():,} comparisons with a fastest configuration are indicative only, "
-            f"since a side has fewer than {LEAST_RUNS} runs."
+            f"because one of the two configurations has fewer than {LEAST_RUNS} runs."
         )
 
 
@@ -73,26 +73,27 @@ def _list_drift_caveats(drifted: Sequence[ControlPointDrift]) -> Iterable[str]:
     known = [one for one in drifted if one.drift.interval is not None]
     if moved := [one for one in known if one.drift.detected]:
         yield (
-            f"In {len(moved)} of {len(known)} cases a configuration that ran repeatedly in one allocation drifted by "
-            f"more than its runs scatter: at most {_worst(moved)} at the end. Comparisons of runs far apart in time "
-            "are uncertain by that much."
+            f"In {len(moved)} of {len(known)} cases, the step time of a configuration that ran repeatedly in one "
+            "allocation drifted by more than the variation between its runs. The largest drift was "
+            f"{_worst(moved)}. Comparisons of runs far apart in time have an additional uncertainty of this size."
         )
     elif known:
         yield (
-            "No drift was detected: configurations that ran repeatedly in one allocation changed by no more than their "
-            f"runs scatter ({len(known)} cases)."
+            f"No drift was detected. In {format_count(len(known), 'case')}, a configuration ran repeatedly in one "
+            "allocation, and its step time changed by no more than the variation between its runs."
         )
     if few := [one for one in drifted if one.drift.interval is None]:
         yield (
-            f"In {len(few)} cases a configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} times in one "
-            f"allocation, too few to distinguish drift from scatter; the largest change was {_worst(few)}."
+            f"In {format_count(len(few), 'case')}, a configuration ran {LEAST_CONTROLS - 2} or {LEAST_CONTROLS - 1} "
+            "times in one allocation, which is too few to distinguish drift from variation between runs. The largest "
+            f"change was {_worst(few)}."
         )
 
 
 def _worst(drifted: Sequence[ControlPointDrift]) -> str:
     worst = max(drifted, key=lambda one: abs(one.drift.change))
     sign, change = "+" if worst.drift.change > 0 else "−", format_significant(100 * abs(worst.drift.change), 2)
-    return f"{worst.configuration} in {worst.allocation}, {sign}{change} %"
+    return f"{sign}{change} % ({worst.configuration}, allocation {worst.allocation})"
 
 
 def _list_verification_caveats(runs: Sequence[Row]) -> Iterable[str]:
@@ -101,7 +102,10 @@ def _list_verification_caveats(runs: Sequence[Row]) -> Iterable[str]:
     others = [row for row in runs if row["outcome"] == "ok"]
     verified = sum("unverified" not in row["flags"].split() for row in others)
     if others:
-        yield f"{verified:,} of {len(others):,} ok runs of other engines have losses verified against {REFERENCE}."
+        yield (
+            f"The losses of {verified:,} of {len(others):,} ok runs of other engines were verified against those of "
+            f"{REFERENCE}."
+        )
 
 
 def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
@@ -111,15 +115,15 @@ def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
         for name, one in known.items():
             if counts[name]:
                 label = column.removesuffix("s")
-                yield f"{counts[name]:,} of {len(good):,} ok runs carry the {label} {name}: such a run {one.meaning}."
+                yield f"{counts[name]:,} of {len(good):,} ok runs have the {label} {name}. Such a run {one.meaning}."
 
 
 def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
     if len(origin.machines) > 1:
-        differ = ", ".join(fact.name for fact in origin.unlike) or "name only"
-        yield f"{len(origin.machines)} machines, never pooled; they differ in {differ}."
+        differ = ", ".join(fact.name for fact in origin.unlike) or "their names only"
+        yield f"Runs of {len(origin.machines)} machines are never pooled. The machines differ in {differ}."
     if len(origin.classes) > 1:
         differ = ", ".join(fact.name for fact in origin.differences)
-        yield f"{len(origin.classes)} environment classes, never pooled; they differ in {differ}."
+        yield f"Runs of {len(origin.classes)} environment classes are never pooled. The classes differ in {differ}."
     if origin.unknown:
         yield f"{origin.unknown:,} runs ended before their environment was recorded."

@@ -172,7 +172,7 @@ def build_page_table(
         content,
         head,
         tuple(RowGroup(heading, tuple(members)) for heading, members in groups.items()),
-        f"{MOST_ROWS:,} of {all_rows:,} rows; the CSV has all." if all_rows > MOST_ROWS else "",
+        f"Shown: {MOST_ROWS:,} of {all_rows:,} rows. The CSV file has all rows." if all_rows > MOST_ROWS else "",
         tuple(filter(None, (content.note, *notes))),
     )
 

@@ -47,10 +47,11 @@ _ONLY_IN_FILES = ("step_s_p99", "step_s_max", "token_f1_before", "token_f1")
 _WHERE_KNOWN = ("peak_allocated_bytes", "cost_per_million_tokens", *QUALITIES)
 _LABELS = {
     "config_id": "configuration", "micro": "micro-batch", "step_s": "step time", "sample_s": "time per sample",
-    "step_s_p99": "99th percentile of steps", "step_s_max": "longest step", "tokens_per_s": "throughput", "mfu": "MFU",
-    "peak_allocated_bytes": "peak allocated", "cost_per_million_tokens": "cost of a million tokens",
-    "validation_loss": "held-out loss", "exact_match_before": "exact match before", "exact_match": "exact match",
-    "token_f1_before": "token F1 before", "token_f1": "token F1", "learning_rate": "learning rate",
+    "step_s_p99": "99th percentile of step times", "step_s_max": "longest step time", "tokens_per_s": "throughput",
+    "mfu": "MFU", "peak_allocated_bytes": "peak memory", "cost_per_million_tokens": "cost of a million tokens",
+    "validation_loss": "held-out loss", "exact_match_before": "exact match before training",
+    "exact_match": "exact match", "token_f1_before": "token F1 before training", "token_f1": "token F1",
+    "learning_rate": "learning rate",
 }  # fmt: skip
 # Three digits are enough to compare rows by eye; the CSV files are exact.
 _DIGITS = 3
@@ -58,8 +59,8 @@ _MOST_NAMED = 3
 """Most rivals with the same verdict that a cell names. It gives only the number of the other rivals. The file best.csv
 names all rivals."""
 _VERDICTS: dict[Verdict, str] = {
-    EQUAL: "equal within 3 %", NOT_DETECTED: "not distinguished", "slower": "slower",
-    TOO_FEW: "longer, indicative only",
+    EQUAL: "equal within 3 %", NOT_DETECTED: "not distinguishable", "slower": "slower",
+    TOO_FEW: "slower, indicative only",
 }  # fmt: skip
 _LUCK_WORTH_SAYING = 0.002
 """Smallest selection bias that is reported, as a share of the time per sample. The bias is the amount by which the
@@ -147,16 +148,16 @@ def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
         ColumnHeading("fastest"),
         ColumnHeading("time per sample", "s", number=True),
         _find_source("tokens_per_s", rows)[0],
-        ColumnHeading("intervals", meaning="level and kind", place="files"),
-        ColumnHeading("rivals", meaning="change of the time per sample"),
-        ColumnHeading("least memory", meaning="the peak allocated on a rank"),
-        ColumnHeading("without a time"),
-        ColumnHeading("flags", meaning="of the fastest"),
+        ColumnHeading("intervals", meaning="confidence level and kind of the intervals", place="files"),
+        ColumnHeading("rivals", meaning="other configurations, with the change of their time per sample"),
+        ColumnHeading("least memory", meaning="configuration with the smallest peak memory per rank"),
+        ColumnHeading("without a time", meaning="number of configurations without a step time, by reason"),
+        ColumnHeading("flags", meaning="flags of the fastest configuration"),
     )
     questions = [best.question for best in found]
     cells = tuple(_build_answer_row(best, name_question(best.question, questions)) for best in found)
     note = _describe_intervals([best.fastest for best in found if best.fastest])
-    return TextTable("best", "Best per question", head, cells, note)
+    return TextTable("best", "Fastest configuration of each question", head, cells, note)
 
 
 def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
@@ -176,18 +177,18 @@ def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
     known = [(one, row) for one in found if (row := one.any_row)]
     rows = tuple(
         tuple(map(_build_text_cell, (
-            row["model"], row["machine"], f"{one.law}, {one.batch}", " against ".join(one.names), one.sentence,
+            row["model"], row["machine"], f"{one.law}, {one.batch}", " compared with ".join(one.names), one.sentence,
             row["flags"],
         )))
         for one, row in known
     )  # fmt: skip
-    head = *_head_curves([row for _, row in known]), ColumnHeading("as nodes are added"), ColumnHeading("flags")
+    head = *_head_curves([row for _, row in known]), ColumnHeading("result"), ColumnHeading("flags")
     return TextTable("crossovers", "Crossovers", head, rows)
 
 
 def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
     machine = ColumnHeading("machine", place="table" if len({row["machine"] for row in rows}) > 1 else "files")
-    return _head_models([row["model"] for row in rows]), machine, ColumnHeading("scaling"), ColumnHeading("held")
+    return _head_models([row["model"] for row in rows]), machine, ColumnHeading("scaling"), ColumnHeading("curve")
 
 
 def _head_models(models: Sequence[str]) -> ColumnHeading:
@@ -227,7 +228,8 @@ def _describe_rivals(best: Best) -> str:
     if best.selection_bias >= _LUCK_WORTH_SAYING and best.ties:
         share = format_significant(100 * best.selection_bias, 1)
         parts.append(
-            f"chosen as the fastest of {len(best.rivals) + 1}, so its number is probably {share}\u00a0% too good"
+            f"the fastest time is probably {share}\u00a0% too short, because it was selected from "
+            f"{len(best.rivals) + 1} configurations"
         )
     return "; ".join(parts)
 
@@ -368,24 +370,24 @@ def _build_text_cell(text: str) -> TableCell:
 
 _MADE: dict[str, _Source] = {
     "engine": (
-        ColumnHeading("engine", meaning="with the settings that distinguish it"),
+        ColumnHeading("engine", meaning="engine, with the settings that distinguish its configurations"),
         lambda row: _build_text_cell(describe_series({"variant": ""} | row)),
     ),
     "ranks": (
-        ColumnHeading("ranks", meaning="nodes × devices of each", number=True),
+        ColumnHeading("ranks", meaning="number of nodes × devices per node", number=True),
         lambda row: TableCell(f"{row['nodes']} × {row['devices_per_node']}", row["nodes"] * row["devices_per_node"]),
     ),
     "ended": (ColumnHeading("outcome", place="files"), lambda row: _build_text_cell(_name_outcome(row))),
     "run": (
-        ColumnHeading("run", meaning="repeat and attempt, the name of its folder"),
+        ColumnHeading("run", meaning="repeat and attempt; also the name of the run's folder"),
         lambda row: TableCell(f"{row['repeat']}.{row['attempt']}", f"{row['repeat']:06}.{row['attempt']:06}"),
     ),
     "n": (
-        ColumnHeading("n", meaning="allocations that the numbers come from", number=True),
+        ColumnHeading("n", meaning="sample size: allocations with a run that ended ok", number=True),
         lambda row: TableCell(f"{row['n']}", row["n"]),
     ),
     "intervals": (
-        ColumnHeading("intervals", meaning="level and kind", place="files"),
+        ColumnHeading("intervals", meaning="confidence level and kind of the intervals", place="files"),
         lambda row: _build_text_cell(_format_row_interval_kind(row)),
     ),
 }

@@ -91,7 +91,7 @@ def _list_numbers(row: Row) -> Iterator[str]:
         yield f"efficiency {value}, {ends}"
     if row.get("idle_share") is not None:
         expected = row["predicted_idle_share"]
-        schedule = "" if expected is None else f"; {100 * expected:.0f} % by its schedule"
+        schedule = "" if expected is None else f"; predicted: {100 * expected:.0f} %"
         yield f"idle {100 * row['idle_share']:.0f} % of a step{schedule}"
     n = f"n\u00a0=\u00a0{row['n']}"
     if rate is not None:

@@ -109,7 +109,7 @@ class Crossover(NamedTuple):
             )
         if self.found == "cannot be told":
             few = any(at.verdict == TOO_FEW for at in self.node_comparisons)
-            return f"whether {one} and {other} cross is unknown{f': {TOO_FEW}' if few else ''}"
+            return f"unknown whether {one} and {other} cross{f': {TOO_FEW}' if few else ''}"
         first, *_, last = [at for at in self.node_comparisons if at.verdict]
         faster, slower = (one, other) if first.verdict == "faster" else (other, one)
         return f"no crossover seen: {faster} is faster than {slower} on {first.nodes} to {last.nodes} nodes"

@@ -104,11 +104,11 @@ class Track(NamedTuple):
     def name(self) -> str:
         """Engine, micro-batch and work of the track, such as "zero2, micro 4, 256 samples per step"."""
         if self.law == "strong":
-            work = f"{self.fixed_work} samples per step"
+            work = f"{format_count(self.fixed_work, 'sample')} per step"
         elif self.micro is None:
             work = format_count(self.fixed_work, "micro-step")
         else:
-            work = f"{self.micro * self.fixed_work} samples per step and device"
+            work = f"{format_count(self.micro * self.fixed_work, 'sample')} per step and device"
         micro = "best micro-batch" if self.micro is None else f"micro {self.micro}"
         return ", ".join([describe_series(self.any_row | {"accumulation": 1}), micro, work])
 

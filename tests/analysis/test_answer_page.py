@@ -87,7 +87,7 @@ def test_step_time_has_a_bar_of_its_parts_and_a_bar_of_hidden_time() -> None:
     assert one.time
     assert sum(step.parts.values()) == pytest.approx(one.time.step_s)
     assert step.low < sum(step.parts.values()) < step.high
-    assert hidden.parts == {"hidden": one.time.hidden_s}
+    assert hidden.parts == {"overlapped": one.time.hidden_s}
 
 
 def test_each_of_several_points_has_a_bar_and_a_row(tmp_path: Path) -> None:

@@ -73,13 +73,15 @@ def test_across_compares_two_engines_of_one_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("across", "message"),
     [
-        ("engine", "--across engine: A holds both zero1 and zero2 of the same point; choose one for each side, e.g. "
-                   "--across engine=zero1:zero2"),
-        ("engine=zero1:zero3", "--across engine=zero1:zero3: B has none with engine zero3; choose from zero1, zero2"),
+        ("engine", "--across engine: A has the same point with engine=zero1 and with engine=zero2; choose a value for "
+                   "A and for B, e.g. --across engine=zero1:zero2"),
+        ("engine=zero1:zero3", "--across engine=zero1:zero3: B has no configuration with engine=zero3; choose from "
+                               "zero1, zero2"),
         ("contain", "--across contain: no such field; did you mean container?"),
         ("engin", "--across engin: no such field; did you mean engine?"),
         ("versions.troch", "--across versions.troch: no such field; did you mean versions.torch?"),
-        ("engine=ddp", "--across engine=ddp: not FIELD=A:B; give its values in A and in B, e.g. engine=this:that"),
+        ("engine=ddp", "--across engine=ddp: must have the form FIELD=A:B; write the values of the field in A and in "
+                       "B, e.g. engine=this:that"),
     ],
 )  # fmt: skip
 def test_invalid_across_is_refused_in_one_line(tmp_path: Path, across: str, message: str) -> None:

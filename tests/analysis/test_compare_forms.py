@@ -42,10 +42,10 @@ def run_compare(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, s
 
 
 OUTCOME = (
-    "FAIL: gate (3 %) broken by 2 of 5: my_tiny · 2 ranks · zero1 · micro 2; my_tiny · 2 ranks · zero2 · micro 2. "
-    "Left out: 1 out of memory, 1 without a partner. 1 slower, "
-    "1 equal within 3 %, 1 not comparable, 1 only in A, 1 failed in B. "
-    "To compare these as well: --across measure.min_steps."
+    "FAIL: the gate (3 %) is broken by 2 of 5 configurations: my_tiny · 2 ranks · zero1 · micro 2; "
+    "my_tiny · 2 ranks · zero2 · micro 2. Excluded configurations: 1 out of memory, 1 only in A or only in B. "
+    "5 configurations. Slower: 1; equal within 3 %: 1; not comparable: 1; only in A: 1; failed in B: 1. "
+    "Add --across measure.min_steps to compare configurations that are not comparable."
 )
 
 
@@ -55,7 +55,7 @@ def test_text_ends_with_the_outcome_and_exit_code_is_1_on_failure(
     code, text = run_compare(capsys, *sides, "--gate", "3%")
     assert code == 1
     assert text.splitlines()[-1] == OUTCOME
-    assert "All: my_tiny · 2 ranks · micro 2." in text.splitlines()
+    assert "Equal in all configurations: my_tiny · 2 ranks · micro 2." in text.splitlines()
     [row] = [line for line in text.splitlines() if line.startswith("zero1")]
     assert "slower: breaks the gate" in row and "+20.0 %" in row
     assert max(map(len, text.splitlines()[2:-2])) <= 100, "the table fits 100 columns"
@@ -72,14 +72,14 @@ def test_difference_of_single_runs_is_indicative_without_an_interval(
 ) -> None:
     ours, theirs = (run(steps=steps((seconds,) * 30)) for seconds in (0.1, 0.15))
     _, text = run_compare(capsys, str(save(tmp_path / "a", ours)), str(save(tmp_path / "b", theirs)))
-    assert "+50 %, indicative" in text and "With fewer than 3 runs per side a change is indicative only" in text
+    assert "+50 %, indicative" in text and "With fewer than 3 runs of A or B, a change is only indicative" in text
     assert "95 %" not in text
 
 
 def test_exit_code_is_0_without_a_gate(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run_compare(capsys, *sides)
     assert code == 0
-    assert text.splitlines()[-1].startswith("1 slower")
+    assert text.splitlines()[-1].startswith("5 configurations. Slower: 1;")
 
 
 def test_markdown_shows_outcome_and_changed_pairs_and_folds_the_rest(
@@ -130,7 +130,7 @@ def test_unknown_comparison_is_inconclusive_in_every_format_and_exit_code(
         code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", form)
         assert code == 3
         assert "INCONCLUSIVE" in text
-        assert "2 more a side at least" in text
+        assert "at least 2 more repeats of A and of B are needed" in text
     [suite] = JUnitXml.fromstring(text.encode())
     assert (suite.failures, suite.skipped) == (0, 1)
     assert run_compare(capsys, *sides, "--gate", "3%", "--strict")[0] == 1
@@ -154,14 +154,14 @@ def test_out_option_writes_the_file_and_prints_the_outcome(
     file = tmp_path / "comment.md"
     code, text = run_compare(capsys, *sides, "--gate", "3%", "--format", "md", "--out", str(file))
     assert (code, text) == (1, f"{OUTCOME}\n{file}\n")
-    assert file.read_text().startswith("**FAIL: gate")
+    assert file.read_text().startswith("**FAIL: the gate")
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--gate", "3"], "--gate 3: not a percentage; write it like 3%"),
-        (["--gate=-3%"], "--gate -3%: not a percentage; write it like 3%"),
+        (["--gate", "3"], "--gate 3: must be a percentage; write it like 3%"),
+        (["--gate=-3%"], "--gate -3%: must be a percentage; write it like 3%"),
         (["--across", "engin"], "--across engin: no such field; did you mean engine?"),
         (["--out", "nowhere/file"], "--out nowhere/file: cannot be written (No such file or directory)"),
     ],
@@ -176,4 +176,4 @@ def test_impossible_requests_are_refused_in_one_line(
 def test_side_without_records_is_an_error(sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["compare", sides[0], str(tmp_path / "empty")]) == 2
-    assert "empty: no record below" in capsys.readouterr().err
+    assert "empty: contains no record" in capsys.readouterr().err

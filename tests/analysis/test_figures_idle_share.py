@@ -120,4 +120,4 @@ def test_prediction_is_hollow_and_dashed_in_the_colour_of_its_engine() -> None:
 
 def test_hover_text_has_the_measured_and_the_predicted_share() -> None:
     [group] = idle_share.group_rows(results(ran(piped(2)), ran(piped(4))))
-    assert format_hover(group.rows[0]).splitlines()[2] == "idle 20 % of a step; 33 % by its schedule"
+    assert format_hover(group.rows[0]).splitlines()[2] == "idle 20 % of a step; predicted: 33 %"

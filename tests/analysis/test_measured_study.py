@@ -108,7 +108,7 @@ def test_unknown_and_empty_figures_are_refused_in_one_line(study: MeasuredStudy)
     assert not hasattr(study.plot, "_repr_html_")
     smoke = analysis.open_study(RECORDED / "smoke")
     assert "strong_scaling" not in dir(smoke.plot)
-    with pytest.raises(UserError, match=r"^plot\.strong_scaling: has nothing to show of these runs; choose from "):
+    with pytest.raises(UserError, match=r"^plot\.strong_scaling: has no data in these runs; choose from "):
         smoke.plot.strong_scaling()
 
 
@@ -165,6 +165,6 @@ def test_warning_counts_skipped_files_and_lists_the_first(tmp_path: Path, caplog
         (tmp_path / str(number) / "record.json").write_text("{}")
     before = set(tmp_path.rglob("*"))
     analysis.open_study(tmp_path)
-    assert "skipped as no record: 9 of 10 files" in caplog.text and "… and 6 more" in caplog.text
+    assert "skipped, because they are not records: 9 of 10 files" in caplog.text and "… and 6 more" in caplog.text
     assert len(caplog.messages) == 5
     assert set(tmp_path.rglob("*")) == before, "nothing is written into the folder"

@@ -193,7 +193,7 @@ def _holds(found: str, text: str) -> bool:
 def test_all_texts_of_a_packed_record_have_an_allowed_form() -> None:
     """Every string in a packed record is one of zeroscale's own words, or a version, a time, a hash or a pseudonym."""
     (content,) = pack_records([planted("jdoe")]).values()
-    forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|left out by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
+    forms = r"[a-z_]+\d+-[0-9a-f]{6}|[0-9a-f]{10}|[a-z_0-9]+|removed by zeroscale pack|\{host\}|(host\d+-\w{6},?)+|"
     assert [text for text in list_texts(json.loads(content)) if not re.fullmatch(forms, text)] == []
 
 
@@ -223,4 +223,4 @@ def test_invalid_record_is_excluded_from_the_archive_with_a_warning(caplog: pyte
     have."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
-    assert "left out of the archive" in caplog.text and "jdoe" not in caplog.text
+    assert "is not in the archive" in caplog.text and "jdoe" not in caplog.text

@@ -101,7 +101,7 @@ def test_impossible_requests_are_refused_in_one_line(
 def test_folder_without_records_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "record.json").write_text("{}")
     assert main([verb, str(tmp_path)]) == 2
-    assert "no record below" in capsys.readouterr().err
+    assert "contains no record" in capsys.readouterr().err
 
 
 def test_skipped_files_are_reported_and_other_runs_are_printed(

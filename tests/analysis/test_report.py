@@ -127,7 +127,7 @@ def test_page_shows_evidence_of_failures_and_lists_skipped_files(page: Page) -> 
 
 
 def test_page_highlights_differences_between_environments(page: Page) -> None:
-    assert "2 environment classes, never pooled; they differ in torch." in page.words
+    assert "Runs of 2 environment classes are never pooled. The classes differ in torch." in page.words
     decides = re.findall(r'<tr class="decides"><th scope="row">([^<]+)', page.html)
     assert decides == ["torch"] * 2, "listed under the differences and in the whole provenance"
     assert "dense peak fp32 1 TFLOP/s" in page.words

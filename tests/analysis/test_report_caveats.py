@@ -18,7 +18,7 @@ def list_node_caveats(*records: RunRecord) -> list[str]:
 
 def test_caveat_counts_configurations_with_equal_nodes_in_all_allocations() -> None:
     (caveat,) = list_node_caveats(*allocations([("a", "b")] * 3))
-    assert caveat.startswith("1 configuration had the same nodes in all allocations")
+    assert caveat.startswith("1 configuration ran on the same nodes in all allocations")
 
 
 def test_no_caveat_for_different_nodes_one_allocation_or_unknown_nodes() -> None:

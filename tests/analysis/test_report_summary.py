@@ -59,7 +59,7 @@ def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
     words = " ".join(re.sub("<[^>]*>", " ", html).split())
     assert "8 recorded runs of 6 configurations (4 config_ids, " in words and ": 7 ok, 1 oom" in words
     assert len(re.findall(r"<tr data-f", html[html.index('data-table="configurations"') :].split("</table>")[0])) == 6
-    assert "3 of 7 ok runs were made on a busy machine" in words and "3 of 7 ok runs carry the flag busy" in words
+    assert "3 of 7 ok runs were made on a busy machine" in words and "3 of 7 ok runs have the flag busy" in words
     assert words.count("Each compared configuration has one independent run; at least 3 are needed") == 2
     assert "No run of 1 configuration ended ok: 1 oom." in words
 
@@ -92,7 +92,7 @@ def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     row = answer(*records, failed("oom", spec("zero0")))
     assert (row["question"], row["fastest"]) == ("2 ranks", "ddp, micro 2")
     assert row["intervals"] == "75 %, range of repeats" and row["throughput"].startswith("400 (")
-    assert row["rivals"].startswith("not distinguished: zero1, micro 2 (+5 %, 95 %: −")
+    assert row["rivals"].startswith("not distinguishable: zero1, micro 2 (+5 %, 95 %: −")
     assert "; slower: zero2, micro 2 (+102 %, 95 %: +59" in row["rivals"]
     assert (row["least memory"], row["without a time"]) == ("zero3, micro 2: 2.000 MiB", "1 oom")
     assert row["flags"] == "short"
@@ -108,7 +108,7 @@ def test_answer_lists_rivals_equal_within_three_percent() -> None:
     ]
     equal, tied, *_ = answer(*records)["rivals"].split("; ")
     assert equal.startswith("equal within 3 %: zero1, micro 2 (+0.3 %, 95 %: −")
-    assert tied.startswith("not distinguished: zero2, micro 2 (+1.4 %, 95 %: −")
+    assert tied.startswith("not distinguishable: zero2, micro 2 (+1.4 %, 95 %: −")
 
 
 def test_two_protocols_have_two_names_in_tables_and_one_series_in_figures() -> None:
@@ -124,8 +124,8 @@ def test_two_protocols_have_two_names_in_tables_and_one_series_in_figures() -> N
 def test_difference_of_single_runs_is_indicative_without_an_interval() -> None:
     row = answer(at("ddp", 0.10, 0.01), at("zero2", 0.20), at("zero3", 0.40))
     assert row["fastest"] == "ddp, micro 2"
-    assert row["rivals"] == "longer, indicative only: zero2, micro 2 (+100 %), zero3, micro 2 (+300 %)"
-    assert row["intervals"] == "of one run's steps, indicative"
+    assert row["rivals"] == "slower, indicative only: zero2, micro 2 (+100 %), zero3, micro 2 (+300 %)"
+    assert row["intervals"] == "from the steps of one run, indicative"
 
 
 def test_question_without_measured_runs_has_no_fastest() -> None:
@@ -168,7 +168,7 @@ def test_page_begins_with_the_compared_settings_and_the_date() -> None:
 
 def test_names_between_backticks_are_code_on_the_page() -> None:
     html = page_of(results(at("ddp", 0.1, load=({"node": 0, "others_share": 0.3},))))
-    assert "is marked <code>known_busy</code>; its times are excluded" in html
+    assert "a note <code>known_busy</code>" in html
     assert "`" not in re.sub("<script.*?</script>", "", html, flags=re.DOTALL)
 
 
@@ -190,7 +190,7 @@ def test_a_table_of_runs_is_shown_only_if_some_configuration_has_several() -> No
 def test_single_runs_and_unverified_losses_are_caveats() -> None:
     caveats = join_caveats(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
     assert "Each compared configuration has one independent run; at least 3 are needed to compare them." in caveats
-    assert "1 of 1 ok runs of other engines have losses verified against ddp." in caveats
+    assert "The losses of 1 of 1 ok runs of other engines were verified against those of ddp." in caveats
 
 
 def test_comparisons_between_allocations_are_not_called_indicative() -> None:
@@ -212,10 +212,10 @@ def test_drift_of_a_control_configuration_is_a_caveat() -> None:
     assert found.drift.change == pytest.approx(0.2)
     assert (found.allocation, found.configuration) == ("7", "ddp, micro 2")
     assert "too few to distinguish drift" in join_caveats(controls(0.1, 0.12))
-    assert "the largest change was ddp, micro 2 in 7, +20 %." in join_caveats(controls(0.1, 0.12))
+    assert "The largest change was +20 % (ddp, micro 2, allocation 7)." in join_caveats(controls(0.1, 0.12))
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     grown = [at("ddp", s, s / 50, repeat=n, environment=slurm) for n, s in enumerate((0.1, 0.101, 0.1022, 0.1029))]
-    assert "drifted by more than its runs scatter: at most ddp, micro 2 in 7, +3.0 %" in join_caveats(results(*grown))
+    assert "The largest drift was +3.0 % (ddp, micro 2, allocation 7)." in join_caveats(results(*grown))
 
 
 def test_caveats_state_that_no_drift_was_detected() -> None:

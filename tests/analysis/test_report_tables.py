@@ -104,7 +104,7 @@ def test_rows_of_several_models_are_grouped_under_headings() -> None:
     table = build_configurations_table([*rows[::2], *rows[1::2]])
     page = build_page_table(table, [[row] for row in (*rows[::2], *rows[1::2])], [], 4, opens=True)
     labels = [heading.label for heading in page.head]
-    engine, peak = labels.index("engine"), labels.index("peak allocated")
+    engine, peak = labels.index("engine"), labels.index("peak memory")
     assert "model" not in labels and "model" in [heading.label for heading in table.head]
     shown = [(group.heading, [row.cells[engine].text for row in group.rows]) for group in page.groups]
     assert shown == [("b", ["zero1", "ddp"]), ("a", ["zero1", "ddp"])]
@@ -122,7 +122,7 @@ def test_rows_of_one_model_have_no_heading_and_no_model_column() -> None:
 def test_sizes_of_different_magnitude_have_a_unit_in_each_cell() -> None:
     far = [run(spec(engine), memory=memory(2, peak)) for engine, peak in (("ddp", MIB), ("zero1", 2048 * MIB))]
     table = build_configurations_table(list_rows(results(*far).summary))
-    place = [heading.label for heading in table.head].index("peak allocated")
+    place = [heading.label for heading in table.head].index("peak memory")
     assert (table.head[place].unit, [row[place].text for row in table.rows]) == ("", ["2.00 MiB", "2.00 GiB"])
 
 
@@ -130,7 +130,7 @@ def test_note_of_a_table_explains_its_intervals() -> None:
     three = [run(spec("ddp"), repeat=n, steps=steps(scattered(0.09, 0.1, 0.11))) for n in range(3)]
     once = run(spec("zero1"), steps=QUIET)
     note = build_configurations_table(list_rows(results(once, *three).summary)).note.replace("\xa0", " ")
-    assert note == "intervals for n = 1: of one run's steps, indicative; n = 3: 75 %, range of repeats"
+    assert note == "intervals for n = 1: from the steps of one run, indicative; n = 3: 75 %, range of repeats"
 
 
 def test_best_table_lists_three_rivals_and_counts_the_rest() -> None:

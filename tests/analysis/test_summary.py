@@ -171,7 +171,7 @@ def test_runs_with_different_adapters_are_separate_questions() -> None:
     assert [row["runs"] for row in list_rows(summarise(table))] == [2, 2, 2, 2]
     questions = [question for question, _ in group_by_question(summarise(table))]
     assert [name_question(question, questions) for question in questions] == [
-        "tiny · 2 ranks · none", "tiny · 2 ranks · lora rank=8 targets=[q, v]",
+        "tiny · 2 ranks · no adapter", "tiny · 2 ranks · lora rank=8 targets=[q, v]",
         "tiny · 2 ranks · lora rank=4 targets=[q, v]", "tiny · 2 ranks · frozen=^encoder",
     ]  # fmt: skip
     names = [describe_series(row) for row in list_rows(summarise(table))]

@@ -243,7 +243,7 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["ab", "one", "two", "--results", "runs"]) == code
     output = capsys.readouterr().out
-    assert f"{verdict}: gate (3 %, exact) " in output
+    assert f"{verdict}: the gate (3 %, exact) " in output
     assert output.count("5 of 5 rounds on a busy machine") == 2
     assert "with busy runs only" not in output
 

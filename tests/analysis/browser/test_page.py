@@ -51,7 +51,7 @@ def test_hover_shows_configuration_repeats_and_interval(opened: Open, sweep: Pat
     points(page).first.hover(force=True)
     shown = page.locator("#tip")
     expect(shown).to_contain_text("tiny: zero2, micro 2")
-    expect(shown).to_contain_text("of one run's steps, indicative, n = 1")
+    expect(shown).to_contain_text("from the steps of one run, indicative, n = 1")
     expect(shown).to_contain_text("flags: short unverified")
     page.locator("h1").hover()
     expect(shown).to_be_hidden()

@@ -124,7 +124,7 @@ def test_two_allocations_are_too_few_for_a_crossover() -> None:
         "cannot be told",
         {TOO_FEW},
     )
-    assert found.sentence == "whether zero2 and zero3 cross is unknown: too few repeats to tell"
+    assert found.sentence == "unknown whether zero2 and zero3 cross: too few repeats to tell"
 
 
 def test_runs_of_different_environments_are_not_paired() -> None:
