@@ -391,7 +391,7 @@ class RankWorker:
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
         job = read_job(os.environ) or JobContext()
-        places: list[RankPlace] = self.peers.gather(RankPlace.of(position["host"], job))
+        places: list[RankPlace] = self.peers.gather(RankPlace(position["host"], job.job_id, job.restart))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
         classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.is_main:
