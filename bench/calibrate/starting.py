@@ -22,7 +22,7 @@ from bench.core.processes import build_module_command
 from bench.core.scheduling import JobContext
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
-from bench.measure.environment import choose_openmp_variables
+from bench.runtime.node import build_rank_environment
 from bench.runtime.process import install_handlers, set_parent_death_signal, start_process
 from bench.runtime.transport import Rendezvous
 
@@ -46,9 +46,11 @@ def run_node(folder: Path, number: int) -> bool:
         rendezvous = Rendezvous.wait(folder, _STARTUP_S)
         ranks: list[subprocess.Popen[bytes]] = []
         stack.callback(_kill_ranks, ranks)
+        network, on_cpu = request.network if far else None, request.device == "cpu"
+        common = build_rank_environment(request.device, request.ranks_per_node, network, rendezvous, hides_gpus=on_cpu)
         for local in range(request.ranks_per_node):
-            environment = _build_environment(request, rendezvous) | {"LOCAL_RANK": str(local)}
-            environment["RANK"] = str(number * request.ranks_per_node + local)
+            rank = number * request.ranks_per_node + local
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(local)}
             first = {LISTENER: listener.fileno()} if listener and local == 0 else {}
             command = build_module_command("bench.calibrate.rank", str(folder))
             ranks.append(start_process(command, environment, first, log.fileno()))
@@ -64,21 +66,6 @@ def _kill_ranks(ranks: list[subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(rank.pid, signal.SIGKILL)
         rank.wait()
-
-
-def _build_environment(request: CalibrationRequest, rendezvous: Rendezvous) -> dict[str, str]:
-    """Return the environment variables of the ranks: the user's variables, and the variables that a training run would
-    set. The user's values have priority, except for the address of the rendezvous and PYTHONUNBUFFERED. On a CPU,
-    CUDA_VISIBLE_DEVICES is emptied."""
-    chosen = choose_openmp_variables(request.device, request.ranks_per_node)
-    if request.nodes == 1:
-        chosen["GLOO_SOCKET_IFNAME"] = "lo"  # with one node, the host name may not resolve
-    elif interface := request.network.interface:
-        chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    given = {"MASTER_ADDR": rendezvous.host, "MASTER_PORT": str(rendezvous.ranks_port), "PYTHONUNBUFFERED": "1"}
-    if request.device == "cpu":
-        given["CUDA_VISIBLE_DEVICES"] = ""
-    return chosen | dict(os.environ) | given
 
 
 _POLL_S = 0.5

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.core.machine import CollectiveKind
-from bench.core.network import EqualTensors, FrozenTensors, Part, Unit, WeightModule
+from bench.core.network import EqualTensors, Part, Unit, WeightModule
 
 Array = NDArray[np.int64]
 """Array of shape (segments,): a value for each segment of the model, in forward order. Segments are embeddings,
@@ -43,7 +43,7 @@ class ModelSizes:
     tensors: tuple[EqualTensors, ...]  # trained: they have gradients and an optimizer's state
     modules_of: Callable[[], Sequence[WeightModule]]  # built on demand: a long list, and few engines need it
     units_of: Callable[[], Sequence[Unit]] = tuple
-    frozen: tuple[FrozenTensors, ...] = ()  # not trained, so without gradients and without updates
+    frozen: tuple[EqualTensors, ...] = ()  # not trained, so without gradients and without updates
 
     @cached_property
     def modules(self) -> tuple[WeightModule, ...]:
@@ -65,10 +65,10 @@ class ModelSizes:
         """Number of elements of the largest trained parameter."""
         return max(size.elements for size in self.tensors)
 
-    @cached_property
+    @property
     def all_tensors(self) -> tuple[EqualTensors, ...]:
         """All parameters: the trained ones, then the frozen ones."""
-        return (*self.tensors, *(EqualTensors(size.elements, size.number) for size in self.frozen))
+        return self.tensors + self.frozen
 
     @cached_property
     def largest_of_all(self) -> int:

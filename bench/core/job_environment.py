@@ -7,7 +7,7 @@ RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are never read here, because a
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -34,12 +34,12 @@ def read_job(environment: Mapping[str, str]) -> JobContext | None:
     If the variables of several systems are set, the first of these systems in `_SYSTEMS` counts. Raise UserError if a
     variable of that system is invalid.
     """
-    for system in _SYSTEMS:
-        if system.variable in environment:
+    for system, variable, read in _SYSTEMS:
+        if variable in environment:
             try:
-                return system.read(environment)
+                return read(environment)
             except UserError as error:
-                remedy = error.remedy or f"unset {system.variable} outside a job of {system.name}"
+                remedy = error.remedy or f"unset {variable} outside a job of {system}"
                 raise UserError(error.value, error.rule, remedy) from error
     return None
 
@@ -155,23 +155,16 @@ def _read_torchrun(environment: Mapping[str, str]) -> JobContext:
     return _check_position(job, "ROLE_RANK")
 
 
-class _System(NamedTuple):
-    """Reader of the variables of one system."""
-
-    name: str  # as in messages
-    variable: str  # set in every job of the system
-    read: Callable[[Mapping[str, str]], JobContext]
-
-
+# Name of each system, a variable that is set in all of its jobs, and the function that reads its variables.
 # A launcher's own variable comes first, because the launcher may itself run in another system's job. A system that owns
 # nodes comes before one that starts processes on them. Pods of Vertex AI have Kubernetes' variables as well.
-_SYSTEMS = (
-    _System("an installed launcher", OWN, _read_own),
-    _System("Slurm", "SLURM_JOB_ID", _read_slurm),
-    _System("Vertex AI", "CLUSTER_SPEC", _read_vertex),
-    _System("SkyPilot", "SKYPILOT_NODE_RANK", _read_skypilot),
-    _System("Kubernetes", "JOB_COMPLETION_INDEX", _read_kubernetes),
-    _System("torchrun", "TORCHELASTIC_RUN_ID", _read_torchrun),
+_SYSTEMS: tuple[tuple[str, str, Callable[[Mapping[str, str]], JobContext]], ...] = (
+    ("an installed launcher", OWN, _read_own),
+    ("Slurm", "SLURM_JOB_ID", _read_slurm),
+    ("Vertex AI", "CLUSTER_SPEC", _read_vertex),
+    ("SkyPilot", "SKYPILOT_NODE_RANK", _read_skypilot),
+    ("Kubernetes", "JOB_COMPLETION_INDEX", _read_kubernetes),
+    ("torchrun", "TORCHELASTIC_RUN_ID", _read_torchrun),
 )
 
 

@@ -6,7 +6,7 @@ None means that a number is unknown. No number is derived from a machine's name.
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -176,36 +176,27 @@ class Machine(Extensible):
         return not self.device_names or device_name.lower() in map(str.lower, self.device_names)
 
 
-class _PlausibleRange(NamedTuple):
-    """Lowest and highest value of a field that are plausible for any machine, and the remedy for a value outside of
-    them."""
-
-    low: float
-    high: float
-    remedy: str
-
-
-_TFLOPS = _PlausibleRange(1e-4, 1e5, "the unit is 10^12 FLOP/s, for example 312")
+_TFLOPS = (1e-4, 1e5, "the unit is 10^12 FLOP/s, for example 312")
 _LINK = "the unit is bytes per second in one direction, for example 3e11 for 300 GB/s"
-_PLAUSIBLE = {
+_PLAUSIBLE: dict[str, tuple[float, float, str]] = {
     "peak_tflops": _TFLOPS,
     "matmul_ceiling_tflops": _TFLOPS,
     "sustained_tflops": _TFLOPS,
-    "memory_bytes": _PlausibleRange(1e8, 1e13, "the unit is bytes, for example 85e9"),
-    "memory_bytes_per_s": _PlausibleRange(1e8, 1e14, "the unit is bytes per second, for example 2.039e12"),
-    "intra_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
-    "inter_node_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
-    "inter_node_floor_bytes_per_s": _PlausibleRange(1e5, 1e13, _LINK),
-    "host_link_bytes_per_s": _PlausibleRange(1e6, 1e13, _LINK),
-    "host_memory_bytes": _PlausibleRange(1e8, 1e14, "the unit is bytes, for example 1e12"),
-    "power_w": _PlausibleRange(0.1, 1e5, "the unit is watts, for example 400"),
-    "price_per_device_hour": _PlausibleRange(1e-9, 1e9, "the unit is the price of a device per hour, for example 2.5"),
+    "memory_bytes": (1e8, 1e13, "the unit is bytes, for example 85e9"),
+    "memory_bytes_per_s": (1e8, 1e14, "the unit is bytes per second, for example 2.039e12"),
+    "intra_node_bytes_per_s": (1e5, 1e13, _LINK),
+    "inter_node_bytes_per_s": (1e5, 1e13, _LINK),
+    "inter_node_floor_bytes_per_s": (1e5, 1e13, _LINK),
+    "host_link_bytes_per_s": (1e6, 1e13, _LINK),
+    "host_memory_bytes": (1e8, 1e14, "the unit is bytes, for example 1e12"),
+    "power_w": (0.1, 1e5, "the unit is watts, for example 400"),
+    "price_per_device_hour": (1e-9, 1e9, "the unit is the price of a device per hour, for example 2.5"),
 }
-"""Plausible range of each field, wide enough for small boards and future devices. A value outside its range probably
-has a wrong unit."""
+"""Lowest and highest plausible value of each field, and the remedy for a value outside of this range. The ranges are
+wide enough for small boards and future devices. A value outside its range probably has a wrong unit."""
 
 
-_PLAUSIBLE_PRICE = _PlausibleRange(1e-3, 1e6, "the unit is the price of the whole node per hour, for example 87.8")
+_PLAUSIBLE_PRICE = (1e-3, 1e6, "the unit is the price of the whole node per hour, for example 87.8")
 
 
 def check_plausible(machine: Machine) -> None:

@@ -142,14 +142,7 @@ class Stacks:
 
 
 class EqualTensors(NamedTuple):
-    """A number of trained parameters that all have the same number of elements."""
-
-    elements: int
-    number: int
-
-
-class FrozenTensors(NamedTuple):
-    """A number of frozen parameters that all have the same number of elements and, if quantised, of bytes."""
+    """A number of parameters that all have the same number of elements and, if quantised, of bytes."""
 
     elements: int
     number: int
@@ -162,27 +155,20 @@ class WeightModule(NamedTuple):
 
     segment: int  # index of its segment in forward order
     weight: int | None = None  # index of its parameter, equal for a shared parameter; None: no parameter
-    size: int = 0  # index of the weight's size in list_tensors, followed by list_frozen
+    size: int = 0  # index of the weight's size among the trained tensors, followed by the frozen ones
     block: int | None = None  # index of its block, which checkpointing recomputes as a whole; None: outside blocks
     indexed: bool = False  # True: its inputs are indices, as in an embedding
     completes: bool = True  # True: the weight's gradient is complete after its backward
     joined: bool = False  # True: a further parameter of the previous entry's module
 
 
-def list_tensors(network: Stacks) -> list[EqualTensors]:
-    """Return the trained parameters grouped by number of elements. A shared parameter counts once."""
-    counts = Counter[int]()
-    for matrix, number in _count_matrices(network).items():
-        counts[matrix.elements] += number * matrix.trained
-    return [EqualTensors(elements, number) for elements, number in counts.items() if number]
-
-
-def list_frozen(network: Stacks) -> list[FrozenTensors]:
-    """Return the parameters that are not trained, grouped by number of elements and by their bytes if quantised."""
+def list_tensors(network: Stacks, *, trained: bool = True) -> list[EqualTensors]:
+    """Return the trained or the frozen parameters, grouped by number of elements and by their bytes if quantised. A
+    shared parameter counts once."""
     counts = Counter[tuple[int, int]]()
     for matrix, number in _count_matrices(network).items():
-        counts[matrix.elements, matrix.packed] += number * (not matrix.trained)
-    return [FrozenTensors(elements, number, packed) for (elements, packed), number in counts.items() if number]
+        counts[matrix.elements, matrix.packed] += number * (matrix.trained is trained)
+    return [EqualTensors(elements, number, packed) for (elements, packed), number in counts.items() if number]
 
 
 def _count_matrices(network: Stacks) -> Counter["Matrix"]:
@@ -257,7 +243,7 @@ def list_modules(network: Stacks) -> list[WeightModule]:
     """Return the modules in forward order. A module with several parameters has one entry per parameter."""
     # A parameter is identified by its size, because stage 3 treats parameters of one size alike.
     sizes = [(size.elements, True) for size in list_tensors(network)]
-    sizes += [(size.elements, False) for size in list_frozen(network)]
+    sizes += [(size.elements, False) for size in list_tensors(network, trained=False)]
     places = {size: place for place, size in reversed(list(enumerate(sizes)))}
     trained = network.trains_all
     table = places[network.table, trained]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bench.core import store
@@ -44,31 +44,6 @@ class ObjectInfo(NamedTuple):
 
     size: int
     modified_at: float  # seconds since the epoch
-
-
-class _Backend(Protocol):
-    """Access to the objects of one URL. Names are relative to the URL."""
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Write an object unless it exists. Return False if it exists."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write an object, or replace it."""
-
-    def put(self, path: Path, name: str) -> None:
-        """Write an object with the content of a large file."""
-
-    def read(self, name: str) -> bytes:
-        """Return the content of an object. Raise FileNotFoundError if it does not exist."""
-
-    def remove(self, name: str) -> None:
-        """Delete an object. Raise FileNotFoundError if it does not exist."""
-
-    def stat(self, name: str) -> ObjectInfo:
-        """Return size and time of an object. Raise FileNotFoundError if it does not exist."""
-
-    def list(self, folder: str) -> dict[str, ObjectInfo]:
-        """Return all objects whose names begin with `folder` and a slash, or all objects if `folder` is empty."""
 
 
 class ObjectStore:
@@ -186,7 +161,7 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line[:200]}" if first_line else type(error).__name__
 
 
-def _open_backend(url: str) -> _Backend:
+def _open_backend(url: str) -> "_FolderBackend | _FsspecBackend":
     """Return the backend that accesses the objects under a URL. Raise UserError for a URL that is not supported
     here."""
     parts = urlsplit(url)
@@ -223,7 +198,11 @@ def _check_credentials(variables: Mapping[str, str]) -> None:
 
 
 class _FolderBackend:
-    """Objects as files of a folder. Hard links and renames replace the conditional writes of an object store."""
+    """Objects as files of a folder. Hard links and renames replace the conditional writes of an object store.
+
+    The methods are those that `ObjectStore` calls. Names are relative to its URL. An object that does not exist raises
+    FileNotFoundError.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -266,7 +245,8 @@ class _FolderBackend:
 
 
 class _FsspecBackend:
-    """Objects in a file system of fsspec in which `pipe_file(…, mode="create")` is a single step."""
+    """Objects in a file system of fsspec in which `pipe_file(…, mode="create")` is a single step. The methods are those
+    of `_FolderBackend`."""
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs

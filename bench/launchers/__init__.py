@@ -4,20 +4,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bench.core import plugins
-from bench.core.plugins import LauncherPlugin, StartingLauncherPlugin, load_queueing
+from bench.core.plugins import LauncherPlugin, load_queueing
 
-__all__ = ["find_cluster", "format_queueing", "load", "load_queueing", "load_starting"]
+__all__ = ["find_cluster", "format_queueing", "load", "load_queueing"]
 
 
 def load(name: str) -> LauncherPlugin:
     """Return the launcher named `name`; raise UserError if there is none."""
     return plugins.load(plugins.LAUNCHER, name)
-
-
-def load_starting(name: str) -> StartingLauncherPlugin:
-    """Return the launcher named `name`, which must start runs immediately on this machine; raise UserError if there is
-    none."""
-    return plugins.load(plugins.STARTING, name)
 
 
 def find_cluster() -> str:

@@ -6,7 +6,7 @@ Recording an event never makes the device wait.
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -43,20 +43,6 @@ class Clock:
         return lambda: seconds
 
 
-class DeviceEvent(Protocol):
-    """Event in a device's queue of work, such as `torch.cuda.Event`."""
-
-    def record(self) -> None:
-        """Put the event into the queue, after all work launched so far."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached this event."""
-
-    def elapsed_time(self, later: Any, /) -> float:
-        """Return the milliseconds from this event to a later event."""
-        ...
-
-
 class DeviceClock(Clock):
     """Clock that records events on the device's current stream.
 
@@ -70,14 +56,14 @@ class DeviceClock(Clock):
 
     blocks_ahead = 1
 
-    def __init__(self, create_event: Callable[[], DeviceEvent], synchronize: Callable[[], None]) -> None:
+    def __init__(self, create_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
         self._create_event, self._synchronize = create_event, synchronize
 
     def drain(self) -> None:
         self._synchronize()
 
     def begin(self) -> None:
-        self._marks: list[DeviceEvent] = []
+        self._marks: list[Any] = []
         self.mark()
 
     def mark(self) -> None:
@@ -93,7 +79,7 @@ class DeviceClock(Clock):
 
         return read
 
-    def _record(self) -> DeviceEvent:
+    def _record(self) -> Any:
         event = self._create_event()
         event.record()
         return event

@@ -40,32 +40,30 @@ def create_batch_copy(device: torch.device, *, pinned: bool) -> BatchCopy:
     With `pinned`, a GPU copies from page-locked memory on a side stream. A CPU ignores `pinned`.
     """
     if device.type == "cuda" and pinned:
-        return SideStreamCopy(device)
+        return _create_side_stream_copy(device)
     # This copies on the computing stream. For pageable memory, the driver first makes its own copy and may wait for
     # the stream (CUDA driver API, "API synchronization behavior"). The host then cannot run ahead of the device.
     return lambda tensors: {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
-class SideStreamCopy:
-    """Copy from page-locked memory on a separate stream, while the device computes earlier work."""
+def _create_side_stream_copy(device: torch.device) -> BatchCopy:
+    """Return a function that copies from page-locked memory on a separate stream, while the device computes earlier
+    work. Work launched next waits for the copies, but the host does not wait."""
+    stream = torch.cuda.Stream(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors on the device. Work launched next waits for the copies, but the host does not
-        wait."""
-        computing = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
+    def copy(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        computing = torch.cuda.current_stream(device)
+        with torch.cuda.stream(stream):
             # torch's allocator of page-locked memory records the copy. It reuses no memory before the copy is done.
             pinned = {name: tensor if tensor.is_pinned() else tensor.pin_memory() for name, tensor in tensors.items()}
-            copied = {name: tensor.to(self._device, non_blocking=True) for name, tensor in pinned.items()}
-        computing.wait_stream(self._stream)
+            copied = {name: tensor.to(device, non_blocking=True) for name, tensor in pinned.items()}
+        computing.wait_stream(stream)
         for tensor in copied.values():
             # Otherwise the allocator could reuse the memory for the next copy while the computing stream reads it.
             tensor.record_stream(computing)
         return copied
+
+    return copy
 
 
 WindowEnd = Literal["window", "time", "slower"]

@@ -18,8 +18,6 @@ import re
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,20 +101,6 @@ def _list_limits(root: Path) -> Iterator[tuple[int, int]]:
         yield max(0, limit - pages * os.sysconf("SC_PAGE_SIZE")), limit
 
 
-@dataclass
-class MemoryTrace:
-    """Bytes of live tensors before, during and after a block of code; `peak_bytes` is the maximum during it. None if
-    unknown.
-
-    The fields are filled in when the block ends.
-    """
-
-    before_bytes: int | None = None
-    peak_bytes: int | None = None
-    after_bytes: int | None = None
-    peak_reserved_bytes: int | None = None  # bytes reserved by the caching allocator
-
-
 class PhasePeaks(NamedTuple):
     """Peaks since `reset_peak`: bytes of live tensors, and bytes reserved by the caching allocator; None if unknown."""
 
@@ -132,22 +116,6 @@ def install_counter(device: torch.device) -> None:
     """
     if device.type == "cpu" and (library := _load_cpu_allocator()):
         library.zeroscale_install()
-
-
-def pause_counting(device: torch.device, paused: bool) -> None:
-    """Stop or resume counting new CPU tensors. A benchmark uses it to measure the cost of counting."""
-    if device.type == "cpu" and (library := _load_cpu_allocator()):
-        library.zeroscale_count(not paused)
-
-
-@contextmanager
-def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
-    """Context manager that records the bytes of live tensors on `device` during a block of code."""
-    trace = MemoryTrace(before_bytes=read_live_bytes(device))
-    reset_peak(device)
-    yield trace
-    trace.peak_bytes, trace.peak_reserved_bytes = read_peaks(device)
-    trace.after_bytes = read_live_bytes(device)
 
 
 def read_live_bytes(device: torch.device) -> int | None:
@@ -226,21 +194,15 @@ def read_device_used_bytes(device: torch.device) -> int | None:
     return total - free
 
 
-class DeviceUsePeak:
-    """Highest sampled memory use of a GPU, by all processes together.
+def sample_device_peak(device: torch.device, peak_bytes: int | None = None) -> int | None:
+    """Return the highest memory use of a GPU so far, by all processes together; None on a CPU. `peak_bytes` is the
+    result of the previous call.
 
-    Samples are taken at the ends of phases and between blocks of steps. These samples miss little, because the caching
-    allocator keeps freed memory.
+    Samples at the ends of phases and between blocks of steps miss little, because the caching allocator keeps freed
+    memory.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.bytes: int | None = None
-
-    def sample(self) -> None:
-        used = read_device_used_bytes(self._device)
-        if used is not None:
-            self.bytes = max(used, self.bytes or 0)
+    used = read_device_used_bytes(device)
+    return None if used is None else max(used, peak_bytes or 0)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from bench.engines import OptionalMembers, facts
 from bench.measure import memory
 from bench.measure.collectives import CollectiveCounter, wait_for
 from bench.measure.loop import Series, Trainer
-from bench.measure.memory import MemoryTrace, PhasePeaks
+from bench.measure.memory import PhasePeaks
 from bench.measure.surroundings import Surrounded
 from bench.measure.training import Training
 
@@ -137,7 +137,7 @@ class RankView:
 def build_rank_memory(
     rank: int,
     device: torch.device,
-    initialisation: MemoryTrace,
+    initialisation: PhasePeaks,
     rss_bytes: int,
     warmup: PhasePeaks | None,
     device_peak_bytes: int | None,
@@ -145,7 +145,7 @@ def build_rank_memory(
     """Return the memory of one rank. Call this at the end of its timed window or, if there was none, at the end of its
     warm-up.
 
-    `initialisation` has the memory of the initialisation, and `rss_bytes` is the peak resident set after it. `warmup`
+    `initialisation` are the peaks of the initialisation, and `rss_bytes` is the peak resident set after it. `warmup`
     are the peaks before the window; None if there was no window. `device_peak_bytes` is the highest use of the device.
     """
     latest = memory.read_peaks(device)
@@ -156,13 +156,13 @@ def build_rank_memory(
     comparable = live if device.type == "cpu" else None
     return RankMemory(
         rank=rank,
-        init_peak_bytes=initialisation.peak_bytes,
+        init_peak_bytes=initialisation.allocated_bytes,
         resident_bytes=live,
         warmup_peak_bytes=before.allocated_bytes,
         peak_allocated_bytes=window.allocated_bytes,
         peak_reserved_bytes=window.reserved_bytes,
         device_used_bytes=memory.read_device_used_bytes(device),
-        init_reserved_bytes=initialisation.peak_reserved_bytes,
+        init_reserved_bytes=initialisation.reserved_bytes,
         warmup_reserved_bytes=before.reserved_bytes,
         device_peak_bytes=device_peak_bytes,
         init_rss_bytes=rss_bytes,

@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bench.core.record import Limits
-from bench.core.scheduling import JobContext, find_foreign
+from bench.core.scheduling import find_foreign
 from bench.measure.channel import LISTENER
 from bench.measure.failures import Refused
 
@@ -88,10 +88,6 @@ class RankPlace(NamedTuple):
     host: str
     job_id: str  # empty outside of a job
     restart: int = 0
-
-    @classmethod
-    def of(cls, host: str, context: JobContext) -> "RankPlace":
-        return cls(host, context.job_id, context.restart)
 
     def describe_job(self) -> str:
         """Return the job id and restart count as text."""

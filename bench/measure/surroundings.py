@@ -234,12 +234,8 @@ class DeviceMonitor:
             if (value := devices.query(self._uuid, question)) is not None:  # type: ignore[arg-type]
                 values.append(value)
 
-    def close(self) -> tuple[DeviceUse, float | None, float | None]:
-        """Return the use of the device since `open`, its energy in joules, and the seconds over which the energy was
-        measured.
-
-        Energy and its seconds are None if the device does not report energy.
-        """
+    def close(self) -> "Surrounded":
+        """Return the use of the device and its energy since `open`."""
         closed, seconds = devices.query(self._uuid, "energy_j"), time.perf_counter() - self._at
         energy = closed - self._energy if closed is not None and self._energy is not None else None
         self._sample_background()
@@ -255,7 +251,7 @@ class DeviceMonitor:
             other_processes=self._processes,
             other_bytes=max(self._bytes, default=None),
         )
-        return use, energy, None if energy is None else seconds
+        return Surrounded(use=use, energy_j=energy, energy_s=None if energy is None else seconds)
 
     def _sample_background(self) -> None:
         found = devices.find_background_use(self._uuid, self._own)
@@ -328,9 +324,9 @@ class Surroundings:
 
     def close(self) -> Surrounded:
         """Return the background load and device use since the window began."""
-        seen = Surrounded(load=compute_load(self._node, self._opened, self._sample()))
-        if self._device:
-            seen.use, seen.energy_j, seen.energy_s = self._device.close()
+        load = compute_load(self._node, self._opened, self._sample())
+        seen = self._device.close() if self._device else Surrounded()
+        seen.load = load
         return seen
 
     def read_background_bytes(self) -> int | None:

@@ -1,26 +1,37 @@
 """Complete training run. Every step is timed as in a measurement window, with evaluations and checkpoints between
-blocks of steps."""
+blocks of steps.
+
+An evaluation may also measure the quality of the model's answers to held-out prompts. Decoding is greedy: each token is
+the most likely token. For each token there is a forward pass over the whole sequence, without a cache of keys and
+values. This works with every engine, including engines that partition the weights. Every rank makes the same number of
+passes, because such engines communicate in a pass.
+"""
 
 import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from bench import objectives
+from bench.core import quality
+from bench.core.network import PAD
 from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
 from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
 from bench.core.store import ADAPTER, MODEL
-from bench.data import MicroBatch, Prompts
+from bench.data import MicroBatch, PromptBatch, Prompts
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
-from bench.measure import answers, checkpoints
+from bench.measure import checkpoints
 from bench.measure.checkpoints import LearningProgress, SavedTraining
 from bench.measure.collectives import wait_for
-from bench.measure.loop import Series, Trainer, create_batch_copy
+from bench.measure.loop import BatchCopy, Series, Trainer, create_batch_copy
+from bench.measure.peers import Peers
 from bench.models.checkpoint.tensors import build_config, save_adapters, save_weights
 
 
@@ -117,7 +128,7 @@ class Training:
             # Without target tokens, the mean loss is NaN.
             losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
-        quality = self._measure_quality(trainer)
+        found = self._measure_quality(trainer)
         wait_for(self._device)
         own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)  # (1, 2): one row per rank
         loss_sum, target_sum = trainer.peers.all_gather(own)[0].sum(dim=0).tolist()
@@ -128,7 +139,7 @@ class Training:
                 target_tokens=int(target_sum),
                 seconds=time.perf_counter() - begin,
                 trained_s=self._before_s + sum(series.step_s),
-                quality=quality,
+                quality=found,
             )
         )
 
@@ -136,8 +147,8 @@ class Training:
         if self._prompts is None:
             return None
         hook = partial(self._hook, "evaluation", self.steps)
-        own = answers.answer(self._engine, self._prompts, self._copy, hook)
-        return answers.measure(self._spec.learning.quality, own, trainer.peers)
+        own = answer_prompts(self._engine, self._prompts, self._copy, hook)
+        return measure_quality(self._spec.learning.quality, own, trainer.peers)
 
     def _save(self, trainer: Trainer, series: Series) -> None:
         """Write a checkpoint. It becomes complete after every rank has written its part. All ranks must call this."""
@@ -168,3 +179,73 @@ class Training:
         self.checkpoints.append(
             Checkpoint.model_validate({"kind": kind, "step": self.steps, "seconds": seconds, "bytes": size})
         )
+
+
+# ---------------------------------------- answers to prompts
+
+
+class Answer(NamedTuple):
+    """Answer to a held-out prompt."""
+
+    number: int  # of the sample
+    prediction: str
+    reference: str
+
+
+def generate_answers(engine: OptionalMembers, tensors: dict[str, Tensor], ends: Tensor | None, limit: int) -> Tensor:
+    """Return the tokens of the model's answers to a batch of prompts, with shape (micro, limit). Tokens after EOS have
+    no meaning. `tensors` has the prompts.
+
+    `limit` is the maximum number of tokens of an answer. `ends` has the number of tokens of each prompt, and the answer
+    continues the prompt. If `ends` is None, `tensors` are the inputs of an encoder, and the decoder writes the answer.
+    If the sequence has no room for `limit` tokens, the last tokens of the answer are PAD.
+    """
+    inputs = next(iter(tensors.values()))
+    answers = inputs.new_full((len(inputs), limit), PAD)
+    if ends is None:
+        for place in range(limit):
+            answers[:, place] = engine.predict_tokens({**tensors, "labels": answers})[:, place]
+        return answers
+    [name], width, ids = tensors, inputs.shape[1], inputs.clone()
+    for place in range(limit):
+        at = (ends + place).unsqueeze(1)  # (micro, 1): position of the next token
+        inside = at < width
+        found = engine.predict_tokens({name: ids}).gather(1, (at - 1).clamp(max=width - 1))
+        answers[:, place] = found.where(inside, PAD).squeeze(1)
+        ids = ids.scatter(1, at.clamp(max=width - 1), found.where(inside, ids[:, -1:]))
+    return answers
+
+
+def answer_prompts(
+    engine: OptionalMembers, prompts: Prompts, copy: BatchCopy, before_batch: Callable[[], None]
+) -> list[Answer]:
+    """Return the model's answers to all prompts of this rank. `before_batch` is called before each batch of prompts.
+    All ranks must call this."""
+    answers = list[Answer]()
+    for batch in prompts.batches:
+        before_batch()
+        tokens = generate_answers(engine, *_place_prompts(batch, copy), prompts.limit)
+        texts = [prompts.decode(_cut_answer(row, prompts.eos)) for row in tokens.tolist()]
+        answers += map(Answer, batch.numbers, texts, batch.references)
+    return answers
+
+
+def measure_quality(names: Sequence[str], own: list[Answer], peers: Peers) -> dict[str, float] | None:
+    """Return the value of each quality measure in `names` over the answers of all ranks. `own` are this rank's answers.
+    Return None on every rank except the main rank. All ranks must call this."""
+    # Ranks that work on the same samples (tensor parallelism) have equal answers. Each sample counts once.
+    found = {one.number: one for of_rank in peers.gather(own) for one in of_rank}
+    if not found:
+        return None
+    _, predictions, references = zip(*(found[number] for number in sorted(found)), strict=True)
+    return {name: quality.compute(name, predictions, references) for name in names}
+
+
+def _place_prompts(batch: PromptBatch, copy: BatchCopy) -> tuple[dict[str, Tensor], Tensor | None]:
+    tensors = copy({**batch.tensors, "ends": batch.ends})
+    ends = tensors.pop("ends")
+    return tensors, ends if len(tensors) == 1 else None
+
+
+def _cut_answer(tokens: list[int], eos: int) -> list[int]:
+    return tokens[: tokens.index(eos)] if eos in tokens else tokens

@@ -14,7 +14,6 @@ from bench.core.network import (
     Stacks,
     count_parameters,
     count_trained_parameters,
-    list_frozen,
     list_modules,
     list_named_matrices,
     list_part_matrices,
@@ -241,5 +240,5 @@ def get_model_sizes(network: Stacks) -> ModelSizes:
     key of their caches."""
     return ModelSizes(
         tuple(list_tensors(network)), functools.partial(list_modules, network), functools.partial(units, network),
-        tuple(list_frozen(network)),
+        tuple(list_tensors(network, trained=False)),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from bench import engines
 from bench.core import store
 from bench.core.engine_facts import SCRATCH
 from bench.core.processes import build_module_command
-from bench.core.record import Circumstance
+from bench.core.record import Circumstance, Network
 from bench.core.scheduling import Span
 from bench.core.spec import RunSpec
 from bench.measure.channel import LISTENER, PULSE, STACKS_SIGNAL, STARTED_AT, SharedHeartbeat, strip_folders
@@ -42,6 +42,31 @@ def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | No
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
     return spec.nodes if span == "node" else spec.world_size
+
+
+def build_rank_environment(
+    device: str, devices_per_node: int, network: Network | None, rendezvous: Rendezvous, *, hides_gpus: bool
+) -> dict[str, str]:
+    """Return the environment variables that the ranks of a node have in common. `network` is None if all ranks are on
+    this machine.
+
+    The user's variables take precedence over zeroscale's defaults. Variables that zeroscale must set take precedence
+    over the user's variables.
+    """
+    chosen = choose_openmp_variables(device, devices_per_node)
+    if network is None:
+        # The loopback interface also works if the host's name does not resolve.
+        chosen["GLOO_SOCKET_IFNAME"] = "lo"
+    elif network.interface:
+        chosen |= {"GLOO_SOCKET_IFNAME": network.interface, "NCCL_SOCKET_IFNAME": network.interface}
+    given = {
+        "MASTER_ADDR": rendezvous.host,
+        "MASTER_PORT": str(rendezvous.ranks_port),
+        "PYTHONUNBUFFERED": "1",
+        # An empty list hides GPUs from all libraries, including AMD's.
+        **({"CUDA_VISIBLE_DEVICES": ""} if hides_gpus else {}),
+    }
+    return chosen | dict(os.environ) | given
 
 
 class NodeRanks:
@@ -186,35 +211,22 @@ class NodeRanks:
             self.drain()
 
     def _build_environment(self, rendezvous: Rendezvous) -> dict[str, str]:
-        """Return the environment variables of the ranks, without RANK and LOCAL_RANK, which differ between ranks.
-
-        The user's variables take precedence over zeroscale's defaults. Variables that zeroscale must set take
-        precedence over the user's variables.
-        """
-        device = self._circumstance.machine.device or find_device_kind()
-        chosen = choose_openmp_variables(device, self._spec.devices_per_node) | {"TOKENIZERS_PARALLELISM": "false"}
+        """Return the environment variables of the ranks, without RANK and LOCAL_RANK, which differ between ranks."""
+        spec, given = self._spec, self._circumstance.machine.device
+        device, per_node = given or find_device_kind(), spec.devices_per_node
+        network = None if spec.nodes == 1 or self._rehearsed is not None else self._circumstance.network
+        common = build_rank_environment(device, per_node, network, rendezvous, hides_gpus=given == "cpu")
         operations = self._facts.compiled_ops if self._facts else ()
-        chosen |= extensions.build_environment(operations, device, os.environ)
-        if self._spec.nodes == 1 or self._rehearsed is not None:
-            # The loopback interface also works if the host's name does not resolve.
-            chosen["GLOO_SOCKET_IFNAME"] = "lo"
-        elif interface := self._circumstance.network.interface:
-            chosen |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        given = {
-            "WORLD_SIZE": str(self._spec.world_size),
-            "LOCAL_WORLD_SIZE": str(self._spec.devices_per_node),
+        own = {
+            "WORLD_SIZE": str(spec.world_size),
+            "LOCAL_WORLD_SIZE": str(per_node),
             # Without this variable, DeepSpeed counts devices with numactl at every reduction of stage 3 on a CPU.
-            "LOCAL_SIZE": str(self._spec.devices_per_node),
-            "MASTER_ADDR": rendezvous.host,
-            "MASTER_PORT": str(rendezvous.ranks_port),
+            "LOCAL_SIZE": str(per_node),
             STARTED_AT: str(time.time()),
             SCRATCH: self._scratch_name,
-            "PYTHONUNBUFFERED": "1",
         }
-        if self._circumstance.machine.device == "cpu":
-            # An empty list hides GPUs from all libraries, including AMD's.
-            given["CUDA_VISIBLE_DEVICES"] = ""
-        return chosen | dict(os.environ) | given
+        usual = {"TOKENIZERS_PARALLELISM": "false"} | extensions.build_environment(operations, device, os.environ)
+        return usual | common | own
 
 
 class NodeAgent:

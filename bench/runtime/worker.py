@@ -137,24 +137,25 @@ class RankWorker:
         if spec.model.checkpoint is not None and not self.rehearses:  # a rehearsal has random weights
             with self.phase("hub"):
                 checkpoint = fetch_once(spec.model.checkpoint, self.local_rank == 0, self.peers.barrier)
-        with memory.trace_memory(self.device) as self.initialisation:
-            with self.phase("model"):
-                module = self.build_module()
-                self.parameters = self.check_parameters(module)
-                if checkpoint is None:
-                    self.family.initialise(module, spec, self.engine_builder.whole)
-            if checkpoint is not None:
-                from bench.models.checkpoint.tensors import load_weights
+        memory.reset_peak(self.device)
+        with self.phase("model"):
+            module = self.build_module()
+            self.parameters = self.check_parameters(module)
+            if checkpoint is None:
+                self.family.initialise(module, spec, self.engine_builder.whole)
+        if checkpoint is not None:
+            from bench.models.checkpoint.tensors import load_weights
 
-                with self.phase("weights"):
-                    load_weights(module, spec, self.engine_builder.whole, checkpoint, is_main=self.peers.is_main)
-            with self.phase("engine"):
-                self.adapt(module)
-                if self.drill:
-                    self.drill.attach(self.rank, module)
-                here = self.engine_builder.parameter_count(module.parameters())
-                self.engine = self.engine_builder.build(module, spec)
-                engines.check_members(self.engine, spec)
+            with self.phase("weights"):
+                load_weights(module, spec, self.engine_builder.whole, checkpoint, is_main=self.peers.is_main)
+        with self.phase("engine"):
+            self.adapt(module)
+            if self.drill:
+                self.drill.attach(self.rank, module)
+            here = self.engine_builder.parameter_count(module.parameters())
+            self.engine = self.engine_builder.build(module, spec)
+            engines.check_members(self.engine, spec)
+        self.initialisation = memory.read_peaks(self.device)
         # From here on, only dropout is random. It depends on the seed and the rank, and is the same in each repeat.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         if self.learns:
@@ -169,8 +170,7 @@ class RankWorker:
         if (kept := self.engine_builder.parameter_count(module.parameters())) != here:
             raise Refused(f"{spec.model.name} has {kept} parameters in its engine where {here} were built")
         self.initialisation_rss = memory.read_peak_rss_bytes()
-        self.device_peak = memory.DeviceUsePeak(self.device)
-        self.device_peak.sample()
+        self.device_peak_bytes = memory.sample_device_peak(self.device)
 
     def adapt(self, module: Any) -> None:
         """Add adapters (such as LoRA) to the initialised model or freeze some of its parameters, as the spec says. Then
@@ -243,7 +243,7 @@ class RankWorker:
 
         def open_window() -> None:
             nonlocal warmup
-            self.device_peak.sample()
+            self.device_peak_bytes = memory.sample_device_peak(self.device, self.device_peak_bytes)
             warmup = memory.read_peaks(self.device)
             memory.reset_peak(self.device)
             wait_for(self.device)
@@ -251,7 +251,7 @@ class RankWorker:
 
         def sample() -> None:
             self.surroundings.sample()
-            self.device_peak.sample()
+            self.device_peak_bytes = memory.sample_device_peak(self.device, self.device_peak_bytes)
 
         # The peak of the initialisation is recorded separately.
         memory.reset_peak(self.device)
@@ -272,11 +272,11 @@ class RankWorker:
                 limit_s = self.circumstance.step_limit_s
                 loop.run(self.trainer, protocol, open_window, series, sample, limit_s)
         wait_for(self.device)
-        self.device_peak.sample()
+        self.device_peak_bytes = memory.sample_device_peak(self.device, self.device_peak_bytes)
         self.surrounded = self.surroundings.close() if warmup else Surrounded()
         self.devices_after = tuple(devices.read_states()) if self.device.type == "cuda" else ()
         self.memory = observe.build_rank_memory(
-            self.rank, self.device, self.initialisation, self.initialisation_rss, warmup, self.device_peak.bytes
+            self.rank, self.device, self.initialisation, self.initialisation_rss, warmup, self.device_peak_bytes
         )
         return series
 
@@ -391,7 +391,7 @@ class RankWorker:
         }
         ranks: list[dict[str, Any]] = self.peers.gather(position)
         job = read_job(os.environ) or JobContext()
-        places: list[RankPlace] = self.peers.gather(RankPlace.of(position["host"], job))
+        places: list[RankPlace] = self.peers.gather(RankPlace(position["host"], job.job_id, job.restart))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
         classes: list[EnvironmentClass] = self.peers.gather(found)
         if self.peers.is_main:

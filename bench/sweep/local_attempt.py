@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bench import launchers
-from bench.core import store
+from bench.core import plugins, store
 from bench.core.errors import Interrupted
 from bench.core.files import get_cache_folder
 from bench.core.formatting import describe_result, format_count, format_duration
@@ -379,7 +378,7 @@ def make_attempt(
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
     options = dict(requested.circumstance.launcher)
-    launcher = launchers.load_starting(str(options.pop("name")))
+    launcher = plugins.load(plugins.STARTING, str(options.pop("name")))
     starter = supervisor if supervisor and forked else launcher
     claim = build_heartbeat("claimed")
     with defer_interrupts() as deferred:

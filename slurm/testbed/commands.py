@@ -12,7 +12,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import accounting
 import daemons
 import network
 import processes
@@ -39,7 +38,7 @@ def up(args: Namespace) -> int:
     removed."""
     layout = Layout(**{option.name: getattr(args, option.name) for option in dataclasses.fields(Layout)})
     layout.check()
-    needed = _PACKAGE | (accounting.PROGRAMS if layout.accounting else {})
+    needed = _PACKAGE | (daemons.ACCOUNTING_PROGRAMS if layout.accounting else {})
     if missing := sorted({package for program, package in needed.items() if not shutil.which(program)}):
         install = f"apt-get update && apt-get install {' '.join(missing)}"
         raise RefusedCommand(", ".join(missing), "not installed", install)
@@ -51,7 +50,7 @@ def up(args: Namespace) -> int:
             _write_configuration(ledger)
             daemons.start_munge(ledger)
             if layout.accounting:
-                accounting.start_accounting(ledger)
+                daemons.start_accounting(ledger)
             daemons.start_controller(ledger)
             for node in layout.workers:
                 daemons.start_slurmd(ledger, node)

@@ -99,16 +99,18 @@ def test_copies_from_page_locked_memory_do_not_block_the_host() -> None:
 
 
 def test_peak_of_the_cuda_allocator_equals_a_hand_calculation() -> None:
-    with memory.trace_memory(GPU) as trace:
-        kept = torch.empty(64 * MIB, dtype=torch.uint8, device=GPU)
-        passing = torch.empty(128 * MIB, dtype=torch.uint8, device=GPU)
-        del passing
-    assert trace.before_bytes is not None and trace.after_bytes is not None and trace.peak_bytes is not None
-    assert trace.after_bytes - trace.before_bytes == kept.nbytes
-    assert trace.peak_bytes - trace.before_bytes == 192 * MIB
+    before = memory.read_live_bytes(GPU)
+    memory.reset_peak(GPU)
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device=GPU)
+    passing = torch.empty(128 * MIB, dtype=torch.uint8, device=GPU)
+    del passing
+    after, (peak, reserved) = memory.read_live_bytes(GPU), memory.read_peaks(GPU)
+    assert before is not None and after is not None and peak is not None
+    assert after - before == kept.nbytes
+    assert peak - before == 192 * MIB
     used = memory.read_device_used_bytes(GPU)
-    assert trace.peak_reserved_bytes is not None and used is not None
-    assert used >= trace.peak_reserved_bytes >= trace.peak_bytes
+    assert reserved is not None and used is not None
+    assert used >= reserved >= peak
 
 
 def test_counted_bytes_equal_the_storages_reachable_from_python() -> None:

@@ -179,9 +179,9 @@ def test_device_watch_uses_the_available_driver() -> None:
     watch = DeviceMonitor(0, "0000:c1:00.0", {7})
     watch.open()
     watch.sample()
-    use, energy, seconds = watch.close()
-    assert (use.clock_mhz, use.other_processes, use.other_bytes, energy) == (2100, 1, None, 0.0)
-    assert seconds and use.power_throttled_s is None, "no samples between two looks"
+    seen = watch.close()
+    assert seen.use and (seen.use.clock_mhz, seen.use.other_processes, seen.use.other_bytes) == (2100, 1, None)
+    assert seen.energy_j == 0.0 and seen.energy_s and seen.use.power_throttled_s is None, "no samples between two looks"
     assert devices.read_states()[0]["power_cap_w"] == 750
 
 

@@ -43,13 +43,15 @@ def counted() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_traced_peak_of_a_block_of_code_equals_a_hand_calculation() -> None:
-    with memory.trace_memory(CPU) as trace:
-        kept = torch.empty(1000, dtype=torch.float64)
-        passing = torch.empty(2000, dtype=torch.float64)
-        del passing
-    assert trace.before_bytes is not None and trace.after_bytes is not None and trace.peak_bytes is not None
-    assert trace.after_bytes - trace.before_bytes == kept.nbytes == 8000
-    assert trace.peak_bytes - trace.before_bytes == 24000
+    before = memory.read_live_bytes(CPU)
+    memory.reset_peak(CPU)
+    kept = torch.empty(1000, dtype=torch.float64)
+    passing = torch.empty(2000, dtype=torch.float64)
+    del passing
+    after, peak = memory.read_live_bytes(CPU), memory.read_peak_bytes(CPU)
+    assert before is not None and after is not None and peak is not None
+    assert after - before == kept.nbytes == 8000
+    assert peak - before == 24000
 
 
 @pytest.mark.usefixtures("counted")

@@ -16,7 +16,7 @@ from bench.core.errors import UserError
 from bench.core.spec import RunSpec
 from bench.data import PromptBatch, Prompts
 from bench.engines.distributed.ranks import predict_tokens
-from bench.measure import answers
+from bench.measure import training
 from bench.measure.peers import Peers
 
 # ---------------------------------------- measures
@@ -170,7 +170,7 @@ def test_predicted_tokens_of_a_t5_equal_those_of_transformers_generate(
     mask = torch.ones_like(inputs)
     inputs[0, 7:] = mask[0, 7:] = 0
     tensors = {"input_ids": inputs, "attention_mask": mask}
-    found = answers.generate(engine_of(module), tensors, None, LIMIT)
+    found = training.generate_answers(engine_of(module), tensors, None, LIMIT)
     assert module.training
     plain = module
     if "loss_chunk_tokens" in model:  # transformers' own class with the same weights
@@ -192,7 +192,7 @@ def test_decoder_continues_each_prompt_of_a_batch_as_if_alone(
     module = build(family, shape, **model)
     ends = torch.tensor([9, 4, 1])
     rows = torch.randint(3, 96, (3, 9 + LIMIT), generator=torch.Generator().manual_seed(1))
-    found = answers.generate(engine_of(module), {"input_ids": rows.clone()}, ends, LIMIT)
+    found = training.generate_answers(engine_of(module), {"input_ids": rows.clone()}, ends, LIMIT)
     module.eval()
     for row, end, answer in zip(rows, ends.tolist(), found.tolist(), strict=True):
         prompt = row[None, :end]
@@ -219,13 +219,13 @@ def test_answers_end_at_eos_or_the_sequence_end_and_are_counted_once() -> None:
     batch = PromptBatch({"input_ids": rows}, torch.tensor([2, 5]), [1, 0], ["7 8", "6"])
     prompts = Prompts([batch], limit=4, eos=9, decode=lambda ids: " ".join(map(str, ids)))
     asked = list[int]()
-    own = answers.answer(Counting(), prompts, dict, lambda: asked.append(1))  # type: ignore[arg-type]
+    own = training.answer_prompts(Counting(), prompts, dict, lambda: asked.append(1))  # type: ignore[arg-type]
     # the first prompt continues with 7 8 9 10, and 9 is EOS; the second has room for one token
     assert [(one.number, one.prediction) for one in own] == [(1, "7 8"), (0, "6 0 0 0")]
     assert len(asked) == 1
     twice = SimpleNamespace(gather=lambda value: [value, value[:1]])
     names = ("exact_match", "token_f1")
-    assert answers.measure(names, own, twice) == {"exact_match": 0.5, "token_f1": 0.7}  # type: ignore[arg-type]
-    assert answers.measure(names, own, Peers()) == {"exact_match": 0.5, "token_f1": 0.7}
+    assert training.measure_quality(names, own, twice) == {"exact_match": 0.5, "token_f1": 0.7}  # type: ignore[arg-type]
+    assert training.measure_quality(names, own, Peers()) == {"exact_match": 0.5, "token_f1": 0.7}
     others = SimpleNamespace(gather=lambda value: [])
-    assert answers.measure(names, own, others) is None  # type: ignore[arg-type]
+    assert training.measure_quality(names, own, others) is None  # type: ignore[arg-type]

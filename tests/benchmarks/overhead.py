@@ -148,7 +148,8 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
     blocks = {"bare": bare_block(engine, ready, device), "harness": harness_block(spec, engine, ready, device)}
     for line in sys.stdin:
         variant = line.split()[0]
-        memory.pause_counting(device, paused=variant == "bare")
+        if counter := device.type == "cpu" and memory._load_cpu_allocator():
+            counter.zeroscale_count(variant != "bare")
         print(json.dumps({"seconds": blocks[variant]()}), flush=True)
 
 

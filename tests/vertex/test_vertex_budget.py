@@ -11,7 +11,7 @@ from vertex_server import VertexServer, types
 from bench.core.errors import UserError
 from bench.launchers.vertex import Options, sync
 from bench.launchers.vertex import service as vertex_service
-from bench.launchers.vertex.cost import Cost, compute_cost
+from bench.launchers.vertex.states import Cost, compute_cost
 
 __all__ = ["options"]
 

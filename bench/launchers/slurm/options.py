@@ -2,16 +2,14 @@
 file."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     StrictFloat,
     StrictInt,
     StrictStr,
-    model_serializer,
     model_validator,
 )
 
@@ -123,17 +121,6 @@ class Autopilot(Frozen):
     )
 
 
-_WRITTEN = (
-    "time_limit_min", "hang_s", "startup_s", "silence_s", "agent_silence_s", "quiet_within_s",
-    "partition", "account", "qos", "constraint", "reservation", "extra",
-    "gpus", "cpus_per_device", "memory_gb", "exclusive", "setup_min",
-    "python", "modules", "environment", "setup", "container", "network", "span", "srun",
-    "mode", "job_max_min", "throttle",
-    "max_queued", "nice", "begin", "requeue", "warning_s", "autopilot",
-)  # fmt: skip
-"""Order of the options in sweep files and records."""
-
-
 class Options(SchedulingOptions):
     """Options in conf/launcher/slurm.yaml and in a site file."""
 
@@ -165,11 +152,6 @@ class Options(SchedulingOptions):
     requeue: bool = True
     autopilot: Autopilot = Autopilot()
     warning_s: int = Field(60, ge=0, le=65535, description=SchedulingOptions.model_fields["warning_s"].description)
-
-    @model_serializer(mode="wrap")
-    def _order(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        plain = serialize(self)
-        return {key: plain[key] for key in _WRITTEN if key in plain}
 
 
 def check(options: Options, spec: RunSpec) -> None:

@@ -15,7 +15,6 @@ from bench.core.object_store import ObjectStore
 from bench.core.scheduling import ClusterLimits, JobState, LaunchPlan, SchedulerUnavailable
 from bench.core.study_store import StudyStore
 from bench.launchers.vertex import states
-from bench.launchers.vertex.cost import check_budget, compute_cost
 from bench.launchers.vertex.options import Options, find_site
 from bench.launchers.vertex.planning import FILE, STUDY_LABEL, build_labels, build_store_url, build_study_label
 from bench.launchers.vertex.service import Service
@@ -66,7 +65,11 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
                 _check_budget(service, requested, options)
                 found = [service.create(requested)]
             # A list may lack a job that was created a moment ago. Then the repeated call has created a second job.
-            job = _keep_one(service, _list_named(service, name) or found) if unavailable else found[0]
+            if unavailable:
+                found = _list_named(service, name) or found
+            job, *later = found
+            for one in later:
+                service.cancel(one.name)
             # Another submitter may have created a job meanwhile. If both jobs exceed the budget, the later job ends.
             _check_budget(service, job, options)
             return str(job.name)
@@ -82,13 +85,6 @@ def _list_named(service: Service, name: str) -> list[Any]:
     return sorted(found, key=_get_age)
 
 
-def _keep_one(service: Service, found: Sequence[Any]) -> Any:
-    """Cancel all but the oldest of several jobs with the same name. Return the oldest job."""
-    for job in found[1:]:
-        service.cancel(job.name)
-    return found[0]
-
-
 def _check_budget(service: Service, job: Any, options: Options) -> None:
     """Raise UserError if a job could exceed the budget of its study. A job that was created already is cancelled."""
     if options.budget is None or options.price_per_node_hour is None:
@@ -97,12 +93,14 @@ def _check_budget(service: Service, job: Any, options: Options) -> None:
     if job.name:
         others = [one for one in others if _get_age(one) < _get_age(job)]
     now, price = time.time(), options.price_per_node_hour
-    try:
-        check_budget(options.budget, compute_cost(others, price, now), compute_cost([job], price, now))
-    except UserError:
+    earlier, own = states.compute_cost(others, price, now), states.compute_cost([job], price, now)
+    if earlier.total + own.total > options.budget:
         if job.name:
             service.cancel(job.name)
-        raise
+        parts = f"{earlier.spent:.2f} is spent, other jobs may cost {earlier.reserved:.2f} more"
+        rule = f"{parts}, and this job may cost {own.total:.2f} until its time limit"
+        remedy = "wait for the end of other jobs, set a shorter launcher.job_max_min, or raise the budget"
+        raise UserError(f"launcher.budget={options.budget:g}", rule, remedy)
 
 
 def _list_study(service: Service, label: str) -> Iterable[Any]:
@@ -155,7 +153,7 @@ def sync(folder: Path, options: Options) -> None:
         return
     service = Service(options)
     jobs = list(_list_study(service, build_study_label(url)))
-    cost = compute_cost(jobs, options.price_per_node_hour, time.time())
+    cost = states.compute_cost(jobs, options.price_per_node_hour, time.time())
     live = [job.name for job in jobs if states.read_use(job).is_live]
     if live and cost.spent >= options.budget:
         _LOGGER.warning(

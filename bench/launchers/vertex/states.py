@@ -1,10 +1,12 @@
-"""States of Vertex AI's custom jobs, as read from the service's answers. There are no side effects."""
+"""States and costs of Vertex AI's custom jobs, as read from the service's answers. There are no side effects."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from bench.core.record import OutcomeKind
 from bench.core.scheduling import JobState, Phase
+from bench.launchers.vertex.planning import PRICE_LABEL
 
 _PHASES: dict[str, Phase] = {
     "QUEUED": "pending", "PENDING": "pending", "SUCCEEDED": "ended", "FAILED": "ended", "CANCELLED": "ended",
@@ -24,6 +26,8 @@ _CAUSES: tuple[tuple[str, OutcomeKind, str], ...] = (
 )  # fmt: skip
 """Causes of failed jobs. Each entry has a pattern of the job's error message, the outcome of the job's run if the run
 left no record, and the description of the cause. The first pattern that matches counts."""
+_DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0
+"""The service's time limit for a job whose request has no timeout."""
 _STATUS = re.compile(r"non-zero status of (\d+)")
 
 
@@ -105,3 +109,32 @@ def _read_time(job: Any, field: str) -> float | None:
 def count_nodes(job: Any) -> int:
     """Return the number of machines of a `CustomJob`."""
     return sum(int(pool.replica_count) for pool in job.job_spec.worker_pool_specs)
+
+
+class Cost(NamedTuple):
+    """Cost of jobs in the currency of the price. The start of a machine and its disk are not included."""
+
+    spent: float  # cost of ended jobs, and of running jobs until now
+    reserved: float  # largest further cost of the jobs that have not ended
+
+    @property
+    def total(self) -> float:
+        return self.spent + self.reserved
+
+
+def compute_cost(jobs: Iterable[Any], price_per_node_hour: float, now: float) -> Cost:
+    """Return the cost of `CustomJob`s. `now` is in seconds since the epoch.
+
+    The price of a job is the price at its submission, which is stored in a label of the job. The price of a job without
+    this label is `price_per_node_hour`.
+    """
+    spent = reserved = 0.0
+    for job in jobs:
+        label, use = job.labels.get(PRICE_LABEL, ""), read_use(job)
+        per_s = (int(label) / 1000 if label.isdigit() else price_per_node_hour * count_nodes(job)) / 3600
+        until = now if use.is_live else use.ended_at
+        used_s = max(0.0, until - use.began_at) if until and use.began_at else 0.0
+        spent += per_s * used_s
+        if use.is_live:
+            reserved += per_s * max(0.0, (use.timeout_s or _DEFAULT_TIMEOUT_S) - used_s)
+    return Cost(spent, reserved)

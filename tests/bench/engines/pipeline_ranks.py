@@ -24,8 +24,8 @@ from bench.engines.deepspeed.engine import ZeroEngine
 from bench.engines.distributed.executor import RankStages, build_stages
 from bench.engines.distributed.slices import find_slice
 from bench.engines.pipeline.engine import PipelineEngine
-from bench.measure.answers import generate
 from bench.measure.collectives import CollectiveCounter
+from bench.measure.training import generate_answers
 
 STEPS = 5
 PROMPT_TOKENS, ANSWER_TOKENS = (3, 8), 4
@@ -100,7 +100,7 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
             evaluations[step] = [float(engine.evaluate([batch])) for batch in micro_batches(spec, HELD_OUT, data)]
             prompts = {"input_ids": micro_batches(spec, HELD_OUT, data)[0]["input_ids"]}
             ends = None if "decoder" in spec.sequence else torch.tensor(PROMPT_TOKENS)
-            answers[step] = generate(engine, prompts, ends, ANSWER_TOKENS)
+            answers[step] = generate_answers(engine, prompts, ends, ANSWER_TOKENS)
         counter = CollectiveCounter(wait=lambda: None)
         with counter if step == STEPS - 1 else contextlib.nullcontext():
             loss = engine.train_step(iter(micro_batches(spec, step, data)))

@@ -36,18 +36,21 @@ def run(job: RunSpec, pipeline: int) -> list[int]:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(job.world_size)}
     distributed.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
     backend, family = engines.load_builder(job.engine.backend), models.load_builder(job.model.family)
-    with memory.trace_memory(CPU) as built:
-        module = build_module(job, rank)
-        family.initialise(module, job, backend.whole)
-        engine = backend.build(module, job)
+    before = memory.read_live_bytes(CPU)
+    memory.reset_peak(CPU)
+    module = build_module(job, rank)
+    family.initialise(module, job, backend.whole)
+    engine = backend.build(module, job)
+    built = memory.read_peak_bytes(CPU)
     for _ in range(2):
         engine.train_step(iter(micro_batches(job, 0, 0)))
     gc.collect()
     between = memory.read_live_bytes(CPU)
-    with memory.trace_memory(CPU) as step:
-        engine.train_step(iter(micro_batches(job, 0, 0)))
-    assert built.before_bytes is not None and built.peak_bytes and step.peak_bytes and between
-    seen = [live - built.before_bytes for live in (built.peak_bytes, step.peak_bytes, between)]
+    memory.reset_peak(CPU)
+    engine.train_step(iter(micro_batches(job, 0, 0)))
+    step = memory.read_peak_bytes(CPU)
+    assert before is not None and built and step and between
+    seen = [live - before for live in (built, step, between)]
     del engine, module
     gc.collect()
     distributed.destroy_process_group()
