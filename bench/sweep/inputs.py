@@ -13,7 +13,7 @@ from typing import Any
 from bench import data, launchers
 from bench.config import compose
 from bench.config.compose import Request
-from bench.core.errors import UserError
+from bench.core.errors import NoPrediction, UserError
 from bench.core.files import find_group_files, read_yaml
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
@@ -22,6 +22,7 @@ from bench.core.spec import Device, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.data.pipeline.corpus import BYT5
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
+from bench.predict.workload import get_network
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
 """Overrides in one of three forms: a text "engine=zero2 batch.micro=4", a list ["engine=zero2", "batch.micro=4"], or a
@@ -110,7 +111,10 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 def check_devices(composed: Request) -> None:
     """Raise UserError if a run on this machine lacks devices, an optional package or its tokenizer. Also raise it if a
-    job would not get the devices that its `machine` describes, such as GPUs."""
+    job would not get the devices that its `machine` describes, such as GPUs, or if its model lacks a matrix that
+    `adapter.targets` names."""
+    with contextlib.suppress(NoPrediction):  # otherwise only the ranks know the names
+        get_network(composed.spec)
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):
