@@ -163,11 +163,17 @@ def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "gpt2.json").write_text(gpt2)
     (folder / "my-model").mkdir()
     (folder / "my-model" / "config.json").write_text(gpt2)
+    header = b"{}"  # of a file without tensors, which only a run would refuse
+    (folder / "my-model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (folder / "corpus.jsonl").write_text('{"text": "one line"}\n')
     pages = "\n".join(page.read_text() for page in PAGES)
     for name, field in {"pairs.jsonl": "prompt", "chats.jsonl": "messages"}.items():
         [line] = re.findall(rf'^{{"{field}".*$', pages, flags=re.MULTILINE)
-        (folder / name).write_text(f"{line}\n")
+        # A page shows one line. A training needs enough lines to hold some out, and `*.jsonl` finds these files, too.
+        short = [{"prompt": f"{number}", "answer": f"{number}"[::-1]} for number in range(2000)]
+        own = short if field == "prompt" else [{}]
+        lines = [json.dumps({**json.loads(line), **one, "text": "one line"}) for one in own]
+        (folder / name).write_text("\n".join(lines))
     return folder
 
 

@@ -107,8 +107,8 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
     as --config-dir DIR; suggested commands repeat them.
     """
     if record.outcome.kind != "ok":
-        log = folder / store.LOG
-        return [str(folder), *([f"next: read the log {log}"] if log.exists() else [])]
+        log, is_explained = folder / store.LOG, "refused" in record.outcome.evidence
+        return [str(folder), *([f"next: read the log {log}"] if log.exists() and not is_explained else [])]
     from analysis import flags
     from analysis.metrics import step_time
     from analysis.metrics.throughput import compute_tokens_per_s

@@ -4,7 +4,7 @@ quantised matrices. This module does not import torch."""
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, list_names, suggest_nearest
 from bench.core.spec import FULL, AdapterSpec
 
 NF4_BLOCK, NF4_SCALES = 64, 256
@@ -68,4 +68,6 @@ def check_targets(targets: Iterable[str], names: Iterable[str]) -> None:
     for target in sorted(targets):
         if target not in known:
             value, rule = f"adapter.targets={target}", "the blocks of the model have no matrix of this name"
-            raise UserError(value, rule, suggest_nearest(target, known))
+            listed = f"choose from {list_names(known)}"
+            nearest = suggest_nearest(target, known, listed)
+            raise UserError(value, rule, nearest if nearest == listed else f"{nearest} Otherwise {listed}")

@@ -30,10 +30,16 @@ def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str
     known = sorted(set(known))
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
         return f"did you mean {close[0]}?"
+    return otherwise or f"choose from {list_names(known)}"
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return sorted names as a list within 200 characters. A longer list is cut and ends in the number of names."""
+    known = sorted(set(names))
     listed = ", ".join(known)
     if len(listed) > _LISTED:
         listed = f"{listed[: listed.rindex(', ', 0, _LISTED)]}, … ({len(known)} in all)"
-    return otherwise or f"choose from {listed}"
+    return listed
 
 
 def make_printable(text: str) -> str:

@@ -15,6 +15,7 @@ samples for every engine, number of ranks and number of micro-steps. Ranks that 
 micro-batches.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,9 +115,49 @@ def check_own_tokenizer(spec: RunSpec) -> None:
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and '"ByT5Tokenizer' in settings.read_text(errors="replace"):
         return
-    if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model", "tokenizer.model", "vocab.json")):
+    if any((folder / name).is_file() for name in _TOKENIZER_FILES[1:]):
         rule = f"the checkpoint {folder} has a tokenizer of its own"
         raise UserError("data.tokenizer=byt5", rule, f"set data.tokenizer={folder}")
+
+
+def is_tokenizer_here(name: str) -> bool:
+    """Return True if a tokenizer of Hugging Face is a local folder or in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(name).is_dir():
+        return True
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in _TOKENIZER_FILES)
+    except HFValidationError:  # not a name that the Hub permits
+        return False
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise UserError if a tokenizer of Hugging Face is neither here nor on the Hub. The only request is not repeated;
+    transformers repeats its requests for almost a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    if is_tokenizer_here(name):
+        return
+    value, remedy = f"data.tokenizer={name}", "give a local folder, or data.tokenizer=byt5"
+    try:
+        HfApi().model_info(name, timeout=_HUB_S)
+    except HFValidationError as error:
+        raise UserError(value, "neither a folder nor a name on the Hugging Face Hub", remedy) from error
+    except HfHubHTTPError as error:  # other answers do not say that the tokenizer is missing
+        if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+            rule = "neither a folder nor a model on the Hugging Face Hub that can be read with your token"
+            raise UserError(value, rule, remedy) from error
+    except Exception as error:  # errors of the network have many types
+        why = re.split(r"\n|\. ", str(error).strip())[0] or type(error).__name__
+        rule = f"neither a folder nor in the local cache, and the Hugging Face Hub does not answer ({why})"
+        raise UserError(value, rule, f"{remedy}, or run `zeroscale prepare` where there is a network") from error
+
+
+_TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
+_HUB_S = 5.0  # longest time that a request to the Hub may take
 
 
 def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bench.core import store
+from bench.core.errors import NoPrediction, UserError
 from bench.core.formatting import describe_shortage
 from bench.core.processes import identify_process, read_stat
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
@@ -141,6 +142,8 @@ class RankState(NamedTuple):
 _NAMED = 8  # maximum number of ranks named in one line
 _DISK_FULL = "the disk of the results is full, and the attempt does not count"
 # Beginnings of the messages of an OSError for a full disk and for a used-up quota.
+_REFUSED = 1000
+"""Maximum length of a UserError's message in an outcome, in characters."""
 _NO_ROOM = tuple(f"[Errno {number}] " for number in (errno.ENOSPC, errno.EDQUOT))
 
 # A lost rank makes other ranks fail too. The lost rank whose outcome comes first in this order is the cause. Outcomes
@@ -176,6 +179,8 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
         evidence["oom_kills"] = oom_kills
     if full:
         evidence["disk_full"] = True
+    if _is_refused(cause):
+        evidence["refused"] = True
     shortage = None
     if plain := failure.get("shortage"):
         shortage = MemoryShortage.model_validate(plain | {"rank": cause.rank})
@@ -203,6 +208,11 @@ def _is_disk_full(state: RankState) -> bool:
     configuration."""
     failure = state.failure or {}
     return failure.get("exception") == "OSError" and str(failure.get("message")).startswith(_NO_ROOM)
+
+
+def _is_refused(state: RankState) -> bool:
+    """Return True if a rank refused its input by a UserError, whose message explains the error."""
+    return (state.failure or {}).get("exception") in (UserError.__name__, NoPrediction.__name__)
 
 
 def list_survivors(states: Sequence[RankState]) -> list[RankState]:
@@ -246,6 +256,8 @@ def _rank_cause(state: RankState) -> tuple[int, bool]:
 def _format_reason(state: RankState, shortage: MemoryShortage | None) -> str:
     if state.failure:
         message = str(state.failure["message"]).strip().splitlines() or [""]
+        if _is_refused(state):  # a complete message with its remedy
+            return f"rank {state.rank} {state.where}: {message[0][:_REFUSED]}"
         text = describe_shortage(shortage) if shortage else message[0][:300]
         return f"rank {state.rank} {state.where}: {state.failure['exception']}: {text}"
     code = state.exit_code

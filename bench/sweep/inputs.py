@@ -5,21 +5,24 @@ import functools
 import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import launchers
+from bench import data, launchers
 from bench.config import compose
 from bench.config.compose import Request
-from bench.core.errors import UserError
+from bench.core.errors import NoPrediction, UserError
 from bench.core.files import find_group_files, read_yaml
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
+from bench.data.pipeline.corpus import BYT5
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
+from bench.predict.workload import get_network
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
 """Overrides in one of three forms: a text "engine=zero2 batch.micro=4", a list ["engine=zero2", "batch.micro=4"], or a
@@ -111,8 +114,11 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if a run on this machine lacks devices or an optional package. Also raise it if a job would not
-    get the devices that its `machine` describes, such as GPUs."""
+    """Raise UserError if a run on this machine lacks devices, an optional package or its tokenizer. Also raise it if a
+    job would not get the devices that its `machine` describes, such as GPUs, or if its model lacks a matrix that
+    `adapter.targets` names."""
+    with contextlib.suppress(NoPrediction):  # otherwise only the ranks know the names
+        get_network(composed.spec)
     device = find_device(composed)
     launcher, options = launchers.load_queueing(composed.launcher), composed.launcher_options
     if launcher and isinstance(options, SchedulingOptions):
@@ -127,6 +133,8 @@ def check_devices(composed: Request) -> None:
     if launcher or device is None:
         return
     _check_packages(composed.spec)
+    if refused := _find_tokenizer_error(composed.spec.data.options.get("tokenizer")):
+        raise refused
     needed, machine = f"devices_per_node={composed.spec.devices_per_node}", composed.machine
     local_devices, name = count_local_devices(device), read_device_name(device)
     if local_devices == 0:
@@ -158,6 +166,21 @@ def describe_unknown_machine(machine: Machine, setup: JobSetup) -> str:
     fitting = [name for name, names in known.items() if setup.device_name in names]
     remedy = f"choose the file of the machine that the jobs get, e.g. machine={(*fitting, 'h100')[0]}"
     return f"machine={machine.name}: its GPUs are unknown, so nothing is predicted; {remedy}"
+
+
+@functools.cache  # called for every point
+def _find_tokenizer_error(name: str | None) -> UserError | None:
+    """Return the error for a tokenizer that is neither on this machine nor on the Hub; None for a usable tokenizer.
+    Print a line before the Hub is used."""
+    if name is None or name == BYT5 or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    if not data.is_tokenizer_here(name):
+        print(f"zeroscale: looking for the tokenizer {name} on the Hugging Face Hub", file=sys.stderr, flush=True)
+    try:
+        data.check_tokenizer(name)
+    except UserError as error:
+        return error
+    return None
 
 
 def _check_packages(spec: RunSpec) -> None:

@@ -50,9 +50,22 @@ def test_a_run_without_a_package_of_the_extra_is_refused_before_it_starts(
     assert not list(tmp_path.rglob("record.json"))
 
 
-def test_unknown_adapter_target_is_refused_with_the_known_names(tmp_path: Path) -> None:
-    process = Command(tmp_path, (*WORDS, "adapter.targets=[query]")).process
-    _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2
-    assert "adapter.targets=query: the blocks of the model have no matrix of this name; " in errors
-    assert "choose from down_proj, o_proj, qkv_proj, up_proj" in errors
+def test_unknown_adapter_target_is_refused_before_any_output(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["run"], ["run", "--json"], ["sweep", "--dry-run"]):
+        assert cli.main([*verb, "model=gpt2_tiny", "machine=cpu", "adapter=lora", "adapter.targets=[query]"]) == 2
+        shown = capsys.readouterr()
+        told = (
+            "adapter.targets=query: the blocks of the model have no matrix of this name; choose from down_proj, o_proj"
+        )
+        assert told in shown.err and not shown.out
+
+
+def test_pattern_that_freezes_every_parameter_is_reported_without_a_hint_at_the_log(tmp_path: Path) -> None:
+    process = Command(
+        tmp_path, (*[word for word in WORDS if "adapter" not in word], "adapter.frozen=weight|bias")
+    ).process
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    rule = "adapter.frozen=weight|bias: finds every parameter, so nothing would be trained; names are, for example, "
+    assert f"rank 0 in engine: {rule}" in output
+    assert "next: look into" not in output + errors and "Traceback" not in output + errors

@@ -262,3 +262,13 @@ def test_full_disk_decides_the_outcome_over_other_failures(number: int, full: bo
     outcome = classify_outcome([ending(0, 1, "comm_error"), failed], None, "")
     assert outcome.kind == "error" and outcome.evidence.get("disk_full", False) is full
     assert outcome.reason.startswith("the disk of the results is full") is full
+
+
+def test_message_of_a_user_error_is_the_reason_of_the_outcome() -> None:
+    message = f"data.files=a.jsonl: {'long ' * 99}rule; remedy"
+    failed = ending(1, 1, "error")
+    assert failed.failure is not None
+    failed.failure.update(exception="UserError", message=message)
+    outcome = classify_outcome([ending(0, 1, "comm_error"), failed], None, "")
+    assert outcome.reason == f"rank 1 {failed.where}: {message}"
+    assert outcome.evidence["refused"] and "refused" not in classify_outcome([ending(0, 1, "error")], None, "").evidence

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.spec import Frozen, Positive
+from bench.data import check_tokenizer
 from bench.data.pipeline.json_lines import COMPRESSED, open_text, read_lines
 
 if TYPE_CHECKING:
@@ -79,12 +80,13 @@ def load_tokenizer(name: str) -> Tokenizer:
 
         sentinels = np.arange(first_sentinel, first_sentinel + BYT5_SENTINELS, dtype=np.int32)
         return Tokenizer(BYT5, BYT5_VOCABULARY, 1, sentinels, encode_bytes, decode_bytes)
+    check_tokenizer(name)
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:  # unknown name, no network, or a folder without a tokenizer
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(f"data.tokenizer={name}", reason, "give a local folder, or byt5") from error
     ids = tokenizer.get_vocab()
     numbers = {int(match[1]): ids[token] for token in ids if (match := _SENTINEL.fullmatch(token))}

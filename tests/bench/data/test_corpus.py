@@ -4,16 +4,23 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 
 pytest.importorskip("datasets")
 
+from bench import data
 from bench.core.errors import UserError
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import CorpusSelection
+from bench.sweep import plan
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -143,3 +150,60 @@ def test_byt5_tokenizer_equals_that_of_transformers() -> None:
     assert (ours.vocabulary, ours.eos) == (len(theirs), theirs.eos_token_id)
     names = [f"<extra_id_{n}>" for n in range(len(ours.sentinels))]
     assert ours.sentinels.tolist() == theirs.convert_tokens_to_ids(names)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Errors by which a server on this machine, in place of the Hugging Face Hub, answers to paths. To other paths it
+    answers with an empty JSON object."""
+    errors: dict[str, str] = {}
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            error = errors.get(self.path)
+            self.send_response(404 if error else 200)
+            self.send_header("X-Error-Code", error or "")
+            self.send_header("Content-Length", "10")
+            self.end_headers()
+            self.wfile.write(b'{"id":"a"}')
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield errors
+        server.shutdown()
+
+
+def test_unknown_tokenizer_is_refused_after_one_request(
+    answers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["/api/models/nobody/gone"] = "RepoNotFound"
+    data.check_tokenizer("nobody/there")
+    with pytest.raises(
+        UserError, match=r"data.tokenizer=nobody/gone: neither a folder nor a model on the Hugging Face H"
+    ):
+        data.check_tokenizer("nobody/gone")
+    with pytest.raises(
+        UserError, match=r"data.tokenizer=a/b/c: neither a folder nor a name on the Hugging Face Hub; give"
+    ):
+        data.check_tokenizer("a/b/c")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens on this port
+    begin = time.monotonic()
+    with pytest.raises(
+        UserError, match=r"nobody/there: neither .* cache, and the Hugging Face Hub does not answer"
+    ) as run:
+        corpus.load_tokenizer("nobody/there")
+    with pytest.raises(UserError) as planned:
+        plan.plan_point("data=text data.tokenizer=nobody/there machine=cpu", "adhoc", None)
+    assert str(planned.value) == str(run.value) and time.monotonic() - begin < 15
+    assert capsys.readouterr().err == "zeroscale: looking for the tokenizer nobody/there on the Hugging Face Hub\n"
+    folder = tmp_path / "models--nobody--there" / "snapshots" / "0"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").touch()
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    data.check_tokenizer("nobody/there")

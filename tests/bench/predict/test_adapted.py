@@ -264,8 +264,12 @@ def test_dequantisation_reads_and_writes_each_weight_once_per_pass() -> None:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def test_unknown_adapter_target_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UserError, match=r"adapter.targets=q_prj: no matrix .* q_proj"):
+def test_unknown_adapter_target_is_refused_with_the_nearest_name_and_all_names() -> None:
+    names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(
+        UserError,
+        match=f"adapter.targets=q_prj: .* no matrix of this name; did you mean q_proj\\? Otherwise .*{names}$",
+    ):
         get_network(spec_of(LLAMA, {"rank": 4, "targets": ["q_prj"]}))
 
 
