@@ -31,7 +31,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
-        monkeypatch.setattr(environment.devices, "read_name", lambda device: name)
+        monkeypatch.setattr(environment.devices, "query", lambda device, question: name)
         monkeypatch.setattr(environment, "_read_torch_constant", lambda name: "12.8")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
