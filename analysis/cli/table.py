@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from analysis.results import Results
     from analysis.summary import Row
 
-_FOLDED = {"options": 24, "adapter": 14, "flags": 12, "reason": 24}
+_FOLDED = {"options": 24, "adapter": 24, "flags": 12, "reason": 24}
 """Columns whose texts may be wrapped, each with its least width in characters."""
 _NARROW = 12
 """Least width of the columns in `_FOLDED` if the table does not fit otherwise."""
@@ -44,15 +44,15 @@ _CUT, _MOST_LINES = "reason", 8
 """Column whose texts are cut after this number of lines. The reason of a failure may be a whole page."""
 _OMITTED_FIRST = (
     "options", "compute_s", "sample_s", "precision", "decoder_length", "encoder_length", "evidence", "mfu",
-    "tokens_trained", "token_f1_before", "exact_match_before", "model", "config_id", "cost_per_million_tokens",
-    "peak_allocated_bytes", "tokens_per_s", "token_f1", "exact_match", "validation_loss",
+    "tokens_trained", "token_f1_before", "model", "config_id", "cost_per_million_tokens", "peak_allocated_bytes",
+    "tokens_per_s", "token_f1",
 )  # fmt: skip
 """Columns that may be omitted to make a table narrower, in the order in which they are omitted. Columns with the same
 value in all rows are omitted before columns whose values differ."""
-_OMITTED_IF_TRAINED = ("token_f1_before", "token_f1", "tokens_per_s", "step_s")
-_OMITTED_IF_EQUAL = ("world_size", "engine", "outcome")
-"""Further columns that may be omitted if the table has held-out losses, which need the room. Columns of
-_OMITTED_IF_EQUAL are omitted only if all rows have the same value."""
+_OMITTED_IF_TRAINED = ("step_s", "world_size", "engine")
+_OMITTED_LAST = ("exact_match_before", "exact_match", "validation_loss")
+"""Further columns that may be omitted if the table has held-out losses, which need the room. So may the outcome if it
+is the same in all rows. Columns of _OMITTED_LAST are omitted after all others."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,8 +141,8 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     right = [known[name].kind in ("integer", "number") for name in names]
     omitted_first = list(() if chosen else _OMITTED_FIRST)
     if "validation_loss" in names and not chosen:
-        equal = [name for name in _OMITTED_IF_EQUAL if frame[name].nunique() == 1]
-        omitted_first += [*_OMITTED_IF_TRAINED, *equal]
+        outcome = ["outcome"] if frame["outcome"].nunique() == 1 else []
+        omitted_first += [*_OMITTED_IF_TRAINED, *outcome, *_OMITTED_LAST]
     _write_text(names, rows, right, width, _FOLDED, omitted_first)
 
 
@@ -212,7 +212,7 @@ def _choose_omitted(
     # A column with the same value in all rows does not help to distinguish rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
     omitted: list[str] = []
-    for name in sorted(omitted_first, key=lambda name: name in several):
+    for name in sorted(omitted_first, key=lambda name: (name in _OMITTED_LAST, name in several)):
         kept = [number for one, number in needed.items() if one not in omitted]
         if sum(kept) + 2 * (len(kept) - 1) <= width:
             break
