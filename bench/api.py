@@ -433,9 +433,8 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
     the same machine take precedence over predictions. The default of `results` is results/runs if that folder exists.
     """
     from bench.sweep.advise import questions, search
-    from bench.sweep.inputs import format_overrides
 
-    query = questions.parse_query(format_overrides(question))
+    query = questions.parse_query(questions.format_question(question))
     return search.find_answer(query, _convert_path(config_dir), _convert_path(results))
 
 
@@ -448,7 +447,7 @@ def compare_places(
     `question` is that of `advise` with the keyword `where`, a list of places (own, rented or spot nodes) such as
     own:h100:8:2.5, rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
     """
-    from bench.sweep.advise import places
-    from bench.sweep.inputs import format_overrides
+    from bench.sweep.advise import places, questions
 
-    return places.compare_places(format_overrides(question), _convert_path(config_dir), _convert_path(results))
+    texts = questions.format_question(question)
+    return places.compare_places(texts, _convert_path(config_dir), _convert_path(results))

@@ -7,10 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, get_args
 
-from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationError, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from bench.core import field_errors
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.spec import Frozen, Name, Positive
@@ -303,6 +304,16 @@ class Study(Frozen):
     search: SearchSection | None = Field(
         None, description="space and rules of `zeroscale search`; None: the points follow from the axes"
     )
+
+    def __init__(self, **fields: Any) -> None:
+        """Raise UserError for an unknown, missing or invalid field."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_errors.build_error(error, type(self), "study") from error
+
+    # With this attribute, `model_validate` does not call `__init__`, and raises the errors of pydantic.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("axes")
     @classmethod

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,13 @@ In a mapping, a list or tuple stands for several values, like a comma-separated 
 _BARE = re.compile(r"[\w./:+-]+")
 
 
-def format_overrides(given: GivenOverrides) -> tuple[str, ...]:
-    """Return overrides of any form as arguments of the command line, such as "engine=zero2"."""
+def format_overrides(given: GivenOverrides, *, plain: Container[str] = ()) -> tuple[str, ...]:
+    """Return overrides of any form as arguments of the command line, such as "engine=zero2". Values of the keys in
+    `plain` are written without quotes, because they are not in Hydra's grammar."""
     if isinstance(given, Mapping):
+        lists = {key: value if isinstance(value, list | tuple) else [value] for key, value in given.items()}
         return tuple(
-            f"{key}={','.join(map(_format_value, value if isinstance(value, list | tuple) else [value]))}"
-            for key, value in given.items()
+            f"{key}={','.join(map(str if key in plain else _format_value, values))}" for key, values in lists.items()
         )
     return tuple(shlex.split(given)) if isinstance(given, str) else tuple(map(str, given))
 

@@ -279,7 +279,7 @@ def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **
         rule = "names a folder of results, not a study file"
         raise UserError(f"--study {study}", rule, f"use `zeroscale sweep study={study}`, or choose another name")
     try:
-        Study(name=study)
+        Study.model_validate({"name": study})
     except ValidationError as error:
         rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
         raise UserError(f"--study {study}", rule, "choose another") from error

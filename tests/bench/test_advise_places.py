@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from bench import api
@@ -150,6 +151,26 @@ def test_python_interface_returns_the_same_rows(tmp_path: Path, monkeypatch: pyt
     question = {"model": "gpt2_medium", "engine": "ddp", "batch.micro": 8, "samples": 1000, "where": ["own:h100:8:2.5"]}
     (row,) = api.compare_places(question).rows
     assert row.cost and row.cost.likely == pytest.approx(20 * row.hours.likely)
+
+
+def test_table_in_python_is_short_and_becomes_a_data_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    question = {"model": "gpt2_medium", "engine": "ddp", "batch.micro": 8, "samples": 1000, "deadline": "2h"}
+    table = api.compare_places(question | {"where": "own:h100:8:2.5,own:h200:8"})
+    first, *lines = repr(table).splitlines()
+    assert first == "<PlaceTable 2 rows, 0 left out"
+    assert [line.strip().partition(",")[0] for line in lines] == ["own h100", "own h200"]
+    assert all(len(line) < 200 for line in lines) and "cost unknown" in lines[1]
+    frame = pandas.DataFrame(table.list_cells())
+    assert frame["hours_likely"].tolist() == [row.hours.likely for row in table.rows]
+    assert frame["cost_low"].isna().tolist() == [False, True]
+
+
+def test_wrong_place_in_a_mapping_is_named_without_quotes() -> None:
+    with pytest.raises(api.UserError, match=r"^where=own h100: a place begins with own:, rented: or spot:;"):
+        api.compare_places({"model": "gpt2_medium", "samples": 1000, "where": "own h100"})
+    with pytest.raises(api.UserError, match=r"^deadline=2 years: not"):
+        api.advise({"model": "gpt2_medium", "samples": 1000, "machine": "h100", "deadline": "2 years"})
 
 
 @pytest.mark.parametrize(

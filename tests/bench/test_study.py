@@ -98,5 +98,22 @@ def test_too_many_runs_are_refused_before_they_are_listed(fields: dict[str, Any]
 
 @pytest.mark.parametrize("axes", [{"engine": []}, {"engine": [{3: 4}]}])
 def test_axis_without_values_or_with_a_non_text_key_is_refused(axes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="engine"):
+    with pytest.raises(UserError, match="engine"):
         Study(name="s", axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "s", "axis": {"engine": ["ddp"]}}, "study.axis: no such key; did you mean axes?"),
+        ({"nam": "s"}, "study.nam: no such key; did you mean name?"),
+        ({"axes": {"engine": ["ddp"]}}, "study.name: is required and missing"),
+        ({"name": "s", "repeats": 0}, "study.repeats=0: "),
+    ],
+)
+def test_invalid_fields_of_a_study_are_errors_for_users(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Study(**fields)
+    assert str(raised.value).startswith(message)
+    with pytest.raises(ValidationError):
+        Study.model_validate(fields)

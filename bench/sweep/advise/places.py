@@ -4,13 +4,13 @@ every requested method of training: full training or an adapter such as LoRA."""
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.files import find_group_files
-from bench.core.formatting import format_count
+from bench.core.formatting import describe_choice, format_count, format_interval
 from bench.core.machine import RentedOffer, list_offers
-from bench.predict.advice import AdviceQuestion, HoursInterval
+from bench.predict.advice import AdviceQuestion, HoursInterval, format_hours_interval
 from bench.predict.advice.choices import Choice
 from bench.sweep.advise.questions import AdviceQuery, parse_query
 from bench.sweep.advise.search import Answer, find_answer
@@ -63,6 +63,16 @@ class PlaceRow(NamedTuple):
     cost: HoursInterval | None
     kept: bool | None  # whether the deadline is met; None: only the likely time meets it
 
+    def __repr__(self) -> str:
+        return f"<PlaceRow {self.describe()}>"
+
+    def describe(self) -> str:
+        """Return one line with place, method, hours, cost and layout."""
+        cost = f"{format_interval(*self.cost)} {self.place.currency}".rstrip() if self.cost else "cost unknown"
+        layout = f"{self.choice.spec.engine.name}, {describe_choice(self.choice.spec)}"
+        hours = format_hours_interval(*self.hours)
+        return f"{self.place.name}, {describe_method(self.method)}: {hours}, {cost}; {layout}"
+
     @property
     def choice(self) -> Choice:
         return self.answer.advice.winner
@@ -82,6 +92,38 @@ class PlaceTable(NamedTuple):
     question: AdviceQuestion  # with the length in tokens, if the question has one
     rows: list[PlaceRow]
     left_out: list[tuple[str, str]]  # place and method, and the reason why they have no row
+
+    def __repr__(self) -> str:
+        return (
+            "\n  ".join(
+                [
+                    f"<PlaceTable {format_count(len(self.rows), 'row')}, {len(self.left_out)} left out",
+                    *(row.describe() for row in self.rows),
+                ]
+            )
+            + ">"
+        )
+
+    def list_cells(self) -> list[dict[str, Any]]:
+        """Return a dict of plain values for each row, so that `pandas.DataFrame(table.list_cells())` is a table."""
+        return [
+            {
+                "place": row.place.name,
+                "method": row.method,
+                "engine": row.choice.spec.engine.name,
+                "nodes": row.choice.spec.nodes,
+                "devices_per_node": row.choice.spec.devices_per_node,
+                "micro": row.choice.spec.batch.micro,
+                "accumulation": row.choice.spec.accumulation,
+                "activation_checkpointing": row.choice.spec.activation_checkpointing,
+                **{f"hours_{end}": hours for end, hours in row.hours._asdict().items()},
+                **{f"cost_{end}": getattr(row.cost, end, None) for end in HoursInterval._fields},
+                "currency": row.place.currency or None,
+                "meets_deadline": row.kept,
+                "fits": row.choice.candidate.fits,
+            }
+            for row in self.rows
+        ]
 
     @property
     def ties(self) -> list[PlaceRow]:

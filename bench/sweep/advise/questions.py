@@ -14,6 +14,7 @@ from bench.predict.advice import AdviceQuestion, Best
 from bench.predict.advice.candidates import NODES, Axes, LayoutAxes
 from bench.predict.scaling_laws import find_law
 from bench.predict.workload import USUAL, Software, find_software
+from bench.sweep.inputs import GivenOverrides, format_overrides
 
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
@@ -188,6 +189,12 @@ _WORDS = {
         lambda _, text: text, "own:h100:8:2.5,spot:g2-standard-12", "places to compare: own, rented or spot nodes"
     ),
 }
+
+
+def format_question(given: GivenOverrides) -> tuple[str, ...]:
+    """Return a question of any form as arguments of `zeroscale advise`. Its plain words are not quoted as overrides
+    are."""
+    return format_overrides(given, plain=_WORDS)
 
 
 def list_words() -> dict[str, str]:
