@@ -67,7 +67,7 @@ def _count_without_loss(table: pd.DataFrame) -> str:
     """Return a sentence on the trainings that are not drawn, because they have no loss at their end, by outcome."""
     without = table[table["learning_rate"].notna() & table["validation_loss"].isna()]
     counts = ", ".join(f"{number:,} {outcome}" for outcome, number in without["outcome"].value_counts().items())
-    return f"Not drawn, without a loss at the end: {counts}." if counts else ""
+    return f"Omitted, because they have no final loss: {counts}." if counts else ""
 
 
 def _draw_runs(

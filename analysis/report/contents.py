@@ -167,7 +167,7 @@ def build_page_table(
     head = tuple(content.head[place] for place in shown)
     notes = [f"{heading.label} in {heading.unit}, {heading.note}" for heading in head if heading.note]
     grey = any(row.disturbed for members in groups.values() for row in members)
-    notes += ["grey: made on a busy machine, so its times decide nothing"] * grey
+    notes += ["grey rows: made on a busy machine, so their times are excluded"] * grey
     return PageTable(
         content,
         head,

@@ -124,7 +124,7 @@ def test_a_given_price_replaces_that_of_the_records_and_without_a_price_costs_ar
     assert cost_row(timed(), price=7.2).cost == pytest.approx(2 * PER_SECOND * 82.5)
     table = tabulate_costs(results(run(phases_s=PHASES)))
     assert list_rows(table)[0]["cost"] is None
-    assert any("add --price 2.5" in line for line in list_remarks(table, None, None))
+    assert any("e.g. --price 2.5" in line for line in list_remarks(table, None, None))
 
 
 def test_time_of_jobs_includes_what_no_record_has(tmp_path: Path) -> None:

@@ -41,4 +41,4 @@ def test_all_runs_of_the_best_configurations_are_drawn_and_the_note_counts_the_o
     assert [len(axes.lines) for axes in drawn.axes] == [24, 24]
     assert [key.label for key in shown.keys] == [f"zero1 (lr={rate}.0)" for rate in range(1, 13)]
     assert "1 of 13 configurations are omitted: those with the highest final loss." in shown.note
-    assert shown.note.endswith("Not drawn, without a loss at the end: 1 invalid, 1 oom.")
+    assert shown.note.endswith("Omitted, because they have no final loss: 1 invalid, 1 oom.")

@@ -178,7 +178,7 @@ def test_rows_of_busy_runs_are_grey_and_their_time_is_replaced_by_the_reason() -
     rows = re.findall(r'<tr data-f="[^"]*" class="disturbed">.*?</tr>', html, re.DOTALL)
     assert len(rows) == 2, "one of configurations, one of runs"
     assert ">busy<" in rows[0] and "busy short" in rows[1]
-    assert "grey: made on a busy machine" in html.lower()
+    assert "grey rows: made on a busy machine" in html.lower()
 
 
 def test_a_table_of_runs_is_shown_only_if_some_configuration_has_several() -> None:
