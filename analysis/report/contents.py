@@ -24,7 +24,7 @@ from bench.core.store import LOG, Unreadable
 
 MOST_ROWS, MOST_FAILURES = 1000, 200
 """Most rows per table on the page, and most failures. The files next to the page have all of them."""
-TEXT_BYTES = 250_000
+TEXT_BYTES = 200_000
 """Most bytes of records and logs on the page, before compression. This limit keeps the page below a megabyte."""
 
 _LONG = 20

@@ -63,7 +63,7 @@ def test_legend_entry_hides_its_series_by_mouse_and_keyboard(opened: Open, sweep
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
     assert points(page).count() == 4
-    assert figure(page, "Memory by engine").locator("use[data-t]:visible").count() == 7, "of this figure alone"
+    assert figure(page, "Peak memory by engine").locator("use[data-t]:visible").count() == 7, "of this figure alone"
     entry.focus()
     page.keyboard.press("Enter")
     assert points(page).count() == 7
