@@ -203,6 +203,6 @@ def test_missing_costs_of_a_million_tokens_are_explained() -> None:
     busy = run(spec("zero2"), machine=PRICED, phases_s=PHASES, known_busy="measured next to a build")
     table = tabulate_costs(results(timed(), busy))
     assert list(table["cost_per_million_tokens"].isna()) == [False, True]
-    found = [line for line in list_remarks(table, None, None) if "a million tokens: 1 of 2. All" in line]
+    found = [line for line in list_remarks(table, None, None) if "per million tokens: 1 of 2. All" in line]
     assert "background load" in found[0]
     assert not any("million tokens" in line for line in list_remarks(tabulate_costs(results(timed())), None, None))

@@ -79,4 +79,4 @@ def test_only_option_selects_the_figures_to_write(
     assert capsys.readouterr().out.split() == [f"results/figures/smoke/{name}.svg" for name in ("throughput", "memory")]
     assert (tmp_path / "results/figures/smoke/memory.svg").read_text().startswith("<?xml")
     assert main(["figures", "--only", "memry"]) == 2
-    assert "--only memry: unknown; did you mean memory?" in capsys.readouterr().err
+    assert "--only memry: no such figure; did you mean memory?" in capsys.readouterr().err

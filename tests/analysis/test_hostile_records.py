@@ -122,11 +122,11 @@ def test_folder_with_a_name_that_is_not_utf_8_is_reported_and_excluded(
     bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
     save(bad, run())
     found = results.read([tmp_path])
-    assert [(skipped.path, skipped.why) for skipped in found.skipped] == [(bad, "its name is not UTF-8")]
+    assert [(skipped.path, skipped.why) for skipped in found.skipped] == [(bad, "name is not UTF-8")]
     assert len(found.table) == len(GOOD)
     results.warn(found)
     assert main(["table", str(bad)]) == 2
-    assert "a name that is not UTF-8" in capfd.readouterr().err
+    assert "name is not UTF-8" in capfd.readouterr().err
 
 
 def find_rehearsal() -> Path:
