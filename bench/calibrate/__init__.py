@@ -154,8 +154,8 @@ def format_yaml(machine: Machine) -> str:
         f"# {machine.name}: measured on {made.get('date')} by `zeroscale calibrate` ({versions}),\n"
         f"# on {made.get('device')}, over {made.get('backend')}; nodes × ranks: {made.get('ranks')}, "
         f"threads of a rank: {made.get('threads')}.\n"
-        "# `calibrated` names the numbers measured here, with the published numbers that they replace;\n"
-        f"# other numbers are as published.\n{body}"
+        "# `calibrated` lists the numbers that were measured here, with the published numbers that they replace.\n"
+        f"# Other numbers are published.\n{body}"
     )
 
 

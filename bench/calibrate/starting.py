@@ -94,7 +94,7 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
     launcher = plugins.load_queueing(job.system) if job.system in plugins.list_names(plugins.LAUNCHER) else None
     if launcher is None:
         rule = f"has {nodes} nodes, and no launcher can start a command on each of them"
-        raise UserError(f"job {job.job_id}", rule, "start it in a job of one node")
+        raise UserError(f"job {job.job_id}", rule, "start the command in a job of one node")
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:

@@ -84,9 +84,9 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
         if not key:
             raise UserError(shown, "not an override", "write KEY=VALUE")
         if override.is_delete():
-            raise UserError(shown, "nothing can be deleted", f"set {key}=null")
+            raise UserError(shown, "keys cannot be deleted", f"set {key}=null")
         if swept and override.value_type not in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP):
-            raise UserError(shown, "not a list", "write the values with commas between them")
+            raise UserError(shown, "not a list", "separate the values with commas")
         values = override.sweep_iterator() if swept else [override.value()]
         # Hydra wraps a quoted string in an object with the attribute `text`.
         parsed.append((key, [getattr(value, "text", value) for value in values]))
@@ -148,7 +148,11 @@ def parse_single(overrides: Sequence[str]) -> list[Pair]:
     for key, values in parsed:
         if len(values) != 1:
             listed = ",".join(map(str, values))
-            raise UserError(f"{key}={listed}", "a list of values is a sweep", "use `zeroscale sweep`, or choose one")
+            raise UserError(
+                f"{key}={listed}",
+                "is a list of values, which only sweeps support",
+                "use `zeroscale sweep`, or choose one value",
+            )
     return [(key, value) for key, (value,) in parsed]
 
 
@@ -194,7 +198,7 @@ def compose_points(
             found[run] = StudyPoint(composed, pairs, run[0], turn)
     if not found:
         left = f"none of its {len(expanded)} points is left"
-        raise UserError(f"study={study.name}", left, "see axes and exclude in its file")
+        raise UserError(f"study={study.name}", left, "change axes or exclude in its file")
     return Expansion(list(found.values()), excluded, merged)
 
 

@@ -49,7 +49,7 @@ def decode(plain: Mapping[str, Any], launcher_file: str | None = None) -> Reques
     written = spec.model_dump_json().encode()
     if (masked := mask_tokens(written)) != written:
         shown = masked[max(0, masked.index(b"***") - 40) :][:60].decode(errors="replace")
-        raise UserError(f"…{shown}…", "contains a token, and specs are published", "export it in your shell")
+        raise UserError(f"…{shown}…", "contains an access token, but specs are published", "export it in your shell")
     return Request(spec, machine, launcher, options, launcher_file or launcher)
 
 
@@ -125,16 +125,16 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
 def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) -> int:
     """Return the number of devices of this machine. Raise UserError if the run is for other machines, or if the devices
     cannot be counted."""
-    kind, give = machine.device or find_device_kind(), "give devices_per_node=8, or the number per node"
+    kind, give = machine.device or find_device_kind(), "set devices_per_node=8, or the number of devices per node"
     if launchers.load(launcher).QUEUES:
-        rule = f"launcher={launcher_file} starts on other machines, whose devices cannot be counted here"
+        rule = f"launcher={launcher_file} uses other machines, whose devices cannot be counted here"
         raise UserError("devices_per_node", rule, give)
     count, name = count_local_devices(kind), read_device_name(kind)
     if machine.device_names and not (count and machine.accepts(name or "")):
         # Report both problems in one error: a user who adds devices_per_node alone would next fail on the missing GPU.
         here = f"this machine has {name if count and name else 'no GPU that torch can use'}"
         run = f"to run here choose machine={'auto' if count else 'cpu'}"
-        remedy = f"{run}; to predict, advise or submit add devices_per_node=8, or the number per node"
+        remedy = f"{run}; to predict, advise or submit, set devices_per_node=8, or the number of devices per node"
         raise UserError(f"machine={machine.name}", here, remedy)
     if not count:
         rule = "this machine's GPUs cannot be counted" if count is None else "there is no GPU here that torch can use"
@@ -165,10 +165,10 @@ def check_rank(composed: Request, device: str | None) -> None:
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
         has = f"machine={machine.name} has {machine.devices_per_node} devices per node"
-        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "give fewer, or more nodes")
+        raise UserError(f"devices_per_node={spec.devices_per_node}", has, "set fewer, or use more nodes")
     if spec.precision in machine.unsupported:
         remedy = suggest_nearest("", {"bf16", "fp16", "fp32"} - set(machine.unsupported))
-        raise UserError(f"precision={spec.precision}", f"machine={machine.name} cannot compute in it", remedy)
+        raise UserError(f"precision={spec.precision}", f"machine={machine.name} does not support it", remedy)
     if spec.model.attention == "flex" and (device == "cpu" or spec.model.dropout):
         rule = "flex attention needs a GPU and no dropout"
         raise UserError("model.attention=flex", rule, "set model.attention=sdpa, or model.dropout=0 on a GPU")
@@ -201,7 +201,7 @@ def _check_learning(spec: RunSpec) -> None:
         raise UserError(f"learning.tokens={learning.tokens}", rule, "choose another engine, such as ddp")
     if learning.save_model and spec.adapter.rank is not None and spec.model.checkpoint is None:
         rule = "without model.checkpoint the adapters belong to random weights, which are not saved"
-        raise UserError("learning.save_model=true", rule, "set model.checkpoint, or leave it out")
+        raise UserError("learning.save_model=true", rule, "set model.checkpoint, or remove learning.save_model")
     if not data.can_hold_out(spec.data.source):
         rule = "has no held-out text to evaluate a model on"
         raise UserError(f"data={spec.data.name} with learning.tokens", rule, "choose data=text or data=instructions")
@@ -351,7 +351,7 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
         counts = read_model_counts()
         if flat.get("name") in counts or published not in counts.values():
             rule = f"its shape has {count} parameters and the published model {published}"
-            remedy = "give your own shape a name of its own, and leave parameters out"
+            remedy = "set another model.name for your own shape, and remove model.parameters"
             raise UserError(f"model.name={flat.get('name')}", rule, remedy)
         flat["parameters"] = None
     flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
@@ -363,7 +363,7 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
 def _decode_objective(flat: dict[str, Any]) -> str:
     name = str(flat.pop("name", ""))
     if flat:
-        raise UserError(f"objective.{next(iter(flat))}", "no such key", "an objective has a name alone")
+        raise UserError(f"objective.{next(iter(flat))}", "no such key", "an objective has no options")
     objectives.load(name)
     return name
 

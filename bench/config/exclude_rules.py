@@ -84,7 +84,7 @@ def _on_numbers(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _is_equal(left: Any, right: Any) -> bool:
     kinds = _find_kind(left), _find_kind(right)
     if "null" not in kinds and kinds[0] != kinds[1]:
-        rule = f"{_format_value(left)} and {_format_value(right)} never are equal"
+        rule = f"{_format_value(left)} and {_format_value(right)} can never be equal"
         raise _RuleError(rule, "compare numbers with numbers and 'words' with 'words'")
     return bool(list(left) == list(right) if kinds == ("list", "list") else left == right)
 
@@ -140,7 +140,7 @@ def parse_rule(text: str, names: Mapping[str, tuple[str, ...]]) -> ExcludeRule:
     values. Raise UserError for an unknown name or invalid syntax."""
     text = " ".join(text.split())
     if len(text) > _LONGEST:
-        rule = f"a rule of {len(text):,} characters, and at most {_LONGEST:,} are read"
+        rule = f"a rule of {len(text):,} characters; the maximum is {_LONGEST:,}"
         raise UserError(f"exclude: {text[:60]} …", rule, "write several rules, or lists: engine in ['ddp', 'zero0']")
     # Python cannot parse `batch.global`, because `global` is a keyword.
     source = re.sub(r"(?<=\bbatch\.)global\b", "global_", text)

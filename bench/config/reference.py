@@ -172,7 +172,7 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DEFAULTS = {
     "type": "array",
-    "description": "files of the same folder whose keys this file starts from, as in [slurm, _self_]",
+    "description": "files of the same folder whose keys this file inherits, as in [slurm, _self_]",
 }
 
 
@@ -262,7 +262,7 @@ def _build_plugin_group(name: str, group: PluginGroup) -> Schema:
     return {"properties": properties}
 
 
-_CONFIG_FILE = "a Hugging Face config.json, instead of shape; null: that of checkpoint"
+_CONFIG_FILE = "path of a Hugging Face config.json, in place of shape; null: config.json of model.checkpoint"
 
 
 def _unite(one: Schema | None, other: Schema) -> Schema:
@@ -301,7 +301,9 @@ def _build_study(keys: Mapping[str, Schema]) -> Schema:
     return {"$schema": DIALECT, **_build_object({**study, "axes": axes}, "a file of conf/study"), "$defs": definitions}
 
 
-_AXES = "lists of values by key, or by any name for values that are mappings of keys; every combination is a point"
+_AXES = (
+    "lists of values by key; a list of mappings, which set several keys, may have any name. All combinations are points"
+)
 
 
 def _build_list(items: Schema) -> Schema:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 LAYOUTS: dict[Layout, str] = {
     "tensor": "tensor parallelism",
-    "pipeline": "pipeline",
-    "stages_per_rank": "stages of layers",
+    "pipeline": "pipeline parallelism",
+    "stages_per_rank": "several stages per rank",
     "sequence": "sequence parallelism",
 }
 """Fields of `parallel` in a spec, and their names in error messages."""
@@ -146,8 +146,8 @@ def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":
 def check_members(engine: object, spec: RunSpec) -> None:
     """Raise UserError if the engine that was built for `spec` lacks a method that its `facts` declare."""
     if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
-        rule = f"its facts announce {', '.join(missing)}, and {type(engine).__name__} has none"
-        raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or leave it out of facts.members")
+        rule = f"facts.py lists {', '.join(missing)}, but {type(engine).__name__} does not define it"
+        raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or remove it from facts.members")
 
 
 def load(backend: str) -> EnginePlugin:
@@ -185,8 +185,8 @@ def check_layout(spec: RunSpec) -> None:
     known = facts(spec).layouts if other else ()
     for name in (name for name in other if name not in known):
         value = f"parallel.{name}={str(getattr(spec.parallel, name)).lower()}"
-        rule = f"engine {spec.engine.name} has no {LAYOUTS[name]}"
-        raise UserError(value, rule, "leave it out, or choose another engine")
+        rule = f"engine {spec.engine.name} does not support {LAYOUTS[name]}"
+        raise UserError(value, rule, "remove it, or choose another engine")
 
 
 def check_adapter(spec: RunSpec) -> None:
@@ -206,7 +206,7 @@ def check_adapter(spec: RunSpec) -> None:
         rule = f"engine {spec.engine.name} does not support frozen weights, because {frozen.why}"
         raise UserError(value, rule, "choose engine=ddp, zero0 to zero3, or fsdp")
     if adapter.quantization not in frozen.forms:
-        rule = f"engine {spec.engine.name} does not support such frozen weights, because {frozen.why}"
+        rule = f"engine {spec.engine.name} does not support this format of frozen weights, because {frozen.why}"
         remedy = "choose engine=ddp or zero2, or adapter.quantization=none"
         raise UserError(f"adapter.quantization={adapter.quantization}", rule, remedy)
 

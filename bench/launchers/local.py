@@ -24,7 +24,7 @@ class Options(Limits):
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if the run needs several nodes."""
     if spec.nodes > 1:
-        raise UserError(f"nodes={spec.nodes}", "launcher=local starts one node", "set nodes=1")
+        raise UserError(f"nodes={spec.nodes}", "launcher=local runs on one node only", "set nodes=1")
 
 
 def plan(work: Work, options: Options) -> LaunchPlan:

@@ -116,11 +116,11 @@ def find_device(machine: Machine, devices_per_node: int, local_rank: int) -> "to
     if device.type != "cpu":
         count = torch.cuda.device_count()
         if count < devices_per_node:
-            raise Refused(f"devices_per_node={devices_per_node} but this node has {count}")
+            raise Refused(f"devices_per_node={devices_per_node}, but this node has {count} devices")
         torch.cuda.set_device(local_rank)
         device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     if not machine.accepts(name):
-        raise Refused(f"machine={machine.name} expects {' or '.join(machine.device_names)} and found {name}")
+        raise Refused(f"machine={machine.name} expects {' or '.join(machine.device_names)}, but this node has {name}")
     return device
 
 

@@ -132,12 +132,12 @@ def check_link(link: Link, network: Network, machine: Machine) -> None:
     """
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
-        raise WrongTransport(f"the site expects {network.expects}, and {link.transport} carried the bytes: {shown}")
+        raise WrongTransport(f"network.expects is {network.expects}, but {link.transport} carried the bytes: {shown}")
     known = [rate for rate in (link.ranks_bytes_per_s or link.nodes_bytes_per_s) if rate is not None]
     floor = machine.inter_node_floor_bytes_per_s
     if floor is not None and known and min(known) < floor:
-        rates = f"{min(known) / 1e6:.1f} MB/s, and the machine's floor is {floor / 1e6:.1f}"
-        raise WrongTransport(f"a pair of ranks on two nodes exchanged {rates}")
+        rates = f"{min(known) / 1e6:.1f} MB/s, but the machine's minimum is {floor / 1e6:.1f} MB/s"
+        raise WrongTransport(f"two ranks on different nodes exchanged {rates}")
 
 
 def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:

@@ -309,7 +309,7 @@ class Surroundings:
             if not why:
                 return
             if is_over:
-                raise Refused(f"{why}, and it did not become quiet within {within_s:g} s")
+                raise Refused(f"{why}, and this did not end within {within_s:g} s")
 
     def open(self) -> None:
         """Start monitoring at the beginning of the window."""

@@ -133,7 +133,7 @@ def compute_need(law: ScalingLaw, parameters: float, loss: float) -> TrainingNee
     floor = law.compute_floor(parameters)
     if not loss > floor:
         rule = f"{parameters:.3g} parameters do not get below {floor:.4g} with any data, by {law.source}"
-        raise UserError(f"loss={loss:g}", rule, "ask for a higher loss, or take a larger model")
+        raise UserError(f"loss={loss:g}", rule, "set a higher loss, or use a larger model")
     return TrainingNeed(loss, law.compute_least_tokens(parameters, loss), compute_critical_batch(loss))
 
 

@@ -121,7 +121,7 @@ def _wait_for(lock: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < _BUILD_S:
             time.sleep(0.5)
-        raise UserError(str(lock), "left by a build that was killed, and every run waits for it", "delete that file")
+        raise UserError(str(lock), "a killed build left this lock file, and every run waits for it", "delete this file")
 
 
 def _read_built_at(home: Path) -> float:

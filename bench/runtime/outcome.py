@@ -140,7 +140,7 @@ class RankState(NamedTuple):
 
 
 _NAMED = 8  # maximum number of ranks named in one line
-_DISK_FULL = "the disk of the results is full, and the attempt does not count"
+_DISK_FULL = "the disk of the results is full; this attempt does not count"
 # Beginnings of the messages of an OSError for a full disk and for a used-up quota.
 _REFUSED = 1000
 """Maximum length of a UserError's message in an outcome, in characters."""

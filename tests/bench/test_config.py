@@ -124,14 +124,14 @@ def test_fitted_bucket_gives_another_config_id_than_the_preset_size() -> None:
             "launcher.lock=maybe: must be true or false; set launcher.lock=true or launcher.lock=false",
         ),
         ("launcher.quiet_within_s=soon", "launcher.quiet_within_s=soon: must be a number ≥ 0 or null; "),
-        ("nodes=2", "nodes=2: launcher=local starts one node; set nodes=1"),
+        ("nodes=2", "nodes=2: launcher=local runs on one node only; set nodes=1"),
         ("batch.global=7", "batch.global=7 is not batch.micro=4"),
-        ("engine=ddp,zero1", "engine=ddp,zero1: a list of values is a sweep; use `zeroscale sweep`"),
+        ("engine=ddp,zero1", "engine=ddp,zero1: is a list of values, which only sweeps support; use `zeroscale sweep`"),
         ("model.shape.d_model=64", "model.name=tiny: its shape has"),
         ("model.attention=flex", "model.attention=flex: flex attention needs a GPU"),
         ("engine.backend=zero", "engine.backend=zero: no such file in bench/engines"),
         ("engine.stage=3", "engine"),
-        ("~seed", "~seed: nothing can be deleted; set seed=null"),
+        ("~seed", "~seed: keys cannot be deleted; set seed=null"),
         ("seed", "seed: not an override"),
         ("=3", "=3: not an override"),
         ("seed=range(1,3)", "seed=range(1,3): not a list"),
@@ -159,7 +159,7 @@ def test_rank_above_that_of_the_smallest_adapted_matrix_is_refused(targets: str,
 
 
 def test_precision_unsupported_by_the_machine_is_refused() -> None:
-    with pytest.raises(UserError, match="precision=bf16: machine=v100_16 cannot compute in it; choose from fp16, fp32"):
+    with pytest.raises(UserError, match="precision=bf16: machine=v100_16 does not support it; choose from fp16, fp32"):
         ask("machine=v100_16", "precision=bf16")
 
 

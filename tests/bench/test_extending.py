@@ -409,7 +409,7 @@ def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> Non
     ("words", "expected"),
     [
         (("parallel.pipeline=1",), "parallel.pipeline=1: there are two stages; set parallel.pipeline=2"),
-        (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages has no tensor parallelism"),
+        (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages does not support"),
         (("engine=ddp",), "parallel.pipeline=2: engine ddp has no pipeline"),
         (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: the engine does not support a chunked loss"),
     ],

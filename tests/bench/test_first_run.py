@@ -111,7 +111,7 @@ def test_devices_of_a_named_machine_are_counted_if_it_is_this_machine(gpus: Call
 
 
 def test_device_count_is_required_for_other_machines() -> None:
-    with pytest.raises(UserError, match="devices_per_node: launcher=slurm starts on other machines"):
+    with pytest.raises(UserError, match="devices_per_node: launcher=slurm uses other machines"):
         devices("launcher=slurm")
     assert devices("launcher=slurm", "machine.devices_per_node=8") == 8
     assert devices("launcher=slurm", "devices_per_node=4") == 4
@@ -305,7 +305,7 @@ def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(
     processor(2)
     line = refused("run", "machine=h100")
     assert "machine=h100: this machine has no GPU that torch can use; to run here choose machine=cpu; " in line
-    assert "to predict, advise or submit add devices_per_node=8" in line
+    assert "to predict, advise or submit, set devices_per_node=8" in line
 
 
 @pytest.mark.parametrize(

@@ -231,9 +231,7 @@ def test_run_with_background_load_is_flagged_with_its_share(tmp_path: Path, spin
 def test_run_that_requires_a_quiet_machine_ends_under_background_load(tmp_path: Path, spinning: list[int]) -> None:
     record = record_of(tmp_path, "launcher.quiet_within_s=2")
     assert record.outcome.kind == "error" and not record.outcome.final
-    assert (
-        "did not become quiet within 2 s" in record.outcome.reason and "background load takes" in record.outcome.reason
-    )
+    assert "did not end within 2 s" in record.outcome.reason and "background load takes" in record.outcome.reason
 
 
 @pytest.mark.processes

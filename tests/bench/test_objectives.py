@@ -81,11 +81,17 @@ def test_objective_sets_its_lengths_and_each_can_be_overridden() -> None:
             ("objective=seq2seq", "data=text"),
             "data=text: has no samples for objective=seq2seq; choose data=synthetic",
         ),
-        (("parallel.tensor=2", "devices_per_node=2"), "parallel.tensor=2: engine zero2 has no tensor parallelism; "),
-        (("parallel.stages_per_rank=4",), "parallel.stages_per_rank=4: engine zero2 has no stages of layers; "),
+        (
+            ("parallel.tensor=2", "devices_per_node=2"),
+            "parallel.tensor=2: engine zero2 does not support tensor parallelism; ",
+        ),
+        (
+            ("parallel.stages_per_rank=4",),
+            "parallel.stages_per_rank=4: engine zero2 does not support several stages per rank; ",
+        ),
         (
             ("engine=ddp", "parallel.pipeline=2", "devices_per_node=2"),
-            "parallel.pipeline=2: engine ddp has no pipeline; leave it out, or choose another engine",
+            "parallel.pipeline=2: engine ddp does not support pipeline parallelism; remove it, or choose",
         ),
     ],
 )

@@ -377,5 +377,5 @@ def test_lock_of_a_killed_build_is_reported_at_once(greeting: Path) -> None:
     lock.parent.mkdir(parents=True)
     lock.touch()
     os.utime(lock, (0, 0))
-    with pytest.raises(UserError, match=r"lock: left by a build that was killed.*; delete that file$"):
+    with pytest.raises(UserError, match=r"lock: a killed build left this lock file.*; delete this file$"):
         extensions.load("Greeting", "cpu", greeting)

@@ -62,6 +62,6 @@ def test_axis_without_a_field_name_must_have_mappings(schemas: dict[str, Schema]
 
 def test_every_key_has_a_description(schemas: dict[str, Schema]) -> None:
     assert schemas["machine"]["properties"]["power_w"]["description"] == "power limit of a device in watts"
-    assert schemas["launcher"]["properties"]["account"]["description"] == "the project that pays"
+    assert schemas["launcher"]["properties"]["account"]["description"] == "account that is charged for the jobs"
     assert schemas["study"]["$defs"]["batch.micro"]["description"] == "samples per device and forward pass"
     assert set(Study.model_fields) == set(schemas["study"]["properties"])

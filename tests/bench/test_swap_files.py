@@ -51,7 +51,7 @@ def test_unwritable_nvme_folder_is_refused_in_one_line(zeroscale_run: Callable[.
     words = ("engine.offload_optimizer.device=nvme", f"engine.offload_optimizer.nvme_path={absent}")
     reason = zeroscale_run(*ZERO_3, *words).record().outcome.reason
     rule = "files for direct I/O cannot be written there (No such file or directory)"
-    assert reason.endswith(f"nvme_path={absent}: {rule}; give a writable folder on a local disk")
+    assert reason.endswith(f"nvme_path={absent}: {rule}; set a writable folder on a local disk")
 
 
 def losses(record: RunRecord) -> list[float | None]:

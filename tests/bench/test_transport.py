@@ -61,7 +61,7 @@ def test_fallback_to_sockets_is_invalid_if_infiniband_is_expected() -> None:
     # Without counters the transport is unknown, and nothing is refused.
     check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))
     check_link(a_link("sockets"), Network(), Machine(name="m"))
-    with pytest.raises(WrongTransport, match="expects infiniband, and sockets carried the bytes: eth0 90 MB") as caught:
+    with pytest.raises(WrongTransport, match="is infiniband, but sockets carried the bytes: eth0 90 MB") as caught:
         check_link(a_link("sockets"), Network(expects="infiniband"), Machine(name="m"))
     assert classify_error(caught.value) == ("invalid", "type WrongTransport")
 
@@ -69,5 +69,5 @@ def test_fallback_to_sockets_is_invalid_if_infiniband_is_expected() -> None:
 def test_link_below_the_minimum_bandwidth_is_invalid() -> None:
     machine = Machine(name="m", inter_node_floor_bytes_per_s=10 * MB)
     check_link(a_link("sockets", 10 * MB, None, 12 * MB), Network(), machine)
-    with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, and the machine's floor is 10\.0"):
+    with pytest.raises(WrongTransport, match=r"exchanged 9\.0 MB/s, but the machine's minimum is 10\.0"):
         check_link(a_link("sockets", 10 * MB, 9 * MB), Network(), machine)

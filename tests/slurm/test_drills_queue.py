@@ -171,7 +171,7 @@ def test_jobs_that_can_never_start_are_refused_or_not_waited_for(study: Study, d
     assert "no node of the partition has as many cores" in refused and queued(drilled) == []
     study.sweep(*QUICK, "launcher.extra=['--nodes=9']", "batch.micro=3")
     shown = study("status", str(study.folder), "--wait", code=1)
-    assert "cannot start with the resources that it asks for" in shown and "zeroscale cancel" in shown, shown
+    assert "cannot start with the resources that it requests" in shown and "zeroscale cancel" in shown, shown
     (waits,) = study.status()["queue"]
     assert waits["stuck"] and waits["job"] in queued(drilled)
 

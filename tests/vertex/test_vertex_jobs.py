@@ -79,7 +79,7 @@ def test_a_submission_that_is_repeated_makes_one_job(
     with caplog.at_level(logging.WARNING):
         handle = hand_in(tmp_path, options)
     assert [job.name for job in service.find()] == [handle]
-    assert "trying again in 0.05 s" in caplog.text
+    assert "next try in 0.05 s" in caplog.text
     assert hand_in(tmp_path, options) == handle, "a second command with the same job"
     assert len(service.find()) == 1
 

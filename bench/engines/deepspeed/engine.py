@@ -82,7 +82,7 @@ def _configure(spec: RunSpec) -> dict[str, Any]:
                 os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
         except OSError as error:
             rule = f"files for direct I/O cannot be written there ({error.strerror})"
-            remedy = "give a writable folder on a local disk"
+            remedy = "set a writable folder on a local disk"
             raise UserError(f"engine.{name}.nvme_path={tier['nvme_path']}", rule, remedy) from error
         tier["nvme_path"] = str(folder)
     return config

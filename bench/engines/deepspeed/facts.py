@@ -118,7 +118,9 @@ def find_frozen(options: Options) -> FrozenWeights:
     if options.stage < 3:
         return FrozenWeights(FROZEN_FORMS)
     if options.quantised:
-        return FrozenWeights(frozenset({"none"}), f"engine.{options.quantised[0]}=true would quantise them once more")
+        return FrozenWeights(
+            frozenset({"none"}), f"engine.{options.quantised[0]}=true would quantise these weights a second time"
+        )
     return WITHOUT_INT8
 
 

@@ -66,12 +66,15 @@ def find_obstacle(name: ScheduleName, size: PipelineSize) -> tuple[str, str] | N
     """Return the reason why a schedule does not exist for this pipeline size, and the remedy; None if it exists."""
     ranks, stages, micro_batches = size
     if name in ("gpipe", "1f1b") and stages > 1:
-        return f"it has one stage on a rank, and there are {stages}", "choose breadth_first, or interleaved"
+        return (
+            f"this schedule supports one stage per rank, but there are {stages}",
+            "choose breadth_first, or interleaved",
+        )
     if name == "interleaved" and stages == 1:
-        return "it has several stages on a rank, and there is one", "choose 1f1b, or raise parallel.stages_per_rank"
+        return "this schedule needs several stages per rank", "choose 1f1b, or set parallel.stages_per_rank=2 or more"
     if name == "interleaved" and micro_batches % ranks:
-        rule = f"it takes micro-batches {ranks} at a time, and there are {micro_batches}"
-        return rule, f"choose a multiple of {ranks} as batch.accumulation, or breadth_first"
+        rule = f"this schedule processes {ranks} micro-batches at a time, but there are {micro_batches}"
+        return rule, f"set batch.accumulation to a multiple of {ranks}, or choose breadth_first"
     return None
 
 

@@ -48,8 +48,8 @@ def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
     stages, units = size_of(spec).stages, 2 + sum(stack.layers for stack in network.stacks)
     if stages > units:
         value = f"parallel.pipeline={spec.parallel.pipeline} × stages_per_rank={spec.parallel.stages_per_rank}"
-        rule = f"{spec.model.name} has {units} units to divide: embedding, {units - 2} blocks, head"
-        raise UserError(value, rule, f"choose at most {units} stages")
+        rule = f"{spec.model.name} can be divided into at most {units} stages: embedding, {units - 2} blocks, head"
+        raise UserError(value, rule, f"set {units} stages or less")
     return _cut_network(network, tuple(spec.sequence.items()), stages, decode_options(spec).cut)
 
 

@@ -35,11 +35,11 @@ class LossScale(Frozen):
     """Options of loss scaling, with the names and defaults of DeepSpeed's section `fp16` (runtime/precision_config.py).
     All engines with a loss scale use them."""
 
-    loss_scale: float = Field(0.0, ge=0, description="fixed loss scale; 0: a dynamic one")
+    loss_scale: float = Field(0.0, ge=0, description="fixed loss scale; 0: dynamic loss scale")
     initial_scale_power: int = Field(16, ge=0, description="exponent of 2 of the initial dynamic loss scale")
     loss_scale_window: Positive = Field(1000, description="steps without overflow after which the loss scale doubles")
     hysteresis: Positive = Field(
-        2, description="number of overflows at which the loss scale halves; at earlier ones, only the step is skipped"
+        2, description="number of overflows after which the loss scale halves; earlier overflows only skip the step"
     )
     consecutive_hysteresis: bool = Field(
         False, description="True: a step without overflow resets the count of `hysteresis`"
@@ -89,8 +89,8 @@ def check_optimizer(spec: RunSpec) -> None:
     """Raise UserError if the spec sets optimizer.implementation=native. Engines without an optimizer of their own
     call this check."""
     if spec.optimizer.implementation == "native":
-        rule = f"engine {spec.engine.name} has no optimizer of its own"
-        raise UserError("optimizer.implementation=native", rule, "use torch or fused")
+        rule = f"engine {spec.engine.name} has no native optimizer"
+        raise UserError("optimizer.implementation=native", rule, "set optimizer.implementation=torch or fused")
 
 
 def check_whole(spec: RunSpec, updated: str) -> None:

@@ -62,8 +62,8 @@ def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
             command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="surrogateescape"
         )
     except FileNotFoundError as error:
-        remedy = "use a machine of the cluster, or load the module that has it"
-        raise UserError(command[0], "Slurm's program is not on this machine", remedy) from error
+        remedy = "run the command on a login node of the cluster, or load the module that provides it"
+        raise UserError(command[0], "this program of Slurm is not installed on this machine", remedy) from error
     with process:
         output, errors = _wait(process, command[0])
     if process.returncode == 0:
@@ -81,7 +81,7 @@ def _wait(process: subprocess.Popen[str], program: str) -> tuple[str, str]:
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=min(_NOTICE_S, _ANSWER_S))
-        _LOGGER.warning("%s has not answered for %.0f s; still waiting, Ctrl-C ends it", program, _NOTICE_S)
+        _LOGGER.warning("%s has not answered for %.0f s; still waiting; stop with Ctrl-C", program, _NOTICE_S)
         return process.communicate(timeout=max(0.0, _ANSWER_S - _NOTICE_S))
     except subprocess.TimeoutExpired as error:
         process.kill()

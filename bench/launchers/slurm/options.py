@@ -32,16 +32,16 @@ def _check_one_line(text: str) -> str:
 
 def _check_option(text: str) -> str:
     if not text.startswith("-"):
-        raise ValueError("is no option of sbatch; begin it with --")
+        raise ValueError("is not an option of sbatch; begin it with --")
     if _OTHER_CLUSTER.match(text):
-        rule = "names another cluster, and squeue, sacct and scancel would look for the job on the default one"
-        raise ValueError(f"{rule}; remove it and export SLURM_CLUSTERS=… where you call zeroscale")
+        rule = "selects another cluster, but squeue, sacct and scancel would use the default cluster"
+        raise ValueError(f"{rule}; remove it, and export SLURM_CLUSTERS=NAME in the shell that runs zeroscale")
     return _check_one_line(text)
 
 
 def _check_gpus(text: str) -> str:
     if "{devices}" not in text and "per-task" not in text:
-        raise ValueError("asks for the same number of GPUs whatever a point needs; write {devices} for the number")
+        raise ValueError("requests the same number of GPUs for every point; write {devices} in place of the number")
     return _check_option(text)
 
 
@@ -59,13 +59,13 @@ def _check_begin(text: str) -> str:
     if not _BEGIN.fullmatch(_check_one_line(text)):
         example = "write for example 20:00, tomorrow, now+2hours or 2030-12-31T20:00"
         remedy = suggest_nearest(text.lower(), _MOMENTS, example)
-        raise ValueError(f"is no time that sbatch --begin accepts; {remedy}")
+        raise ValueError(f"is not a time that sbatch --begin accepts; {remedy}")
     return text
 
 
 def _check_variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("is no name of an environment variable; use letters, digits and _")
+        raise ValueError("is not a name of an environment variable; use letters, digits and _")
     _check_not_secret(name, "")
     return name
 
@@ -77,7 +77,9 @@ def _check_value(value: str | int | float) -> str | int | float:
 
 def _check_not_secret(name: str, value: str) -> None:
     if is_secret(name, value):
-        raise ValueError("looks like a secret, and scripts and records can be read by others; export it in your shell")
+        raise ValueError(
+            "looks like a secret, but other users can read scripts and records; export it in your shell instead"
+        )
 
 
 OneLine = Annotated[str, AfterValidator(_check_one_line)]
@@ -91,21 +93,23 @@ class Container(Extensible):
 
     LATER_FIELDS = frozenset({"command"})
 
-    runtime: Literal["apptainer", "pyxis", "command"]
-    image: OneLine
-    digest: OneLine | None = Field(None, description="identifies the image's content; by default the image's name")
-    mounts: tuple[OneLine, ...] = ()
-    options: tuple[OneLine, ...] = ()
+    runtime: Literal["apptainer", "pyxis", "command"] = Field(description="container runtime; command: any other")
+    image: OneLine = Field(description="path or name of the image")
+    digest: OneLine | None = Field(
+        None, description="digest of the image's content; None: the image's name is recorded"
+    )
+    mounts: tuple[OneLine, ...] = Field((), description="folders to mount, each as SOURCE:TARGET or SOURCE:TARGET:ro")
+    options: tuple[OneLine, ...] = Field((), description="more options of the runtime")
     command: tuple[OneLine, ...] = Field(
-        (), description="command line of another runtime, without the program to run; {image} and {study} are replaced"
+        (), description="with runtime=command: command before the program to run; {image} and {study} are replaced"
     )
 
     @model_validator(mode="after")
     def _check_command(self) -> Self:
         if (self.runtime == "command") != bool(self.command):
-            raise ValueError("`command` belongs to runtime: command, and to no other; write both or neither")
+            raise ValueError("needs both `runtime: command` and `command`, or neither; write both or neither")
         if self.command and (self.mounts or self.options):
-            raise ValueError("mounts and options are for apptainer and pyxis; write them into `command`")
+            raise ValueError("mounts and options are only used by apptainer and pyxis; write them into `command`")
         return self
 
 
@@ -117,7 +121,7 @@ class Autopilot(Frozen):
     partition: OneLine | None = None
     qos: OneLine | None = None
     begin: Begin | None = Field(
-        None, description="None: the small job begins at once, even if the other jobs begin later"
+        None, description="earliest start of the autopilot's job; None: at once, also if other jobs begin later"
     )
 
 
@@ -135,7 +139,7 @@ class Options(SchedulingOptions):
     # resources of each point
     gpus: Annotated[Option, AfterValidator(_check_gpus)] | None = Field(None, examples=["--gres=gpu:{devices}"])
     cpus_per_device: Positive | None = None
-    memory_gb: int | None = Field(None, ge=0, description="per node; 0 is all of it")
+    memory_gb: int | None = Field(None, ge=0, description="GB of memory per node; 0: all memory of the node")
     exclusive: bool = False
 
     # software that runs
@@ -158,8 +162,8 @@ def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError if a run of `spec` cannot be started with these options."""
     host = options.network.rendezvous_host
     if spec.nodes > 1 and "{host}" not in host:
-        rule = f"the first of nodes={spec.nodes} may be any node of the cluster"
-        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} for the first node's name")
+        rule = f"the first of the {spec.nodes} nodes may be any node of the cluster"
+        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} in place of the node's name")
 
 
 def job_setup(options: Options) -> JobSetup:

@@ -26,8 +26,8 @@ _PAUSES_S = (2, 4, 8, 16)
 _AT_ONCE = 1000  # jobs per call of scancel
 _ENDED = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 _UNKNOWN = {
-    "account": (r"invalid account", "`sacctmgr show assoc where user=$USER` lists yours, and for which partitions"),
-    "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists yours"),
+    "account": (r"invalid account", "`sacctmgr show assoc where user=$USER` lists your accounts and their partitions"),
+    "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists your accounts and QOS"),
     "partition": (r"invalid partition", "`sinfo --summarize` lists the partitions"),
 }
 """For each option of a site: a pattern of sbatch's message for a wrong value, and the command that lists the valid
@@ -110,7 +110,7 @@ def submit(launch: LaunchPlan, options: Options | None = None) -> str:
     except SchedulerUnavailable as error:
         unavailable = error
     for pause_s in _PAUSES_S:
-        _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
+        _LOGGER.warning("%s; next try in %g s; stop with Ctrl-C", unavailable, pause_s)
         time.sleep(pause_s)
         try:
             # Look for the job first. The controller may have accepted the job before it failed, or answered too late.

@@ -109,7 +109,7 @@ def _check_empty(program: str, text: str) -> None:
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
     if lines:
-        rule = f"its output has no known form: {' '.join(lines[0].split())[:80]}"
+        rule = f"its output has an unknown form: {' '.join(lines[0].split())[:80]}"
         raise UserError(program, rule, f"report it with the output of `{program} --version`")
 
 
@@ -166,7 +166,11 @@ def _build_state(
     stuck = ""
     if find_phase(word) == "pending" and _STUCK.fullmatch(reason):
         held = "held" in reason.lower()
-        stuck = "held until it is released" if held else "cannot start with the resources that it asks for"
+        stuck = (
+            "held until a user or administrator releases it"
+            if held
+            else "cannot start with the resources that it requests"
+        )
     return JobState(
         handle=job,
         name=name,

@@ -41,23 +41,27 @@ def _match(pattern: str, rule: str) -> AfterValidator:
 
 _PROJECT = _match(
     r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+",
-    "is no project ID or number; `gcloud projects list` lists yours",
+    "is not a project ID or number; `gcloud projects list` lists your projects",
 )
-_REGION = _match(r"[a-z]+(?:-[a-z]+)+\d+", "is no region; write one such as us-central1, without the letter of a zone")
+_REGION = _match(
+    r"[a-z]+(?:-[a-z]+)+\d+", "is not a region; write for example us-central1, without the letter of a zone"
+)
 _IMAGE = _match(
     r"[\w.-]+(?::\d+)?(?:/[\w.-]+)+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?",
-    "is no image in a registry; write HOST/PROJECT/REPOSITORY/NAME:TAG",
+    "is not an image in a registry; write HOST/PROJECT/REPOSITORY/NAME:TAG",
 )
-_ENDPOINT = _match(r"(?:[\w.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?", "is no host; write HOST or HOST:PORT, without https://")
+_ENDPOINT = _match(
+    r"(?:[\w.-]+|\[[0-9a-f:]+\])(?::\d{1,5})?", "is not a host; write HOST or HOST:PORT, without https://"
+)
 _ACCOUNT = _match(
-    r"[\w.+-]+@[\w.-]+\.\w+", "is no service account; write its address, NAME@PROJECT.iam.gserviceaccount.com"
+    r"[\w.+-]+@[\w.-]+\.\w+", "is not a service account; write its address, NAME@PROJECT.iam.gserviceaccount.com"
 )
 _LABEL = _match(
     r"(?!zeroscale-)[a-z][a-z0-9_-]{0,62}",
-    "is no name of a label; use small letters, digits, '_' and '-', but not zeroscale-…",
+    "is not a name of a label; use lower-case letters, digits, '_' and '-', but not the beginning zeroscale-",
 )
-_LABEL_VALUE = _match(r"[a-z0-9_-]{0,63}", "is no value of a label; use small letters, digits, '_' and '-'")
-_WORD = _match(r"[\w@./+-]+", "has a character that such a name cannot have; use letters, digits, and any of ._-@/+")
+_LABEL_VALUE = _match(r"[a-z0-9_-]{0,63}", "is not a value of a label; use lower-case letters, digits, '_' and '-'")
+_WORD = _match(r"[\w@./+-]+", "contains a character that is not allowed; use letters, digits, and any of ._-@/+")
 
 
 class Options(SchedulingOptions):
@@ -95,10 +99,12 @@ class Options(SchedulingOptions):
     def _check_together(self) -> Self:
         if self.throttle is not None:
             rule = "a Vertex AI job cannot wait for another job"
-            raise ValueError(f"launcher.throttle={self.throttle}: {rule}; use max_queued, and `zeroscale resume`")
+            raise ValueError(
+                f"launcher.throttle={self.throttle}: {rule}; set launcher.max_queued, and run `zeroscale resume`"
+            )
         if self.budget is not None and self.price_per_node_hour is None:
             rule = "the price of a node is unknown"
-            remedy = "set price_per_node_hour; files in conf/machine have published prices (rented)"
+            remedy = "set launcher.price_per_node_hour; conf/machine has published prices"
             raise ValueError(f"launcher.budget={self.budget:g}: {rule}; {remedy}")
         self._check_bucket()
         return self
@@ -113,7 +119,9 @@ class Options(SchedulingOptions):
         # https://cloud.google.com/storage/docs/buckets#naming
         named = parts.scheme != "gs" or re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc)
         if parts.scheme not in schemes or not named or not re.fullmatch(r"[\w:/.-]+", bucket):
-            raise ValueError(f"launcher.staging_bucket={bucket}: is no bucket; write gs://BUCKET or gs://BUCKET/FOLDER")
+            raise ValueError(
+                f"launcher.staging_bucket={bucket}: is not a bucket; write gs://BUCKET or gs://BUCKET/FOLDER"
+            )
 
     @property
     def is_local(self) -> bool:
@@ -137,9 +145,9 @@ class Site(NamedTuple):
 
 
 _REMEDIES = {
-    "project": "set launcher.project=MY_PROJECT; `gcloud projects list` lists yours",
+    "project": "set launcher.project=MY_PROJECT; `gcloud projects list` lists your projects",
     "region": "set launcher.region=us-central1 or another region",
-    "staging_bucket": "set launcher.staging_bucket=gs://MY_BUCKET; `gcloud storage buckets list` lists yours",
+    "staging_bucket": "set launcher.staging_bucket=gs://MY_BUCKET; `gcloud storage buckets list` lists your buckets",
     "machine_type": "set launcher.machine_type=a2-highgpu-8g or another machine type",
     "image": "set launcher.image=HOST/PROJECT/REPOSITORY/NAME:TAG; `zeroscale prepare` writes its Dockerfile",
 }
@@ -151,7 +159,7 @@ def find_site(options: Options) -> Site:
     for name, remedy in _REMEDIES.items():
         value = getattr(options, name)
         if value is None:
-            raise UserError(f"launcher.{name}=null", "launcher=vertex needs it", remedy)
+            raise UserError(f"launcher.{name}=null", "launcher=vertex needs this key", remedy)
         values[name] = value.rstrip("/")
     return Site(*values.values())
 
@@ -162,14 +170,16 @@ def check(options: Options, spec: RunSpec) -> None:
     study_store.check_spec(spec)
     host = options.network.rendezvous_host
     if "{host}" not in host:
-        rule = "no node has a name before the job starts"
-        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} for the first node's name")
+        rule = "names of nodes are unknown before the job starts"
+        raise UserError(f"launcher.network.rendezvous_host={host}", rule, "write {host} in place of the node's name")
     if spec.nodes > _MANY:
-        raise UserError(f"nodes={spec.nodes}", f"launcher=vertex asks for at most {_MANY} machines", "use fewer nodes")
+        raise UserError(f"nodes={spec.nodes}", f"launcher=vertex supports at most {_MANY} nodes", "use fewer nodes")
     kind, count = find_accelerators(options, site.machine_type, spec.devices_per_node)
     if kind is not None and count < spec.devices_per_node:
         given = f"launcher.accelerators_per_node={count}"
-        raise UserError(given, f"devices_per_node={spec.devices_per_node} needs more", "set it to devices_per_node")
+        raise UserError(
+            given, f"must be at least devices_per_node={spec.devices_per_node}", f"set {spec.devices_per_node}"
+        )
 
 
 def find_accelerators(options: Options, machine_type: str, devices_per_node: int) -> tuple[str | None, int]:
@@ -185,21 +195,23 @@ def find_accelerators(options: Options, machine_type: str, devices_per_node: int
     if kind is None:
         if options.accelerators_per_node is not None:
             given = f"launcher.accelerators_per_node={options.accelerators_per_node}"
-            raise UserError(given, "the type of the accelerators is unknown", "set launcher.accelerator_type")
+            raise UserError(given, "needs launcher.accelerator_type", "set launcher.accelerator_type")
         return None, 0
     count = options.accelerators_per_node or devices_per_node
     given = f"launcher.accelerator_type={kind}"
     if own_kind is not None:
         if kind != own_kind:
-            raise UserError(given, f"machine type {machine_type} has {own_kind}", "leave accelerator_type out")
+            raise UserError(given, f"machine type {machine_type} has {own_kind}", "remove launcher.accelerator_type")
         if count != own_count:
             had = format_count(own_count, "accelerator")
-            rule = f"machine type {machine_type} has {had}, and {count} would be requested"
+            rule = f"machine type {machine_type} has {had}, but {count} are requested"
             raise UserError(f"launcher.machine_type={machine_type}", rule, _find_remedy(table, kind, count, own_count))
         return kind, count
     family, cores = machine_type.partition("-")[0], machine_type.rpartition("-")[2]
     if family in table["without"]:
-        raise UserError(given, f"machine type {machine_type} takes no accelerators", "choose an n1, g2, a2 or a3 type")
+        raise UserError(
+            given, f"machine type {machine_type} supports no GPUs", "choose an n1, g2, a2 or a3 machine type"
+        )
     if family == "n1":
         _check_attached(table["attached_to_n1"], machine_type, int(cores) if cores.isdigit() else 0, kind, count)
     return kind, count
@@ -223,11 +235,11 @@ def _check_attached(
     """
     if kind not in table:
         remedy = suggest_nearest(kind, list(table), f"choose one of {', '.join(table)}")
-        raise UserError(f"launcher.accelerator_type={kind}", f"machine type {machine_type} does not take it", remedy)
+        raise UserError(f"launcher.accelerator_type={kind}", f"machine type {machine_type} does not support it", remedy)
     counts = [number for number, limit in table[kind].items() if cores <= limit]
     if count not in counts:
         numbers = " or ".join(map(str, counts))
-        rule = f"machine type {machine_type} takes {numbers} {kind}, and {count} would be requested"
+        rule = f"machine type {machine_type} supports {numbers} {kind}, but {count} are requested"
         raise UserError(f"launcher.machine_type={machine_type}", rule, "change launcher.accelerators_per_node")
 
 

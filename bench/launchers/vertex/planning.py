@@ -34,7 +34,7 @@ def plan(work: Work, options: Options) -> LaunchPlan:
     command that submits the request."""
     if work.after:
         rule = "a Vertex AI job cannot wait for another job"
-        raise UserError("--autopilot", rule, "remove it; set launcher.max_queued, and call `zeroscale resume` later")
+        raise UserError("--autopilot", rule, "remove it, set launcher.max_queued, and run `zeroscale resume` later")
     if len(work.name) > _MAX_NAME:
         rule = f"the name of a Vertex AI job has at most {_MAX_NAME} characters"
         raise UserError(work.name, rule, "choose a shorter name for the study")

@@ -56,7 +56,7 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
     unavailable: SchedulerUnavailable | None = None
     for pause_s in (0.0, *_PAUSES_S):
         if unavailable:
-            _LOGGER.warning("%s; trying again in %g s, Ctrl-C ends it", unavailable, pause_s)
+            _LOGGER.warning("%s; next try in %g s; stop with Ctrl-C", unavailable, pause_s)
             time.sleep(pause_s)
         try:
             found = _list_named(service, name)
@@ -99,7 +99,7 @@ def _check_budget(service: Service, job: Any, options: Options) -> None:
             service.cancel(job.name)
         parts = f"{earlier.spent:.2f} is spent, other jobs may cost {earlier.reserved:.2f} more"
         rule = f"{parts}, and this job may cost {own.total:.2f} until its time limit"
-        remedy = "wait for the end of other jobs, set a shorter launcher.job_max_min, or raise the budget"
+        remedy = "wait for the end of other jobs, lower launcher.job_max_min, or raise launcher.budget"
         raise UserError(f"launcher.budget={options.budget:g}", rule, remedy)
 
 
@@ -157,7 +157,7 @@ def sync(folder: Path, options: Options) -> None:
     live = [job.name for job in jobs if states.read_use(job).is_live]
     if live and cost.spent >= options.budget:
         _LOGGER.warning(
-            "%.2f of the budget of %g is spent; cancelling %s",
+            "%.2f of the budget of %g is spent; cancelling job %s",
             cost.spent,
             options.budget,
             format_count(len(live), "job"),

@@ -156,17 +156,19 @@ class Shape(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.head_width and self.width % self.heads:
-            raise ValueError(f"heads={self.heads} does not divide width={self.width}; give a divisor, or head_width")
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}; set a divisor, or head_width")
         if self.heads % (self.key_heads or self.heads):
             raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}; give a divisor")
         if self.fused and self.key_heads not in (None, self.heads):
             raise ValueError(
-                f"key_heads={self.key_heads} with fused=true: one matrix has as many of each; set it false"
+                f"key_heads={self.key_heads} with fused=true: a fused matrix needs key_heads=heads; set fused=false"
             )
         if self.rotary_base is not None and self.d_head % 2:
-            raise ValueError(f"head_width={self.d_head} is odd, and a rotation turns pairs; give an even one")
+            raise ValueError(
+                f"head_width={self.d_head} is odd, but a rotary embedding rotates pairs of elements; set an even number"
+            )
         if self.rotary_scaling is not None and self.rotary_base is None:
-            raise ValueError("rotary_scaling comes without rotary_base; give it, or leave the scaling out")
+            raise ValueError("rotary_scaling needs rotary_base; set rotary_base, or remove rotary_scaling")
         return self
 
 
@@ -175,7 +177,7 @@ def check(shape: Shape, spec: RunSpec) -> None:
     tokens = spec.sequence["tokens"]
     if tokens > shape.positions:
         rule = f"the model has {shape.positions} positions"
-        raise UserError(f"sequence.tokens={tokens}", rule, "shorten it, or raise model.shape.positions")
+        raise UserError(f"sequence.tokens={tokens}", rule, "set a shorter sequence, or raise model.shape.positions")
     if spec.model.attention == "flex":  # flex_attention is supported only for T5's position biases
         raise UserError("model.attention=flex", "family gpt has no position bias to add", "set model.attention=sdpa")
     reduction = objectives.load(spec.objective).REDUCTION

@@ -56,7 +56,7 @@ def check(shape: Shape, spec: RunSpec) -> None:
         if isinstance(positions, int) and length > positions:
             raise UserError(f"sequence.{kind}={length}", f"the model has {positions} positions", "give fewer tokens")
     if any(kind.positions for kind in objectives.load(spec.objective).KINDS):
-        rule = "not every model of transformers separates documents"
+        rule = "models of transformers may attend across documents"
         raise UserError(f"objective={spec.objective}", rule, "choose objective=causal_lm")
     if (reduction := objectives.load(spec.objective).REDUCTION) != "mean":
         rule = f"its loss is a {reduction} over tokens, and transformers takes their mean"

@@ -99,7 +99,7 @@ def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
     it is empty."""
     names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
     if not names:
-        raise UserError(f"adapter={adapter.name}", "the model has no linear layers in blocks", "leave it out")
+        raise UserError(f"adapter={adapter.name}", "the blocks of the model have no linear layers", "leave it out")
     check_targets(adapter.targets, names.values())
     return [name for name, own in names.items() if not adapter.targets or own in adapter.targets]
 

@@ -214,7 +214,7 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
         missing = f"peak_tflops.{precision}"
     if missing or memory is None:
         rule = f"machine={machine.name} has no {missing}"
-        raise UserError("", rule, "measure it with zeroscale calibrate, or choose a machine that has it")
+        raise UserError("", rule, "measure it with zeroscale calibrate, or choose another machine")
     table = np.log2([(p.m, p.k, p.n, p.tflops) for p in products])
     shapes = CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12)) if products else None
     best = max((p.tflops for p in products), default=0.0)

@@ -81,8 +81,8 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
     needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
     for name, value in needed.items():
         if value is None:
-            rule = f"machine={machine.name} does not have it, so no communication time is predicted"
-            raise UserError(f"machine.{name}", rule, f"give machine.{name}=…, or measure it with zeroscale calibrate")
+            rule = f"unknown for machine={machine.name}, so no communication time is predicted"
+            raise UserError(f"machine.{name}", rule, f"set machine.{name}, or measure it with zeroscale calibrate")
     # a link reaches its rate only with large payloads
     reached = {name: _find_link_share(name, payload_bytes) for name in needed}
     # a measured rate is that of large payloads, so it already contains their link share

@@ -224,10 +224,10 @@ def test_order_of_passes_with_a_deadlock_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "rule"), [
-    ("gpipe", PipelineSize(2, 2, 4), "one stage on a rank"),
-    ("1f1b", PipelineSize(2, 2, 4), "one stage on a rank"),
-    ("interleaved", PipelineSize(2, 1, 4), "several stages on a rank"),
-    ("interleaved", PipelineSize(4, 2, 6), "4 at a time"),
+    ("gpipe", PipelineSize(2, 2, 4), "one stage per rank"),
+    ("1f1b", PipelineSize(2, 2, 4), "one stage per rank"),
+    ("interleaved", PipelineSize(2, 1, 4), "several stages per rank"),
+    ("interleaved", PipelineSize(4, 2, 6), "4 micro-batches at a time"),
 ])  # fmt: skip
 def test_schedule_for_an_unsupported_size_is_refused(name: ScheduleName, size: PipelineSize, rule: str) -> None:
     obstacle = find_obstacle(name, size)

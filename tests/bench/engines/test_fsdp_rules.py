@@ -40,7 +40,7 @@ def check(asked: RunSpec) -> None:
 
 @pytest.mark.parametrize(("options", "fields", "message"), [
     ({}, {"precision": "fp16"}, "has no loss scale"),
-    ({}, {"optimizer": {"implementation": "native"}}, "no optimizer of its own"),
+    ({}, {"optimizer": {"implementation": "native"}}, "no native optimizer"),
     ({}, {"optimizer": {"name": "adafactor"}}, "need whole matrices, and a rank of engine fsdp has some of their rows"),
     ({"reduce_dtype": "bf16"}, {"precision": "fp32"}, "a run with precision=fp32 reduces in fp32"),
     ({"shard_ranks": 3}, {}, "does not divide the 8 data-parallel ranks"),

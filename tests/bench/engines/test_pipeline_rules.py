@@ -52,10 +52,10 @@ def test_pipeline_part_with_all_units_has_the_loss_and_gradients_of_the_model(mo
 
 @pytest.mark.parametrize(("fields", "line"), [
     ({"pipeline": 1}, "parallel.pipeline=1: engine pipeline needs at least two stages"),
-    ({"schedule": "gpipe", "stages": 2}, "engine.schedule=gpipe: it has one stage on a rank"),
-    ({"schedule": "interleaved"}, "engine.schedule=interleaved: it has several stages on a rank"),
+    ({"schedule": "gpipe", "stages": 2}, "engine.schedule=gpipe: this schedule supports one stage per rank"),
+    ({"schedule": "interleaved"}, "engine.schedule=interleaved: this schedule needs several stages"),
     ({"schedule": "interleaved", "stages": 2, "batch": {"micro": 1, "accumulation": 3}},
-     "engine.schedule=interleaved: it takes micro-batches 2 at a time"),
+     "engine.schedule=interleaved: this schedule processes 2 micro-batches at a time"),
     ({"precision": "fp16"}, "precision=fp16: engine pipeline has no loss scale"),
     ({"optimizer": {"implementation": "native"}}, "optimizer.implementation=native"),
     ({"optimizer": {"name": "adafactor"}}, "optimizer.name=adafactor: its sums by row and column need whole matrices"),
@@ -81,7 +81,9 @@ def test_unsupported_model_options_with_tensor_parallelism_are_refused(fields: d
 
 
 def test_more_stages_than_units_are_refused() -> None:
-    with pytest.raises(UserError, match=r"stages_per_rank=5: t5 has 8 units to divide: embedding, 6 blocks, head"):
+    with pytest.raises(
+        UserError, match=r"stages_per_rank=5: t5 can be divided into at most 8 stages: embedding, 6 blocks, head"
+    ):
         parts_of(spec("t5", "breadth_first", 2, 5))
 
 

@@ -165,13 +165,13 @@ def test_last_rank_of_1024_is_rehearsed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "rule"), [
-    (["engine=pipeline"], "there is one; add parallel.pipeline=2 batch.accumulation=8"),
+    (["engine=pipeline"], "or more; add parallel.pipeline=2 batch.accumulation=8"),
     (["engine=interleaved"], "add parallel.pipeline=2 parallel.stages_per_rank=2 batch.accumulation=8"),
     (["engine=modular"], "add parallel.stages_per_rank=2 batch.accumulation=8, and parallel.pipeline=2"),
     (["engine=lga"], "add parallel.stages_per_rank=2 batch.accumulation=8"),
-    (["engine=interleaved", "parallel.pipeline=2", "parallel.stages_per_rank=2"], "choose a multiple of 2 as"),
-    (["engine=pipeline", "parallel.pipeline=16", "devices_per_node=16"], "choose at most 9 stages"),
-    (["engine=pipeline", "parallel.pipeline=2", "devices_per_node=3"], "does not divide 3 ranks"),
+    (["engine=interleaved", "parallel.pipeline=2", "parallel.stages_per_rank=2"], "to a multiple of 2"),
+    (["engine=pipeline", "parallel.pipeline=16", "devices_per_node=16"], "set 9 stages or less"),
+    (["engine=pipeline", "parallel.pipeline=2", "devices_per_node=3"], "does not divide the 3 ranks"),
 ])  # fmt: skip
 def test_incomplete_pipeline_request_is_refused_with_the_missing_overrides(words: list[str], rule: str) -> None:
     given = words if any(word.startswith("devices") for word in words) else [*words, "devices_per_node=4"]

@@ -99,7 +99,7 @@ def test_refused_submission_is_reported_at_once_with_slurms_message(programs: Pr
 
 
 def test_submission_without_slurm_is_refused_with_a_remedy(programs: Programs, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not on this machine; use a machine of the cluster"):
+    with pytest.raises(UserError, match="not installed on this machine; run the command on a login node"):
         submitted(tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_program_without_a_reply_for_5_s_is_reported_and_waited_for(
     monkeypatch.setattr("bench.launchers.slurm.cluster._NOTICE_S", 0.2)
     programs.write("sbatch", "sleep 0.5; echo 7")
     assert submitted(tmp_path) == "7"
-    assert caplog.messages == ["sbatch has not answered for 0 s; still waiting, Ctrl-C ends it"]
+    assert caplog.messages == ["sbatch has not answered for 0 s; still waiting; stop with Ctrl-C"]
 
 
 def test_program_that_replies_at_once_is_not_reported(
@@ -211,7 +211,7 @@ def test_unavailable_controller_is_reported_before_each_retry(
     programs.play("squeue")
     assert submitted(tmp_path) == "12"
     [line] = caplog.messages
-    assert AWAY in line and line.endswith("trying again in 0.01 s, Ctrl-C ends it")
+    assert AWAY in line and line.endswith("next try in 0.01 s; stop with Ctrl-C")
 
 
 def test_squeue_call_has_a_timeout(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,17 +22,17 @@ CONF = compose.find_conf_folder() / "launcher"
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: asks for the same number of GPUs"),
-        ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is no option of sbatch"),
-        ("launcher.extra=[mail]", "launcher.extra.0=mail: is no option of sbatch; begin it with --"),
+        ("launcher.gpus='--gres=gpu:4'", "launcher.gpus=--gres=gpu:4: requests the same number of GPUs"),
+        ("launcher.gpus='gpu:{devices}'", "launcher.gpus=gpu:{devices}: is not an option of sbatch"),
+        ("launcher.extra=[mail]", "launcher.extra.0=mail: is not an option of sbatch; begin it with --"),
         (
             "launcher.extra=['--clusters=b']",
-            "names another cluster, and squeue, sacct and scancel would look for the job on the default one",
+            "selects another cluster, but squeue, sacct and scancel would use the default cluster",
         ),
-        ("launcher.extra=['-Mb']", "remove it and export SLURM_CLUSTERS="),
+        ("launcher.extra=['-Mb']", "remove it, and export SLURM_CLUSTERS="),
         ("launcher.silence_s=60", "agent_silence_s=60 must be above silence_s=60"),
         ("launcher.extra=['--a\nb']", "is empty or not one line of text"),
-        ("+launcher.environment.A-B=1", "is no name of an environment variable"),
+        ("+launcher.environment.A-B=1", "is not a name of an environment variable"),
         ("+launcher.environment.HF_TOKEN=abc", "looks like a secret"),
         ("launcher.span=gpu", "launcher.span=gpu: must be one of node, device; "),
         ("launcher.warning_s=120 launcher.time_limit_min=2", "is not longer than warning_s=120"),
@@ -70,7 +70,7 @@ def test_rendezvous_host_of_several_nodes_must_name_the_first_node() -> None:
             ["nodes=2", "devices_per_node=2", "launcher=slurm", "launcher.network.rendezvous_host=head"]
         )
     )
-    with pytest.raises(UserError, match=r"write \{host\} for the first node's name"):
+    with pytest.raises(UserError, match=r"write \{host\} in place of the node's name"):
         check(asked.launcher_options, asked.spec)
 
 
@@ -105,7 +105,7 @@ def test_begin_time_accepted_by_sbatch_is_accepted(value: str) -> None:
 @pytest.mark.parametrize("value", REFUSED)
 def test_begin_time_refused_by_sbatch_is_refused_before_submission(value: str) -> None:
     remedy = "did you mean tomorrow?" if value == "tomorow" else ""
-    assert begin(value).startswith(f"launcher.begin={value}: is no time that sbatch --begin accepts; {remedy}")
+    assert begin(value).startswith(f"launcher.begin={value}: is not a time that sbatch --begin accepts; {remedy}")
 
 
 @pytest.mark.processes
@@ -129,7 +129,7 @@ def test_installed_sbatch_accepts_and_refuses_the_same_begin_times(tmp_path: Pat
 def test_message_has_the_command_line_option_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "launcher=slurm", "devices_per_node=1", "--results", str(tmp_path)]
     assert main([*words, "--begin", "tomorow"]) == 2
-    message = "--begin tomorow: is no time that sbatch --begin accepts; did you mean tomorrow?"
+    message = "--begin tomorow: is not a time that sbatch --begin accepts; did you mean tomorrow?"
     assert capsys.readouterr().err.splitlines()[-1] == f"zeroscale: {message}"
     assert not list(tmp_path.iterdir())
 
@@ -154,7 +154,7 @@ def test_job_on_a_machine_with_gpus_must_request_gpus(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sweep"], "devices_per_node: launcher=mine starts on other machines"),
+        (["sweep"], "devices_per_node: launcher=mine uses other machines"),
         (["sweep", "machine=h200", "devices_per_node=8"], "machine=h200: has GPUs, but jobs of launcher=mine request"),
         (["run", "devices_per_node=1"], "launcher=mine: `zeroscale run` runs on this computer only"),
         (["rehearse", "devices_per_node=1"], "launcher=mine: a rehearsal runs on this machine"),

@@ -183,7 +183,7 @@ def test_limits_of_slurm_26_are_parsed() -> None:
 def test_output_in_an_unknown_format_is_refused_in_one_line() -> None:
     """If output in an unknown format counted as an empty list of jobs, zeroscale would submit all points again."""
     for parse, program in ((states.parse_squeue, "squeue"), (states.parse_sacct, "sacct")):
-        with pytest.raises(UserError, match=f"^{program}: its output has no known form: Job of root; report"):
+        with pytest.raises(UserError, match=f"^{program}: its output has an unknown form: Job of root; report"):
             list(parse("Job of  root\n  runs\n"))
         assert list(parse("")) == list(parse("CLUSTER: one\n")) == []
 
@@ -370,10 +370,10 @@ def test_all_three_sources_have_the_exit_code() -> None:
 @pytest.mark.parametrize(
     ("reason", "stuck"),
     [
-        ("PartitionConfig", "cannot start with the resources that it asks for"),
-        ("PartitionNodeLimit", "cannot start with the resources that it asks for"),
-        ("QOSMaxNodePerJobLimit", "cannot start with the resources that it asks for"),
-        ("JobHeldUser", "held until it is released"),
+        ("PartitionConfig", "cannot start with the resources that it requests"),
+        ("PartitionNodeLimit", "cannot start with the resources that it requests"),
+        ("QOSMaxNodePerJobLimit", "cannot start with the resources that it requests"),
+        ("JobHeldUser", "held until a user or administrator releases it"),
         ("Priority", ""),
         ("Resources", ""),
         ("BeginTime", ""),

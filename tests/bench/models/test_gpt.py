@@ -340,9 +340,9 @@ def test_initial_weights_depend_on_seed_and_name_and_not_on_precision() -> None:
     [
         ({"heads": 5}, "heads=5 does not divide width=48"),
         ({"key_heads": 3}, "key_heads=3 does not divide heads=4"),
-        ({"key_heads": 2}, "one matrix has as many of each"),
+        ({"key_heads": 2}, "a fused matrix needs"),
         ({"rotary_base": 1e4, "head_width": 7}, "head_width=7 is odd"),
-        ({"rotary_scaling": SCALING}, "rotary_scaling comes without rotary_base"),
+        ({"rotary_scaling": SCALING}, "rotary_scaling needs rotary_base"),
         ({"width": 0}, "width"),
     ],
 )
@@ -372,7 +372,7 @@ def test_unsupported_configs_are_refused_in_one_line(plain: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("sequence.tokens=2048",), "sequence.tokens=2048: the model has 1024 positions; shorten it"),
+        (("sequence.tokens=2048",), "sequence.tokens=2048: the model has 1024 positions; set a shorter sequence"),
         (("model.attention=flex", "machine=h100"), "model.attention=flex: family gpt has no position bias to add"),
     ],
 )

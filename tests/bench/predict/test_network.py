@@ -65,7 +65,7 @@ def test_all_reduce_times_are_close_to_published_bandwidths(
 
 def test_machine_without_a_link_speed_is_refused() -> None:
     alone = Machine(name="alone", intra_node_bytes_per_s=1e11)
-    with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: machine=alone does not have it"):
+    with pytest.raises(UserError, match=r"machine\.inter_node_bytes_per_s: unknown for machine=alone"):
         compute_collective_s("all_reduce", 1e9, RankSpan(2, 16), alone)
 
 

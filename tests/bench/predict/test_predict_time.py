@@ -22,7 +22,7 @@ def test_missing_link_speed_is_printed_with_its_remedy(capsys: pytest.CaptureFix
     assert main([*NODE, "nodes=2", "machine.inter_node_bytes_per_s=null"]) == 0
     printed = capsys.readouterr().out
     assert "No step time is predicted: machine.inter_node_bytes_per_s" in printed
-    assert "give machine.inter_node_bytes_per_s=…" in printed
+    assert "set machine.inter_node_bytes_per_s" in printed
     assert main([*NODE, "nodes=2"]) == 0
     assert "A step takes" in capsys.readouterr().out
 
@@ -53,9 +53,9 @@ def test_data_wait_is_printed_as_a_part_of_the_step(capsys: pytest.CaptureFixtur
 def test_invalid_straggler_or_data_wait_is_refused_in_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NODE, "--straggler", wrong]) != 0
     error = capsys.readouterr().err.strip()
-    assert f"{wrong}: not a factor of at least 1" in error and "\n" not in error
+    assert f"{wrong}: must be a factor of at least 1" in error and "\n" not in error
     assert main([*NODE, "--data-wait", "-1"]) != 0
-    assert "-1: not a number of seconds" in capsys.readouterr().err
+    assert "-1: must be a number of seconds" in capsys.readouterr().err
 
 
 def test_rehearsed_time_is_the_sum_of_forward_backward_and_optimizer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,12 +24,12 @@
 set -euo pipefail
 export HF_HUB_OFFLINE=1
 export NCCL_IB_HCA=mlx5
-set +u # modules, and the scripts that activate an environment, read variables that may not be set
-module purge # what the shell that submits has loaded must not differ from job to job
+set +u # modules and scripts that activate an environment may read unset variables
+module purge # modules loaded in the submitting shell must not affect the job
 module load gcc/13.2
 module load cuda/12.8
 set -u
-export HF_HUB_OFFLINE=1 # again: a module may have changed them
+export HF_HUB_OFFLINE=1  # again, because a module may have changed them
 export NCCL_IB_HCA=mlx5
 
 exec srun --kill-on-bad-exit=1 --export=ALL --nodes=2 --ntasks-per-node=1 --cpus-per-task=128 --cpu-bind=none --gpu-bind=none \
