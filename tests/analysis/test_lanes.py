@@ -119,7 +119,7 @@ def test_page_of_one_pipeline_shows_its_lanes_and_idle_share(
     text = page.read_text()
     section = text[text.index('id="figure-lanes"') : text.index('id="values"')]
     assert section.count('data-series="forward"') == 2
-    (share,) = re.findall(r"A rank is idle for ([0-9.]+) % of the time", text)
+    (share,) = re.findall(r"a rank is idle for ([0-9.]+) % of this time", text)
     (one,) = api.predict(overrides=PIPELINE)
     assert float(share) == pytest.approx(
         100 * compute_idle(build_lanes(one.list_passes(), ranks_per_place(one))), rel=0.01

@@ -218,7 +218,8 @@ def test_resume_of_a_completed_search_prints_its_verdict_and_runs_nothing(
     assert printed["best"]["values"] == {"engine": "zero1", "batch.micro": 8}, "ddp fails with 8"
     assert printed["over"] and printed["outcomes"] == {"ok": 7, "oom": 1}
     assert main(["resume", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith("best samples_per_s: ")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("smoke has 8 trials so far") and printed[1].startswith("best samples_per_s: ")
     assert started == [] and sorted(folder.rglob("*")) == files
 
 
@@ -254,4 +255,5 @@ def test_resume_with_a_queue_prints_the_verdict_after_the_last_job(
     assert "best" not in capsys.readouterr().out
     monkeypatch.setattr(api, "resume", lambda *_, **options: nothing)
     assert main(["resume", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith("best samples_per_s: ")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("smoke has 8 trials so far") and printed[1].startswith("best samples_per_s: ")

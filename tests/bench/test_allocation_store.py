@@ -202,7 +202,7 @@ def test_a_job_that_the_store_does_not_have_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.sweep.allocation", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert f"file://{tmp_path}/bucket/s: has no job s-1" in done.stderr
+    assert f"file://{tmp_path}/bucket/s: the study has no job s-1" in done.stderr
 
 
 def test_job_that_cannot_start_reports_the_reason_in_its_log(tmp_path: Path) -> None:
@@ -210,5 +210,5 @@ def test_job_that_cannot_start_reports_the_reason_in_its_log(tmp_path: Path) -> 
     job = StoredJob(tmp_path, "s-1", [point])
     outputs = job.end()
     assert job.processes[0].returncode == 1 and outputs.count("\n") == 1
-    assert "cannot begin: learning.stop_after=2048: checkpoints are not copied to the object store" in outputs
+    assert "cannot start the job: learning.stop_after=2048: checkpoints are not copied to the object store" in outputs
     assert (tmp_path / "bucket/s/jobs/s-1/job.log").read_text() == outputs

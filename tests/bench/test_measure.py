@@ -318,4 +318,4 @@ def test_free_host_memory_is_that_of_the_tightest_limit(
     found = memory.read_host_shortage(3, CPU, error, tmp_path)
     assert (found.free_bytes, found.total_bytes, found.requested_bytes) == (free, total, 7 * GIB)
     assert (found.lacking_bytes, found.resident_bytes) == (7 * GIB - free, 2 * 2**20)
-    assert f"host memory: asked for 7 GiB, {7 - free / GIB:.3g} lacking" in describe_shortage(found)
+    assert f"host memory: 7 GiB requested, {7 - free / GIB:.3g} lacking" in describe_shortage(found)

@@ -91,7 +91,7 @@ def test_plugin_that_fails_to_import_is_refused_with_its_package(install: Instal
 
 def test_two_plugins_with_one_name_are_refused(install: Install) -> None:
     install("zeroscale.data", "text = their_text", SOURCE)
-    with pytest.raises(UserError, match=r"data.source=text: both bench.data and their_text have this name"):
+    with pytest.raises(UserError, match=r"data.source=text: both bench.data and the installed plug-in their_text"):
         data.load("text")
 
 

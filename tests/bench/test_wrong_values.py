@@ -72,6 +72,8 @@ def test_wrong_value_is_reported_with_rule_and_remedy(choices: list[Pair], key: 
     for error in refusals:
         text = str(error)
         assert text.isprintable() and not PYDANTIC.search(text), text
-        assert re.match(r".+(: | not | with | without | divides ).+; .+", text) and key.partition(".")[0] in text, text
+        assert (
+            re.match(r".+(: | not | with | without | divides | needs ).+; .+", text) and key.partition(".")[0] in text
+        ), text
         for name in re.findall(r"`zeroscale explain ([^`]*)`", text):
             assert name in list_names(), text
