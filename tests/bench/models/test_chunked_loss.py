@@ -119,7 +119,7 @@ def test_chunked_loss_changes_the_config_id_and_specs_without_it_omit_the_field(
     plain, chunked = spec_of(SMALL), spec_of(SMALL, {"loss_chunk_tokens": 512})
     assert "loss_chunk_tokens" not in canonical(plain)
     assert config_id(plain) != config_id(chunked)
-    with pytest.raises(ValidationError, match=r"loss_chunk_tokens=512 with precision=fp16: .*; choose precision=bf16"):
+    with pytest.raises(ValidationError, match=r"loss_chunk_tokens=512 with precision=fp16: .*; set precision=bf16"):
         spec_of(SMALL, {"loss_chunk_tokens": 512}, precision="fp16")
 
 

@@ -79,7 +79,7 @@ def test_summary_counts_flags_of_this_sweep_alone(tmp_path: Path, capsys: pytest
     for micro in (1, 2, 4):
         attempt(tmp_path, spec(batch__micro=micro), "ok", busy=True)
     options.print_ended(here(tmp_path, 4).run(), as_json=False)
-    assert capsys.readouterr().out.startswith("1 ok (1 busy, 1 short, 1 unverified); 1 already had an answer; ")
+    assert capsys.readouterr().out.startswith("1 ok (1 busy, 1 short, 1 unverified); 1 already had a result; ")
 
 
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"

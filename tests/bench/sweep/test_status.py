@@ -294,4 +294,4 @@ def test_cancel_of_a_local_sweep_depends_on_whether_it_runs(tmp_path: Path, caps
     place = Circumstance(study="s", repeat=0, attempt=0, machine=Machine(name="cpu"), launcher={})
     store.open_attempt(tmp_path / point(eight).config_id, eight, place, claim=build_heartbeat("claimed"))
     assert main(["cancel", str(tmp_path)]) == 2
-    assert "this sweep runs in the command that started it; press Ctrl-C there" in capsys.readouterr().err
+    assert "this sweep runs in the command that started it; press Ctrl-C in its terminal" in capsys.readouterr().err
