@@ -255,5 +255,4 @@ def test_resume_with_a_queue_prints_the_verdict_after_the_last_job(
     assert "best" not in capsys.readouterr().out
     monkeypatch.setattr(api, "resume", lambda *_, **options: nothing)
     assert main(["resume", str(folder)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("smoke has 8 trials so far") and printed[1].startswith("best samples_per_s: ")
+    assert capsys.readouterr().out.startswith("best samples_per_s: ")
