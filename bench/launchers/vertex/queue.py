@@ -157,7 +157,7 @@ def sync(folder: Path, options: Options) -> None:
     live = [job.name for job in jobs if states.read_use(job).is_live]
     if live and cost.spent >= options.budget:
         _LOGGER.warning(
-            "%.2f of the budget of %g is spent; cancelling job %s",
+            "%.2f of the budget of %g is spent; cancelling %s",
             cost.spent,
             options.budget,
             format_count(len(live), "job"),
