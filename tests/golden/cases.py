@@ -159,7 +159,7 @@ def plain(text: str) -> str:
     text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "PROGRAMS")
     text = text.replace(str(ROOT), "ROOT")
     text = re.sub(r"-\d{10}-[0-9a-f]{6}\b", "-JOB", text)
-    text = re.sub(r"of \S+ here", "of this machine's here", text)
+    text = re.sub(r"of \S+ on this machine", "of its memory on this machine", text)
     return re.sub(r"-?\d+\.\d{9,}(e[+-]?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
 
 
