@@ -10,7 +10,8 @@ with a ddp run of the same environment class (device and software versions). The
 do not affect the losses, such as engine, layout and measurement protocol. All repeats use the same seed, so any repeat
 can be compared.
 
-The data for comparing one record is its `VerificationCase`. The cases of a set of records are compared as arrays.
+The data for comparing one record is its `VerificationCase`. All cases of a set of records are stored in arrays and
+verified in one vectorised computation.
 """
 
 import hashlib

@@ -93,8 +93,8 @@ class RankedFamily:
         return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
-        """Compare two configurations. If both are in the family, the interval holds for all its pairs simultaneously;
-        otherwise it holds for this pair alone."""
+        """Compare two configurations. If both are in the family, which is the set of configurations ranked together,
+        the confidence level holds for all pairs of the family at once. Otherwise it holds for this pair alone."""
         places = [self._places.get(id(pace)) for pace in (one, other)]
         if self._family is None or places[0] is None or places[1] is None:
             return compare_paces(one, other)

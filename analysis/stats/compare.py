@@ -77,7 +77,8 @@ def ratio_of_runs(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool
 
 
 class _Side(NamedTuple):
-    """Logarithm of a mean step time, the ends of its interval, and its degrees of freedom."""
+    """One side of a comparison: the logarithm of its mean step time, the ends of the confidence interval of this
+    logarithm, and the degrees of freedom."""
 
     log: float
     low: float

@@ -45,7 +45,8 @@ class Interval(NamedTuple):
 
 
 class StepIntervals(NamedTuple):
-    """Intervals and properties of the steps in one window of timed steps."""
+    """Confidence intervals of the median and the mean step time of one window of timed steps, and facts about its
+    steps: too few, changed within the window, quantiles, stalls."""
 
     median: Interval | None  # of the median step time; None for too few steps
     mean: Interval | None  # of the mean step time

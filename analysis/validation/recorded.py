@@ -69,7 +69,7 @@ class RecordedRuns(NamedTuple):
 
     @property
     def runs(self) -> Path:
-        """Recorded runs of the machine with two cores, an entry for each study."""
+        """Archive of the runs recorded on the machine with two cores. It has a folder for each study."""
         return self.measured / "two_cores.zip"
 
     @property

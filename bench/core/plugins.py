@@ -249,9 +249,9 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         model.
 
         `among` are the ranks of this rank's tensor-parallel group. If they are given, the module holds only this rank's
-        slice of each matrix. The forward function takes the states of the previous part, one tensor per stack (none for
-        the first part), and a micro-batch as keyword arguments. It returns a tuple of states or, for the last part, the
-        loss as a 0-d tensor.
+        slice of each matrix. The forward function takes the hidden states of the previous part and, as keyword
+        arguments, a micro-batch. The states are one tensor for each stack of blocks (encoder, decoder); the first part
+        takes none. It returns a tuple of states or, for the last part, the loss as a 0-d tensor.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:

@@ -82,11 +82,14 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 
 
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
-    """Return the interval of the median of each series along the last axis. A series needs at least three values.
+    """Return the interval of the median of each series along the last axis.
 
-    The bounds are interpolated order statistics, at equal distances below and above the middle rank. The distance is
-    the margin of error of the number of values that are below the true median. It is computed from `signs`. For a
-    series shorter than `SHORT`, this margin has a minimum. A series with an effective size below six has no interval.
+    About half of the values lie below the true median. Their number has a margin of error, which follows from the
+    autocorrelation of the signs of the values (function `signs`: above or below the sample median). The bounds of the
+    interval are the values of the sorted series that lie this margin below and above its middle, interpolated.
+
+    A series shorter than `SHORT` gets at least a minimum margin. A series of too few values, or with an effective
+    size below `LEAST`, has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))

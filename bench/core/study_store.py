@@ -284,8 +284,11 @@ def sync(study_folder: Path, url: str) -> None:
 
 
 def _is_synced(name: str) -> bool:
-    """Return True for files of attempts, and for files of jobs, sweeps and trials. Excluded are files in deeper
-    folders, such as trained weights, and the files through which the nodes of a running job find each other."""
+    """Return True if a file of the study is copied to and from the object store. `name` is its path in the study.
+
+    Files directly in the folder of an attempt, job, sweep or trial are copied. Files in subfolders of these, such as
+    trained weights, are not. Also excluded are the files through which the nodes of a running job find each other.
+    """
     parts = name.split("/")
     if parts[0] in _STUDY_FOLDERS:
         return len(parts) <= 3 and not parts[-1].startswith("meeting-")

@@ -72,8 +72,8 @@ def find_software(name: str) -> Software:
 
 
 def format_class(software: Software) -> str:
-    """Return a sentence that names the class of software for which the uncertainty interval of uncalibrated step times
-    holds."""
+    """Return a sentence that names the class of a run's software. Step times that are predicted without a calibration
+    have the uncertainty interval of this class."""
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."

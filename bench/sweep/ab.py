@@ -173,12 +173,13 @@ def run_rounds(
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> RoundsResult:
-    """Run the sides in the order of `turns`, a list of pairs (round, index of a side). `words` are arguments of
+    """Run the two sides (revisions or environments) in the order of `turns`, a list of pairs (round, index of a side).
+    `words` are arguments of
     `zeroscale run`. `follow` is called after each run with its round, side and record.
 
     If the machine was busy in a round, both sides run again, at most `MOST_AGAIN` times. The earlier runs are moved to
     the folder `AGAIN`. The first run that fails ends all rounds, since later runs would fail, too. Raise UserError if a
-    side cannot run, or if it runs code other than its own.
+    side cannot run, or if a run of it imported the code of another revision.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):

@@ -180,8 +180,8 @@ class SweepDefinition(Frozen):
 
 
 def write(study_folder: Path, sweep: SweepDefinition) -> Path:
-    """Write a sweep's definition to a new file and return its path. The file name consists of the sweep's time in
-    seconds and the smallest number that is not used yet."""
+    """Write a sweep's definition to a new file and return its path. The file name consists of the time at which
+    the sweep was requested, such as 2026-11-26T101500Z, and the smallest number not yet used with that time."""
     # Times sort as file names; colons are not allowed in names on some file systems.
     folder = study_folder / FOLDER
     stem, number = sweep.asked_at.replace(":", "").replace("+0000", "Z"), 0

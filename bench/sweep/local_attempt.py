@@ -434,8 +434,9 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances of an attempt that starts now. Its dict `launcher` may get two further keys, as in a
-    packed job: `control` for a run of the control point, and `started` if ranks are forked from a running process."""
+    """Return the circumstances of an attempt that starts now. Its dict `launcher` may get two further keys, which
+    attempts in Slurm jobs also have: `control` for a run of the control point (the point that is measured repeatedly to
+    detect drift), and `started` if the ranks are forked from a running process."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

@@ -270,8 +270,9 @@ def test_headline_counts_pairs_left_out(tmp_path: Path) -> None:
 
 
 def test_false_alarm_rate_over_four_looks_at_growing_rounds_is_at_most_seven_percent() -> None:
-    """Truly equal pairs are judged four times, after 5, 10, 20 and 40 rounds. At a confidence level of 95 %, 12 % of
-    them would be judged different at least once; the level for four looks is higher."""
+    """Truly equal pairs are judged four times, after 5, 10, 20 and 40 rounds. If each look used a
+    confidence level of 95 %, 12 % of them would be judged different at least once. With four looks, each look therefore
+    uses a higher level."""
     rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
     assert level == pytest.approx(0.9875)
     for _ in range(300):

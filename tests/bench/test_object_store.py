@@ -203,8 +203,10 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
 
 
 def claim_many(url: str, folder: Path, plain: str, job: str, count: int) -> None:
-    """Create `count` attempts of the job `job` in the store, in a separate process. `plain` is the spec of the attempts
-    as JSON."""
+    """Create `count` attempts of the job `job` in the store. Tests run this function in several processes.
+
+    `plain` is the spec of the attempts as JSON.
+    """
     spec = RunSpec.model_validate_json(plain)
     study = StudyStore(ObjectStore(url), folder)
     for _ in range(count):

@@ -154,8 +154,8 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
 
 
 def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Return a function that runs a block of DeepSpeed's documented training loop, without the harness, over the
-    prepared batches in `ready`."""
+    """Return a function that makes STEPS steps on the batches in `ready`, with the loop of DeepSpeed's documentation
+    and without the harness. The function returns the seconds of a step."""
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for

@@ -66,7 +66,9 @@ class ZenFlow(Frozen):
     overlap_step: bool = Field(False, description="True: the CPU updates parameters during forward and backward")
     offload: bool = Field(False, description="True: the state of columns that the device updates is in host memory")
     auto_ratio: Share = Field(0.99, description="threshold for update_interval=auto")
-    full_warm_up_rounds: int = Field(0, description="first rounds, in which all gradients are updated")
+    full_warm_up_rounds: int = Field(
+        0, description="number of rounds at the start in which all parameters are updated, without a selection"
+    )
     pt_reserved_cores_perc: Share = Field(0.5, description="share of cores for torch; the others update parameters")
 
 
@@ -360,11 +362,11 @@ def _check_reduction(options: Options, spec: RunSpec) -> None:
     if not options.compute_grad_norm:
         value, remedy = "engine.compute_grad_norm=false", "set engine.compute_grad_norm=true"
         if spec.optimizer.gradient_clipping > 0:
-            raise UserError(value, "gradient clipping needs the norm", "set optimizer.gradient_clipping=0")
+            raise UserError(value, "clipping needs the gradient norm", "set optimizer.gradient_clipping=0")
         if options.optimizer_tier:
-            raise UserError(value, "offload of the optimizer's state needs the norm", remedy)
+            raise UserError(value, "offload of the optimizer's state needs the gradient norm", remedy)
         if (options.stage, spec.precision, options.data_types.grad_accum_dtype) == (1, "bf16", "fp32"):
-            raise UserError(value, "stage 1 in bf16 with fp32 accumulation needs the norm", remedy)
+            raise UserError(value, "stage 1 in bf16 with fp32 accumulation needs the gradient norm", remedy)
     if options.legacy_stage1:
         raise UserError("engine.legacy_stage1=true", "DeepSpeed 0.5.9 removed it", "remove it")
 

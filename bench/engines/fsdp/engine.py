@@ -243,7 +243,7 @@ class FullyShardedEngine:
         return tokens
 
     def _reshard(self) -> None:
-        """Partition the weights after a forward pass without a backward pass, which leaves them whole."""
+        """Partition the weights again. A forward pass that no backward pass follows leaves them whole."""
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

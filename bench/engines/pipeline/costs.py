@@ -268,8 +268,9 @@ def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transf
 def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two lists of stages whose weights are gathered, in order: before the rank's first backward, and after it.
-    A stage is given by its index among the rank's stages."""
+    """Return two lists of stages, each in the order in which their weights are gathered. The first list has the gathers
+    before the rank's first backward pass, the second those after it. A stage is given by its index among the rank's
+    stages."""
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:

@@ -96,7 +96,7 @@ class Container(Extensible):
     runtime: Literal["apptainer", "pyxis", "command"] = Field(description="container runtime; command: any other")
     image: OneLine = Field(description="path or name of the image")
     digest: OneLine | None = Field(
-        None, description="digest of the image's content; None: the image's name is recorded"
+        None, description="digest of the image, recorded to identify its content; None: the image's name is recorded"
     )
     mounts: tuple[OneLine, ...] = Field((), description="folders to mount, each as SOURCE:TARGET or SOURCE:TARGET:ro")
     options: tuple[OneLine, ...] = Field((), description="more options of the runtime")

@@ -156,8 +156,8 @@ class Advice(NamedTuple):
     adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return True if the winner stays better than `rival` within the whole range of every prediction error. This is
-        tested at the low and the high end of each error."""
+        """Return True if the winner is better than `rival` for every combination of prediction errors within their
+        intervals. The ends of all intervals are tested."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 

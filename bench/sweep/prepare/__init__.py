@@ -230,7 +230,7 @@ def prepare(
     if image and offline:
         rule = f"jobs run in the container {image}, but this process runs outside of it"
         raise UserError(
-            "--offline", rule, "remove it; zeroscale then writes a job script that checks inside the container"
+            "--offline", rule, "remove it; zeroscale then writes a job script that makes this check in the container"
         )
     if image and _setup(requests[0]).dockerfile:
         _check_architectures(wanted)

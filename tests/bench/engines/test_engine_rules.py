@@ -75,7 +75,7 @@ REFUSED: list[Case] = [
     ("zero1", {"bf16": {"bf16_optimizer_states": True}}, {}, "needs bf16 master weights"),
     ("zero2", {"gradient_predivide_factor": 2.0}, {}, "divides gradients only after their sum"),
     ("zero3", {"prescale_gradients": True}, {}, "set engine.reduce_scatter=false"),
-    ("zero1", {"compute_grad_norm": False}, {}, "clipping needs the norm"),
+    ("zero1", {"compute_grad_norm": False}, {}, "clipping needs the gradient norm"),
     ("zero1", {"legacy_stage1": True}, {}, "removed it"),
     ("zero3", {"offload_param": {"device": "nvme"}}, {}, "set engine.offload_param.nvme_path"),
     ("zero3", {"offload_optimizer": {"device": "nvme"}}, NATIVE, "set engine.offload_optimizer.nvme_path"),

@@ -68,7 +68,8 @@ def test_states_of_a_tensor_parallel_rank_are_half_of_the_matrices_and_whole_nor
 def test_model_copies_partition_optimizer_states_with_zero1_and_all_states_with_zero3() -> None:
     """In bf16, a parameter has 4 bytes of weights and gradients, and 12 bytes of master weights and moments. There are
     four copies of the model. With zero1, each copy holds the 4 bytes whole and a quarter of the 12 bytes. With zero3,
-    it holds only a quarter of the 12 bytes between steps. Position biases that several stages share stay whole."""
+    between steps it holds a quarter of the 12 bytes and none of the 4. Position biases that several stages share stay
+    whole."""
     states = {
         sharding: [
             place.resident

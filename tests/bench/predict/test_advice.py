@@ -248,8 +248,8 @@ def machine() -> Any:
 
 
 def chosen(record: RunRecord, machine: Any, *others: RunRecord) -> Choice:
-    """Return the choice for the configuration of `record`. Only the runs `others` count as measured, so that the step
-    time is predicted or corrected by them."""
+    """Return the choice for the configuration of `record`, as if it had not been measured. Its step time is predicted,
+    and corrected by the measured runs `others` if there are any."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, machine, "cpu")
