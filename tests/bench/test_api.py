@@ -140,7 +140,7 @@ def test_advice_accepts_plain_words_and_overrides() -> None:
     (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
     (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: only one study is supported; run `zeroscale"),
     (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
-    (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: a list of values is a sweep"),
+    (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: is a list of values"),
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
     (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip

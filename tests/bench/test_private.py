@@ -67,7 +67,7 @@ def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str,
     assert not select_variables({"NCCL_NET": token})
     with pytest.raises(ValueError, match="looks like a secret"):
         Options.model_validate({"environment": {"PLAIN": token}})
-    with pytest.raises(UserError, match=r"\*\*\*.*contains a token"):
+    with pytest.raises(UserError, match=r"\*\*\*.*contains an access token"):
         compose.compose_request([("model", "tiny"), ("model.name", token)])
 
 
