@@ -26,7 +26,7 @@ def test_record_table_and_prediction_have_trained_and_total_parameters(
     trained = LAYERS * RANK * sum(map(sum, matrices))
     assert observed
     assert (observed.trainable_parameters, observed.parameters) == (trained, PARAMETERS + trained)
-    assert f"trained {trained:,} of {PARAMETERS + trained:,} parameters" in run.output
+    assert f"{trained:,} of {PARAMETERS + trained:,} parameters are trained" in run.output
     assert observed.collectives and observed.collectives["all_reduce"].payload_bytes == 4 * trained
     assert cli.main(["table", str(tmp_path), "--format", "csv"]) == 0
     row = pd.read_csv(io.StringIO(capsys.readouterr().out)).iloc[0]

@@ -315,7 +315,7 @@ def test_table_rows_of_queued_runs_name_their_jobs(project: ProjectCopy, spool: 
 def test_queued_study_is_complete_after_its_jobs(project: ProjectCopy, queued: Path) -> None:
     assert "2 points: 2 ok" in project.zeroscale("status", str(queued))
     assert "nothing to submit" in project.zeroscale("resume", str(queued))
-    assert "this sweep has no jobs in the queue" in project.zeroscale("cancel", str(queued))
+    assert "no job of this sweep is in the queue" in project.zeroscale("cancel", str(queued))
 
 
 def test_added_metric_is_a_table_column(project: ProjectCopy, queued: Path) -> None:
@@ -410,7 +410,7 @@ def test_advice_omits_an_engine_without_predictions(project: ProjectCopy) -> Non
     [
         (("parallel.pipeline=1",), "parallel.pipeline=1: there are two stages; set parallel.pipeline=2"),
         (("parallel.tensor=2", "devices_per_node=4"), "parallel.tensor=2: engine two_stages does not support"),
-        (("engine=ddp",), "parallel.pipeline=2: engine ddp has no pipeline"),
+        (("engine=ddp",), "parallel.pipeline=2: engine ddp does not support pipeline"),
         (("model.loss_chunk_tokens=8",), "model.loss_chunk_tokens=8: the engine does not support a chunked loss"),
     ],
 )

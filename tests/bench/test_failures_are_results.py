@@ -98,7 +98,7 @@ def test_exhausted_host_memory_is_host_oom(zeroscale_run: Start) -> None:
     )
     assert short.live_bytes is None or 0 < short.live_bytes <= (short.peak_bytes or 0) < 10 * 2**30
     assert record.outcome.reason.endswith(describe_shortage(short))
-    assert f"asked for {short.requested_bytes / 2**30:.3g} GiB, " in record.outcome.reason
+    assert f"{short.requested_bytes / 2**30:.3g} GiB requested, " in record.outcome.reason
 
 
 def test_nan_loss_is_the_outcome_invalid(zeroscale_run: Start) -> None:

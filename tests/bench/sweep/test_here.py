@@ -177,7 +177,7 @@ def test_sweep_ended_by_sigterm_and_its_status_print_the_resume_command(tmp_path
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE_S)
     resume = f"zeroscale resume {tmp_path / 'adhoc'}"
-    assert f"zeroscale: ended by SIGTERM; finished runs are kept. To continue: {resume}\n" in errors
+    assert f"zeroscale: ended by SIGTERM; results of finished runs are kept. To continue: {resume}\n" in errors
     [record] = map(store.read_record, store.find_records([tmp_path]))
     assert record.outcome.kind == "cancelled"
     command = [sys.executable, "-m", "bench.cli", "status", str(tmp_path / "adhoc")]
