@@ -87,7 +87,10 @@ def test_calibration_on_several_nodes_of_an_unknown_launcher_is_refused(
     words = ["calibrate", "machine=cpu", "--ranks", "1", "--only", "collectives", "--out", str(tmp_path / "mine.yaml")]
     assert main(words) == 2
     err = capsys.readouterr().err
-    assert "job 7: has 2 nodes, and no launcher can start a command on each of them; start it in a job of one" in err
+    assert (
+        "job 7: has 2 nodes, and no launcher can start a command on each of them; start the command in a job of one"
+        in err
+    )
 
 
 SRUN = """#!/bin/sh
@@ -143,7 +146,7 @@ def test_rank_on_an_unexpected_device_is_an_error(tmp_path: Path, capsys: pytest
     words = ["calibrate", "machine=cpu", "machine.device_names=[Cray-1]", "--ranks", "1", "--only", "launches"]
     assert main([*words, "--out", str(tmp_path / "mine.yaml")]) == 2
     err = capsys.readouterr().err
-    assert "the calibration failed (machine=cpu expects Cray-1 and found " in err and err.count("\n") == 1
+    assert "the calibration failed (machine=cpu expects Cray-1, but this node has " in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
