@@ -196,7 +196,7 @@ class LocalSweep:
         skips = self._list_skips()
         left = [run for run, leave in zip(self.runs, skips, strict=True) if not leave]
         if left and (answers := _select_answers(skips)):
-            shown = f"{len(answers)} of {format_count(len(self.runs), 'run')} already had an answer, {len(left)} to run"
+            shown = f"{len(answers)} of {format_count(len(self.runs), 'run')} already had a result, {len(left)} to run"
             self._tell("; ".join(filter(None, [shown, self.describe_busy(answers.values())])))
         for leave in filter(None, skips):
             self._skip(leave)

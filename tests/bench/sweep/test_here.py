@@ -57,7 +57,7 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
     wanted = list(sweep([point(spec(batch__micro=micro)) for micro in (1, 2, 4, 8)]).wanted())
     LocalSweep(tmp_path, wanted, retry=True, tell=told.append, follow=print).run()
     made, *rest = told[0].split("; ", 1)
-    assert made == "3 of 4 runs already had an answer, 1 to run"
+    assert made == "3 of 4 runs already had a result, 1 to run"
     assert rest == [
         "1 answer was made on a busy machine: times of such runs decide nothing; to add repeats without "
         "background load, run the same sweep command again with --repeats 4 launcher.quiet_within_s=600"
