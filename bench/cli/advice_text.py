@@ -389,8 +389,8 @@ def _list_batch_caveats(answer: Answer) -> Iterator[str]:
 
 
 def _find_usual_batch(choice: Choice) -> int:
-    """Return the largest power of two of samples that is within the batch of a published training of the model
-    family. Without such a training, return the batch size of the examples."""
+    """Return a usual batch size in samples. It is the largest power of two that is at most the batch of a published
+    training of the model family. If no such training is known, it is the batch size of the examples."""
     reference, spec = find_reference_batch(choice.spec), choice.spec
     if reference is None:
         return _EXAMPLE_BATCH
@@ -398,8 +398,8 @@ def _find_usual_batch(choice: Choice) -> int:
 
 
 def describe_large_batch(question: AdviceQuestion, choice: Choice) -> str:
-    """Return a text with the doubt about a global batch that is far above that of a published training, or that is a
-    large part of the whole training. Empty if there is none."""
+    """Return a text with the reason why the global batch may be too large. It is far above that of a published
+    training, or it leaves the training only few steps. Empty if there is no such reason."""
     steps = question.steps(choice)
     if steps is not None and steps < _FEW_STEPS:
         return f"its batch leaves the training only {format_count(steps, 'step')}"

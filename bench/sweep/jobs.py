@@ -63,8 +63,9 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """End of a job or array task that left points without an attempt: its state, cause and log. It is kept in a file
-    because the scheduler forgets ended jobs."""
+    """Describes how a job or array task ended: its state, the cause, and its log. It is written to a file if some
+    points of the job have no attempt. The file is needed to explain this later, because the scheduler forgets ended
+    jobs."""
 
     number: str
     task: int | None
@@ -257,13 +258,14 @@ def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
 
 
 def write_end(folder: Path, end: JobEnd) -> None:
-    """Write the end of a job, or of an array task, that left points without an attempt."""
+    """Write to a file how a job, or an array task, ended. Called if at least one of its points has no attempt."""
     task = "" if end.task is None else f"-{end.task}"
     store.write_atomically(folder / f"ended{task}.json", json.dumps(end._asdict()).encode())
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield the ends that `write_end` wrote for a job or its array tasks. Unreadable files are skipped."""
+    """Yield how a job, or each of its array tasks, ended, as `write_end` wrote it to files. Unreadable files are
+    skipped."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -290,7 +292,8 @@ def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that tells a cause, and not only that a process ended.
+    """Return the last line of a log that names the cause of an error. Lines that report only the end of a process, such
+    as `Killed`, are skipped.
 
     If every line reports only an end, return the last line. If the log is empty or cannot be read, return an empty
     text.
@@ -317,13 +320,14 @@ class Exclusion(Frozen):
 
 
 def write_exclusion(study_folder: Path, found: Exclusion) -> None:
-    """Add a node to the study's list of excluded nodes. Later jobs of the study do not run on them."""
+    """Add a node to the study's list of excluded nodes. Later jobs of the study do not run on this node."""
     (study_folder / EXCLUDED).mkdir(exist_ok=True)
     store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
 
 
 def read_exclusions(study_folder: Path) -> list[Exclusion]:
-    """Return the excluded nodes of a study. To use a node again, its file is deleted."""
+    """Return the excluded nodes of a study. There is one file per excluded node. A node is used again if a user deletes
+    its file."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:

@@ -45,9 +45,9 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check (`mode`) the needs `kind` in a separate process. Yield its findings: texts about what works or is
-    missing. `python` is the command of the interpreter, and `variables` is its environment. `follow` is called with a
-    text about the current step."""
+    """Stage the data, models and compiled ops named in `kind`, or check them, as `mode` says, in a separate process.
+    Yield a finding for each thing that works or is missing. `python` is the command of the interpreter, and `variables`
+    is its environment. `follow` is called with a text about the current step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
