@@ -43,8 +43,8 @@ _EVIDENCE = {
 }
 _SHOWN_REASONS = 2
 _NEAR = 0.25
-"""Share of the prediction interval's width. If an estimate is closer than this to the fast end of its interval, it is
-nearly the best case, and a caveat says so."""
+"""Share of an interval's width. If a predicted time is closer than this share to the fast end of its interval, it is
+almost the best case, and a caveat states this."""
 _WORTH_IT = 0.1
 """Largest extra cost, as a share of the advised configuration's cost, for which the fastest configuration of the Pareto
 front (time against cost) is proposed as the next one."""
@@ -398,8 +398,8 @@ def _find_usual_batch(choice: Choice) -> int:
 
 
 def describe_large_batch(question: AdviceQuestion, choice: Choice) -> str:
-    """Return a text with the reason why the global batch may be too large. It is far above that of a published
-    training, or it leaves the training only few steps. Empty if there is no such reason."""
+    """Return a text with the reason why the global batch may be too large: it is far above the batch of a published
+    training, or it leaves the training only few steps. Empty if neither is the case."""
     steps = question.steps(choice)
     if steps is not None and steps < _FEW_STEPS:
         return f"its batch leaves the training only {format_count(steps, 'step')}"

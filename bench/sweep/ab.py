@@ -33,7 +33,8 @@ AGAIN = "measured-again"
 class ComparedSide(NamedTuple):
     """One side of a comparison: a Python interpreter and the code that it runs.
 
-    The folder `code` comes first on the import path of `python`. If it is None, the installed package runs.
+    The folder `code` comes first on the import path of the interpreter `python`. If `code` is None, the interpreter
+    runs the zeroscale that is installed for it.
     """
 
     name: str  # name of the study folder of its results
@@ -113,7 +114,7 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="zeroscale-ab-") as folder:
         code = Path(folder, commit[:7])
         try:
-            # Without hooks: those of the user's repository may do anything.
+            # Git hooks are disabled, because hooks of the user's repository may run any code.
             hookless = ("-c", "core.hooksPath=/dev/null")
             if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
                 raise UserError(
@@ -254,7 +255,8 @@ def _build_environment(side: ComparedSide) -> dict[str, str]:
 
 
 def _check_code(side: ComparedSide, record: RunRecord) -> None:
-    """Raise UserError if the record was measured with a commit other than the side's commit."""
+    """Raise UserError if the record of a side (one of the two compared revisions) was measured with another commit than
+    that of the side."""
     if side.commit is None or record.environment is None:
         return
     ran = (record.environment.git or {}).get("commit")

@@ -63,9 +63,8 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """Describes how a job or array task ended: its state, the cause, and its log. It is written to a file if some
-    points of the job have no attempt. The file is needed to explain this later, because the scheduler forgets ended
-    jobs."""
+    """Describes how a job or array task ended: its state, the cause, and its log. If some of its points have no
+    attempt, this description is written to a file, because the scheduler forgets ended jobs."""
 
     number: str
     task: int | None
@@ -76,7 +75,7 @@ class JobEnd(NamedTuple):
     lasted_s: float | None
     ended_at: float  # seconds since the epoch
     log: str  # path relative to the study's folder; empty if there is no log
-    last_line: str  # of the log: the last line that says more than that the job ended
+    last_line: str  # of the log: the last line that names a cause, and not only the end
     begun: bool  # whether the job began an attempt at any other point
 
     @property
@@ -277,8 +276,8 @@ _ONLY_THE_END = re.compile(
     r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
     re.IGNORECASE,
 )
-"""Pattern of log lines that report the end of a process without its cause. They repeat only what the scheduler
-reports."""
+"""Pattern of log lines that report the end of a process without its cause. Such lines add nothing to what the
+scheduler reports."""
 
 
 def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:

@@ -49,10 +49,10 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    First wait until the lock is free and this process is the first in the queue. While it waits, `follow` is called
-    with the time that the run of the measuring process has left. Then yield the function to call with the progress of
-    the own run. This function calls `follow`, and writes the progress into the lock file for waiting processes. If a
-    process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs without a lock.
+    First wait until the lock is free and this process is the first in the queue. Meanwhile, `follow` is called with the
+    time that the run of the measuring process has left. Then yield the function to call with the progress of this
+    process's run. It calls `follow`, and writes the progress into the lock file for waiting processes. If a process
+    dies, the kernel releases its lock. If the lock file cannot be opened, the block runs without a lock.
     """
     try:
         lock = path(os.environ)
@@ -373,7 +373,7 @@ def make_attempt(
     """Run one attempt to its end and return its folder and record. If `supervisor` is given and can start, it runs the
     attempt. Otherwise the launcher starts a new supervisor for it.
 
-    Without the lock, another process may have begun an attempt at the same point (configuration) just before. Then this
+    If this machine's lock is not used, another process may have just begun an attempt at the same point. Then this
     attempt ends with the outcome `cancelled`.
     """
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.

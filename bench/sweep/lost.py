@@ -114,8 +114,8 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Write a record for every attempt that ended without a record. Return the number of records written. If an
-    allocation's end was not written, it is written as well."""
+    """Write a record for every attempt that ended without a record. Return the number of records written. If a killed
+    job could not write the time at which its allocation ended, that time is written as well."""
     concluded = 0
     # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:

@@ -177,9 +177,10 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
     `distinguishing`.
 
-    If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
-    be allowed a second attempt. A training uses the forecast in any case, since its next attempt resumes from a
-    checkpoint. Raise UserError for a training with neither a given nor a predicted limit.
+    If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short. The caller
+    therefore sets `predict` only if the point is allowed a second attempt. The limit of a training is always derived
+    from the forecast, because a second attempt would resume from a checkpoint. Raise UserError for a training with
+    neither a given nor a predicted limit.
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))

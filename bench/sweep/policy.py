@@ -29,8 +29,8 @@ NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
 """Outcomes of points that were not run. `pruned` follows from runs of smaller micro-batches, `infeasible` from a
 prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""Maximum number of all attempts at a point, as a multiple of the failures that it may have. Attempts that failed for
-causes outside of the point, such as preemption, count as well."""
+"""Maximum number of attempts at a point, as a multiple of the number of failures that it may have. Only failures with a
+cause in the point itself count as failures. In contrast, all attempts count here, also those ended by preemption."""
 
 
 class PlannedRun(NamedTuple):

@@ -355,7 +355,7 @@ def cancel_jobs(folder: Path) -> list[str]:
 
 
 _BEGIN_AND_END_MIN = 2  # minutes for the start and the end of an allocation
-_LIMIT_STEP_MIN = 5  # limits in the same step of so many minutes share a job array, which gets the longest
+_LIMIT_STEP_MIN = 5  # points share a job array if their limits round up to the same multiple of this
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
@@ -364,8 +364,8 @@ class JobBatcher:
     job array have equal resources and similar time limits. A packed job runs its points one after the other on the same
     nodes.
 
-    `options` are the launcher's. A cluster's limit is None if there is none. Raise UserError if a point's job would
-    exceed `max_time_min`.
+    `options` are the launcher's options. The cluster's limits `max_array_size` and `max_time_min` are None if there is
+    no limit. Raise UserError if the job of a point would exceed `max_time_min`.
     """
 
     def __init__(
@@ -379,8 +379,7 @@ class JobBatcher:
         self._max_array_size, self._max_time_min = max_array_size, max_time_min
 
     def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs that run these points. All points of one job have the same numbers of nodes and devices per
-        node. No side effects; the job names are random."""
+        """Return the jobs for these points, grouped by `_compute_group_key`. No side effects; job names are random."""
         by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
         for point_status in left:
             by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)

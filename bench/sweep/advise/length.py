@@ -18,8 +18,8 @@ from bench.sweep.advise.remedies import Rejected
 LAW = "kaplan"
 """Name of the scaling law that is used if the question (the arguments of `zeroscale advise`) names none."""
 LEAST_SHARE = 0.01
-"""Smallest goodput for which advice is given, since a job below it would not be run. Goodput is the share of the time
-that is progress, and not repeated work, restarts or checkpoints."""
+"""Smallest goodput for which advice is given, because a job with a lower goodput is not worth its cost. Goodput is the
+share of a job's time in which it makes progress. The rest is repeated work, restarts and checkpoints."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:

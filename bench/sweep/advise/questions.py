@@ -19,7 +19,8 @@ from bench.sweep.inputs import GivenOverrides, format_overrides
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may have several values to search. For one that is not given, the search chooses the values itself."""
+"""Keys whose overrides may have several values to search. For a key without an override, the search chooses
+the values."""
 
 
 class TrainingWords(NamedTuple):

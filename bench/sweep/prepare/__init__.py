@@ -136,8 +136,8 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return a dict with two texts, "data" and "models". Specs with an equal text need the same data or the same
-    model."""
+    """Return two texts that identify what a spec needs: its data, by the key "data", and its model, by the key
+    "models". If two specs have the same text, they need the same data or the same model."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing, spec.adapter.model_dump(mode="json")]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}

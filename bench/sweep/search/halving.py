@@ -103,9 +103,10 @@ class HalvingProposer:
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return a proposal to resume a training up to its next rung, or to begin a new training.
+        """Return a proposal to resume a training up to its next rung, or to begin a new training. A rung is a number of
+        tokens after which trainings stop.
 
-        None if the budget is used up. Also None if no training can be promoted or begun, and either a trial is still
+        None if the budget is used up. Also None if no training can be resumed or begun, and either a trial is still
         running or a training is complete.
         """
         if is_spent(self._section, results):
@@ -165,8 +166,8 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal for a new training from the sampler; None if the sampler has none. The training first stops
-        at the rung that `choose_bracket` returns."""
+        """Return a proposal for a new training from the sampler; None if the sampler has none. `choose_bracket` selects
+        the rung (number of tokens) at which the training first stops."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
@@ -185,8 +186,8 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return a proposal for the training with these values, stopped at the given rung. None if there is no such
-        rung or the point cannot run."""
+        """Return a proposal for the training with these values of the search space. It stops at the rung with the index
+        `rung`, a number of tokens. None if there is no such rung or the point cannot run."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):

@@ -17,8 +17,8 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Smallest standard deviation of log costs between the points of a space that is assumed. It is used if noise alone
-explains all measured differences."""
+"""Lower bound of the estimated standard deviation of log costs between points. It is used if noise alone explains all
+measured differences."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
@@ -90,9 +90,9 @@ PATIENCE = 20
 """A search by one of Optuna's samplers ends if this many trials in a row together improve the best result too little:
 by less than the search's setting `gain`.
 
-For comparison, searches with `gp` were replayed on published step times. With rough predictions, they found the overall
-best after 12 trials, without predictions after 16 (medians). How many of these searches this rule would have ended
-earlier was not measured.
+For comparison, searches with the sampler `gp` were simulated on published step times. The median search found the best
+point of the space after 12 trials with rough predictions, and after 16 trials without predictions. It was not measured
+how many of these searches the rule would have ended before that.
 """
 
 
@@ -138,7 +138,8 @@ class ListProposer:
 MARGIN = 0.1
 """A trial ends early only if its steps take longer than those of the best trial by more than this share.
 
-Two runs of one configuration differ by some percent more than their own uncertainty intervals show.
+The margin is needed because two runs of one configuration differ by some percent more than the uncertainty interval of
+either run shows.
 """
 
 
