@@ -345,8 +345,8 @@ def list_caveats(answer: Answer) -> list[str]:
 
 
 def _list_ties(advice: Advice) -> list[str]:
-    """Return the configurations that cannot be told apart from the advised one: a text per engine, with its node
-    counts."""
+    """Return a text for each engine that has configurations not distinguishable from the advised one. The text names
+    the engine and the node counts of these configurations."""
     nodes: dict[str, set[int]] = {}
     for tie in advice.ties:
         nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)

@@ -236,7 +236,8 @@ def _read_sweep(path: Path) -> SweepDefinition | UserError:
 
 
 def write_trial(study_folder: Path, trial: Trial) -> bool:
-    """Write a trial. Return False if another process has already written a trial with this number."""
+    """Write a trial (a point that a search proposes) to a file. Return False, and write nothing, if another process has
+    already written a trial with this number."""
     folder = study_folder / TRIALS
     try:
         folder.mkdir(parents=True, exist_ok=True)

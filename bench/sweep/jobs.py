@@ -46,8 +46,8 @@ class Job(Frozen):
         return self.points if task is None else (self.points[task],)
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
-        """Return the specs that one array task runs, or all specs if `task` is None. The control point's spec is
-        included."""
+        """Return the specs that one array task runs, or all specs if `task` is None. They include the spec of the
+        control point, a reference configuration that packed jobs measure before and after their points."""
         return [requested.spec for requested in (*self.requested(task), self.control) if requested]
 
 

@@ -230,7 +230,8 @@ class JobLeader:
         return store.list_attempts(self.study_folder / config_id)
 
     def _open_attempt(self, requested: RequestedRun, circumstance: Circumstance) -> store.RunAttempt:
-        """Create the folder of the next attempt at a point, which reserves its attempt number."""
+        """Create the folder of the next attempt (one try) at a point. Because the folder exists, no other process can
+        use the same attempt number."""
         open_attempt = self.study.open_attempt if self.study else store.open_attempt
         config_folder = self.study_folder / requested.config_id
         return open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
