@@ -43,8 +43,8 @@ _EVIDENCE = {
 }
 _SHOWN_REASONS = 2
 _NEAR = 0.25
-"""Share of the prediction interval's width. If an estimate is closer than this to the fast end of its interval, it is
-nearly the best case, and a caveat says so."""
+"""Share of an interval's width. If a predicted time is closer than this share to the fast end of its interval, it is
+almost the best case, and a caveat states this."""
 _WORTH_IT = 0.1
 """Largest extra cost, as a share of the advised configuration's cost, for which the fastest configuration of the Pareto
 front (time against cost) is proposed as the next one."""
@@ -345,8 +345,8 @@ def list_caveats(answer: Answer) -> list[str]:
 
 
 def _list_ties(advice: Advice) -> list[str]:
-    """Return the configurations that cannot be told apart from the advised one: a text per engine, with its node
-    counts."""
+    """Return a text for each engine that has configurations not distinguishable from the advised one. The text names
+    the engine and the node counts of these configurations."""
     nodes: dict[str, set[int]] = {}
     for tie in advice.ties:
         nodes.setdefault(tie.spec.engine.name, set()).add(tie.spec.nodes)
@@ -389,8 +389,8 @@ def _list_batch_caveats(answer: Answer) -> Iterator[str]:
 
 
 def _find_usual_batch(choice: Choice) -> int:
-    """Return the largest power of two of samples that is within the batch of a published training of the model
-    family. Without such a training, return the batch size of the examples."""
+    """Return a usual batch size in samples. It is the largest power of two that is at most the batch of a published
+    training of the model family. If no such training is known, it is the batch size of the examples."""
     reference, spec = find_reference_batch(choice.spec), choice.spec
     if reference is None:
         return _EXAMPLE_BATCH
@@ -398,8 +398,8 @@ def _find_usual_batch(choice: Choice) -> int:
 
 
 def describe_large_batch(question: AdviceQuestion, choice: Choice) -> str:
-    """Return a text with the doubt about a global batch that is far above that of a published training, or that is a
-    large part of the whole training. Empty if there is none."""
+    """Return a text with the reason why the global batch may be too large: it is far above the batch of a published
+    training, or it leaves the training only few steps. Empty if neither is the case."""
     steps = question.steps(choice)
     if steps is not None and steps < _FEW_STEPS:
         return f"its batch leaves the training only {format_count(steps, 'step')}"

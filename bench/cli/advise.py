@@ -116,7 +116,8 @@ def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[s
 
 
 def _list_cluster_overrides(answer: Answer) -> list[str]:
-    """Return the overrides that choose a scheduler, and with which its jobs get GPUs if the advice is for GPUs."""
+    """Return the overrides with which the advised configuration is submitted to a scheduler. They choose the launcher.
+    If the advice is for GPUs, they also request GPUs for the jobs."""
     request = answer.request
     launcher, given = launchers.load_queueing(request.launcher), request.launcher_options
     named = [] if "launcher" in dict(answer.query.overrides) else [f"launcher={request.launcher}"]
@@ -151,8 +152,8 @@ def format_json(answer: Answer, measuring: Sequence[str]) -> str:
 
 
 def _build_question(answer: Answer) -> dict[str, Any]:
-    """Return the request of the user for the JSON output, such as tokens, deadline and price. Keys on losses and
-    failures appear only if the user set them."""
+    """Return the user's question for the JSON output: values such as tokens, deadline and price. Keys about losses and
+    failures are present only if the user set them."""
     question, query = answer.query.question, answer.query
     given = {"tokens": question.tokens, "deadline_h": question.deadline_h, "node_hours": question.node_hours}
     named = given | {"price": query.price, "max_global_batch": query.axes.max_global_batch}

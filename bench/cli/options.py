@@ -182,8 +182,8 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> None:
-    """Print the outcomes and quality flags of a sweep that ran on this machine, and the answer to the question that the
-    study asks."""
+    """Print the outcomes and quality flags of a sweep that ran on this machine. Then print what the results say about
+    the question for which the study was made, such as which engine is fastest."""
     if as_json:
         outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
         print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
@@ -287,8 +287,9 @@ def _explain_nothing(done: "SubmitResult", where: str) -> str:
 
 
 class BusyWarning:
-    """Warning on standard error that this machine is busy when the command starts its first run. The load is measured
-    from the start of the command until then, so the command need not wait for a measurement."""
+    """Warning on standard error that this machine is busy. It is printed when the command starts its first run. The
+    load is measured from the start of the command to that moment, so that the command need not wait for a
+    measurement."""
 
     def __init__(self, remedy: str = "to wait for a quiet machine, add launcher.quiet_within_s=600") -> None:
         """Start measuring the load. `remedy` ends the warning."""
@@ -309,7 +310,8 @@ class BusyWarning:
             print(f"zeroscale: this machine is busy: {why}; {effect}; {self._remedy}", file=sys.stderr, flush=True)
 
     def before(self, follow: "Callable[[Progress], None]", launcher: Mapping[str, Any]) -> "Callable[[Progress], None]":
-        """Return a function that calls `follow`. Its first call, at the start of the first run, prints the warning."""
+        """Return a function that passes progress to `follow`. At its first call, when the first run starts, it also
+        prints the warning if this machine is busy."""
 
         def warn_and_follow(progress: "Progress") -> None:
             self.print(launcher)

@@ -98,8 +98,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class PredictionAnswer(NamedTuple):
-    """Text of a prediction for its HTML page. For several points (configurations), `memory` only counts the points that
-    fit, and `time` is empty."""
+    """Text of a prediction for its HTML page. For several points (configurations), the text `memory` has only the
+    number of points that fit and the number that do not, and `time` is empty."""
 
     memory: Sequence[str]
     time: Sequence[str]

@@ -93,11 +93,11 @@ _REPORT_S, _NOTIFY_S = 600.0, 300.0
 
 
 def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> None:
-    """Write the report and the summary of a study whose autopilot ends. Then run the command `notify`, if given, with
-    the summary's path as its last argument.
+    """Write the report and the summary of a study when its autopilot ends. (The autopilot is a job that submits the
+    remaining points.) Then run the command `notify`, if given, with the path of the summary as last argument.
 
-    A failure is printed on standard error and has no other effect. `refusal` is the reason if the autopilot could not
-    continue; otherwise it is empty.
+    A failure of these steps is printed on standard error and has no other effect. `refusal` is the reason why the
+    autopilot could not continue; it is empty if all went well.
     """
     report = _write_report(folder)
     path = folder / snapshot.REPORT / SUMMARY

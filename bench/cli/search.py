@@ -137,7 +137,8 @@ def format_verdict(
     """Return the text of a search result: the best trial, the trials that are not distinguishable from the best, the
     node-hours spent, and why the search ended.
 
-    A printed command that measures the best trial again has this `verb` and the options `given`.
+    The text may suggest a `zeroscale` command that measures the best trial again. `verb` is the verb of this command,
+    and `given` are its options.
     """
     if as_json:
         return json.dumps(_build_plain(verdict, folder), indent=1)

@@ -202,8 +202,9 @@ def _format_most_hours(sweep: SweepDefinition, planned: Sequence[Job]) -> str:
 
 
 def _list_job_notes(sweep: SweepDefinition, planned: Sequence[Job]) -> Iterator[str]:
-    """Yield warnings about the planned jobs: a missing package, an undescribed machine, a doubtful price, jobs longer
-    than `job_max_min` because a single point needs more time, and jobs of which each alone exceeds the budget."""
+    """Yield warnings about the planned jobs. There are five: a package is missing; a machine is not described; a price
+    is doubtful; a job is longer than `job_max_min`, because a single point needs so much time; a single job may cost
+    more than the whole budget."""
     if not planned:
         return
     _, options = submitting.load_launcher(sweep)

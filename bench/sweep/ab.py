@@ -33,7 +33,8 @@ AGAIN = "measured-again"
 class ComparedSide(NamedTuple):
     """One side of a comparison: a Python interpreter and the code that it runs.
 
-    The folder `code` comes first on the import path of `python`. If it is None, the installed package runs.
+    The folder `code` comes first on the import path of the interpreter `python`. If `code` is None, the interpreter
+    runs the zeroscale that is installed for it.
     """
 
     name: str  # name of the study folder of its results
@@ -113,7 +114,7 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="zeroscale-ab-") as folder:
         code = Path(folder, commit[:7])
         try:
-            # Without hooks: those of the user's repository may do anything.
+            # Git hooks are disabled, because hooks of the user's repository may run any code.
             hookless = ("-c", "core.hooksPath=/dev/null")
             if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
                 raise UserError(
@@ -135,22 +136,23 @@ def _ask_git(checkout: Path, *question: str) -> str | None:
 
 
 def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
-    """Return the pair (round, side) of every run in order; a side is 0 or 1. Both sides run in each round, and the side
-    that runs first alternates between rounds.
+    """Return a pair (round, side) for every run, in the order in which the runs start. A side is one of the two
+    revisions or environments compared: 0 for the first, 1 for the second. In each round both sides run once, and the
+    side that runs first alternates from round to round.
 
-    A steady drift of the machine then affects both sides almost equally. `seed` determines which side runs first in the
-    first round.
+    Because of this alternation, a steady drift of the machine affects both sides almost equally. `seed` determines
+    which side runs first in the first round.
     """
     first = random.Random(seed).randrange(2)
     return [(number, side) for number in range(rounds) for side in ((first + number) % 2, (first + number + 1) % 2)]
 
 
 def looks(rounds: int, most: int) -> list[int]:
-    """Return the numbers of rounds after which the results are tested: `rounds`, then twice as many each time, and last
-    `most`.
+    """Return after how many rounds the results are tested: first after `rounds` rounds, then each time after twice as
+    many, and at last after `most`. In a round, both sides of the comparison run once.
 
-    There are few tests, because each further test makes the threshold of all tests stricter: together they may give a
-    false result only with a fixed probability.
+    All tests together may give a false result only with a fixed probability. Each further test therefore makes the
+    threshold of all tests stricter, so there are only few tests.
     """
     found = [rounds]
     while found[-1] < most:
@@ -159,8 +161,8 @@ def looks(rounds: int, most: int) -> list[int]:
 
 
 class RoundsResult(NamedTuple):
-    """Result of several rounds. `well` says that all runs ended `ok`. `busy` are the numbers of the rounds that were
-    kept although the machine was busy."""
+    """Result of several rounds. In a round, both sides of the comparison run once. `well` is True if all runs ended
+    `ok`. `busy` has the indices of the rounds that were kept although the machine was busy."""
 
     well: bool
     busy: tuple[int, ...] = ()
@@ -174,12 +176,12 @@ def run_rounds(
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> RoundsResult:
     """Run the two sides (revisions or environments) in the order of `turns`, a list of pairs (round, index of a side).
-    `words` are arguments of
-    `zeroscale run`. `follow` is called after each run with its round, side and record.
+    `words` are arguments of `zeroscale run`. `follow` is called after each run with the round's index, the side and the
+    record.
 
-    If the machine was busy in a round, both sides run again, at most `MOST_AGAIN` times. The earlier runs are moved to
-    the folder `AGAIN`. The first run that fails ends all rounds, since later runs would fail, too. Raise UserError if a
-    side cannot run, or if a run of it imported the code of another revision.
+    If the machine was busy in a round, both sides run again, at most `MOST_AGAIN` times. The runs of the busy round are
+    then moved to the folder `AGAIN`. The first run that fails ends all rounds, because later runs would fail, too.
+    Raise UserError if a side cannot run, or if a run imported code of another revision than that of its side.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
@@ -245,15 +247,16 @@ def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Pat
 
 
 def _build_environment(side: ComparedSide) -> dict[str, str]:
-    """Return environment variables for a side's process. Python then imports the side's code before any other, and not
-    the code in the working folder."""
+    """Return the environment variables for the process of a side (one of the two revisions or environments compared).
+    With these variables, Python searches for modules first in the side's code, and never in the working folder."""
     path = [str(side.code)] if side.code else []
     path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return dict(os.environ) | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _check_code(side: ComparedSide, record: RunRecord) -> None:
-    """Raise UserError if the record was measured with a commit other than the side's commit."""
+    """Raise UserError if the record of a side (one of the two compared revisions) was measured with another commit than
+    that of the side."""
     if side.commit is None or record.environment is None:
         return
     ran = (record.environment.git or {}).get("commit")

@@ -15,8 +15,8 @@ from bench.sweep.status import PointStatus, StudyState
 
 
 class MeasuredCorrections:
-    """Computes corrections of predictions from the measured runs of a study, each compared with its own prediction.
-    Runs are added as the study proceeds."""
+    """Computes corrections of predictions for a study's points. For this purpose, each measured run of the study is
+    compared with the prediction for that run. Runs are added as the study proceeds."""
 
     def __init__(self, points: Iterable[SweepPoint], attempts: Iterable[RunAttempt] = ()) -> None:
         """`attempts` are the attempts made so far. Their records are read when a correction is first requested."""

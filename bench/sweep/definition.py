@@ -99,8 +99,8 @@ class Trial(Frozen):
 
 
 class SearchRequest(Frozen):
-    """Definition of a search, from which any process can resume it. Its points are not listed here: each trial adds
-    one."""
+    """Definition of a search, from which any process can resume the search. The points are not listed here, because
+    each trial of the search proposes one more point."""
 
     study: Study
     overrides: tuple[str, ...] = ()  # verbatim, as the user wrote them
@@ -146,9 +146,9 @@ class SweepDefinition(Frozen):
     def requested(
         self, point: SweepPoint, repeat: int, *, control: bool = False, again: bool = False, kin: Siblings | None = None
     ) -> RequestedRun:
-        """Return a request for one attempt at a point. `control` marks the control point, `again` a point that runs
-        once more although it has a final outcome. `kin` are the point's siblings, which differ in the micro-batch
-        alone."""
+        """Return a request for one attempt (one try) at a point. `control` is set for the control point, which is
+        measured repeatedly to detect a drift of the machine. `again` is set for a point that runs once more although it
+        has a final outcome. `kin` are the configurations that differ from this point in the micro-batch alone."""
         limits = self.limits.model_copy(update={"time_limit_min": point.time_limit_min})
         circumstance = Circumstance(
             study=self.study,
@@ -210,8 +210,8 @@ def read(study_folder: Path) -> list[SweepDefinition]:
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps. The latest search among them gets the trials made so far (the points that it has proposed) as
-    its points."""
+    """Return the sweeps with one change: the latest search among them gets points. These are the points of all trials
+    that the search has made so far. (A trial is one point that a search proposes.)"""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps
@@ -236,7 +236,8 @@ def _read_sweep(path: Path) -> SweepDefinition | UserError:
 
 
 def write_trial(study_folder: Path, trial: Trial) -> bool:
-    """Write a trial. Return False if another process has already written a trial with this number."""
+    """Write a trial (a point that a search proposes) to a file. Return False, and write nothing, if another process has
+    already written a trial with this number."""
     folder = study_folder / TRIALS
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -99,8 +99,8 @@ def find_device(composed: Request) -> str | None:
 
 
 def find_predicted_device(composed: Request) -> Device:
-    """Return the kind of device to predict `composed` for. If it is not known before the run, use that of this
-    machine."""
+    """Return the kind of device, "cpu" or "cuda", for which to predict `composed`. If the kind is not known before the
+    run, return the kind of this machine's device."""
     return "cpu" if (find_device(composed) or find_local_device()) == "cpu" else "cuda"
 
 
@@ -115,8 +115,8 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError if a run on this machine lacks devices, an optional package or its tokenizer. Also raise it if a
-    job would not get the devices that its `machine` describes, such as GPUs, or if its model lacks a matrix that
+    """Raise UserError in these cases: A run on this machine lacks devices, an optional package or the tokenizer. A job
+    would get other devices than its `machine` describes, such as CPUs instead of GPUs. The model lacks a matrix that
     `adapter.targets` names."""
     with contextlib.suppress(NoPrediction):  # otherwise only the ranks know the names
         get_network(composed.spec)
@@ -158,8 +158,8 @@ def check_devices(composed: Request) -> None:
 
 
 def describe_unknown_machine(machine: Machine, setup: JobSetup) -> str:
-    """Return a note if jobs get GPUs, and the machine's file does not describe any, such as `machine=auto`. Otherwise
-    return an empty text."""
+    """Return a note if jobs get GPUs but the machine's file describes no GPU, as is the case for `machine=auto`.
+    Otherwise return an empty text."""
     if setup.device != "cuda" or machine.device or machine.memory_bytes or machine.peak_tflops:
         return ""
     files = find_group_files("machine", None).items()
@@ -198,11 +198,12 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def choose_small(given: Overrides, composed: Request) -> list[Pair]:
-    """Return overrides that make a point as small as those of the smoke study: precision, sequence lengths and
-    measurement protocol. Empty unless the point runs on this machine's CPU.
+    """Return overrides that make a point as small as the points of the smoke study. They set precision, sequence
+    lengths and measurement protocol. Empty unless the point runs on this machine's CPU.
 
-    `given` are the user's overrides; keys that they set are not in the result. `measure` is the exception: it is
-    returned as a whole group, and the user's own keys of `measure` are applied after it.
+    `given` are the user's overrides. A key that the user sets is not in the result. The measurement protocol is an
+    exception: the whole config group `measure` is returned even if the user sets some of its keys, and the user's
+    values are applied after it.
     """
     if launchers.load(composed.launcher).QUEUES or find_device(composed) != "cpu":
         return []

@@ -46,8 +46,8 @@ class Job(Frozen):
         return self.points if task is None else (self.points[task],)
 
     def list_specs(self, task: int | None) -> list[RunSpec]:
-        """Return the specs that one array task runs, or all specs if `task` is None. The control point's spec is
-        included."""
+        """Return the specs that one array task runs, or all specs if `task` is None. They include the spec of the
+        control point, a reference configuration that packed jobs measure before and after their points."""
         return [requested.spec for requested in (*self.requested(task), self.control) if requested]
 
 
@@ -63,8 +63,8 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """End of a job or array task that left points without an attempt: its state, cause and log. It is kept in a file
-    because the scheduler forgets ended jobs."""
+    """Describes how a job or array task ended: its state, the cause, and its log. If some of its points have no
+    attempt, this description is written to a file, because the scheduler forgets ended jobs."""
 
     number: str
     task: int | None
@@ -75,7 +75,7 @@ class JobEnd(NamedTuple):
     lasted_s: float | None
     ended_at: float  # seconds since the epoch
     log: str  # path relative to the study's folder; empty if there is no log
-    last_line: str  # of the log: the last line that says more than that the job ended
+    last_line: str  # of the log: the last line that names a cause, and not only the end
     begun: bool  # whether the job began an attempt at any other point
 
     @property
@@ -257,13 +257,14 @@ def list_allocations(folder: Path) -> Iterator[tuple[Path, AllocationPeriod]]:
 
 
 def write_end(folder: Path, end: JobEnd) -> None:
-    """Write the end of a job, or of an array task, that left points without an attempt."""
+    """Write to a file how a job, or an array task, ended. Called if at least one of its points has no attempt."""
     task = "" if end.task is None else f"-{end.task}"
     store.write_atomically(folder / f"ended{task}.json", json.dumps(end._asdict()).encode())
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield the ends that `write_end` wrote for a job or its array tasks. Unreadable files are skipped."""
+    """Yield how a job, or each of its array tasks, ended, as `write_end` wrote it to files. Unreadable files are
+    skipped."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -275,8 +276,8 @@ _ONLY_THE_END = re.compile(
     r"exit code \d|: Killed$|: Terminated$|Terminated StepId|CANCELLED|Terminating (job step|StepId)|job step aborted",
     re.IGNORECASE,
 )
-"""Pattern of log lines that report the end of a process without its cause. They repeat only what the scheduler
-reports."""
+"""Pattern of log lines that report the end of a process without its cause. Such lines add nothing to what the
+scheduler reports."""
 
 
 def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
@@ -290,7 +291,8 @@ def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that tells a cause, and not only that a process ended.
+    """Return the last line of a log that names the cause of an error. Lines that report only the end of a process, such
+    as `Killed`, are skipped.
 
     If every line reports only an end, return the last line. If the log is empty or cannot be read, return an empty
     text.
@@ -317,13 +319,14 @@ class Exclusion(Frozen):
 
 
 def write_exclusion(study_folder: Path, found: Exclusion) -> None:
-    """Add a node to the study's list of excluded nodes. Later jobs of the study do not run on them."""
+    """Add a node to the study's list of excluded nodes. Later jobs of the study do not run on this node."""
     (study_folder / EXCLUDED).mkdir(exist_ok=True)
     store.write_json(study_folder / EXCLUDED / f"{found.host}.json", found)
 
 
 def read_exclusions(study_folder: Path) -> list[Exclusion]:
-    """Return the excluded nodes of a study. To use a node again, its file is deleted."""
+    """Return the excluded nodes of a study. There is one file per excluded node. A node is used again if a user deletes
+    its file."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
         try:

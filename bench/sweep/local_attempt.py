@@ -49,10 +49,10 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    First wait until the lock is free and this process is the first in the queue. A line about the process that
-    measures is printed once, and `follow` gets the time that its run has left. Then yield a function that passes a
-    run's progress to `follow` and writes it into the lock file for waiting processes. If a process dies, the kernel
-    releases its lock. If the lock file cannot be opened, the block runs without a lock.
+    First wait until the lock is free and this process is the first in the queue. Meanwhile, `follow` is called with the
+    time that the run of the measuring process has left. Then yield the function to call with the progress of this
+    process's run. It calls `follow`, and writes the progress into the lock file for waiting processes. If a process
+    dies, the kernel releases its lock. If the lock file cannot be opened, the block runs without a lock.
     """
     try:
         lock = path(os.environ)
@@ -320,24 +320,26 @@ class SweepSupervisor:
 def run_attempt(
     requested: RequestedRun, study_folder: Path, follow: Follow, *, new_repeat: bool = False
 ) -> MeasuredRun:
-    """Wait until no other local run measures, and run one attempt to its end. Return its folder and record.
+    """Wait until no other local run measures, and run one attempt (one try at a point) to its end. Return its folder
+    and record.
 
-    `follow` is called with its progress. With `new_repeat`, the attempt gets a repeat number that is not used yet. On
-    Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised.
+    `follow` is called with the progress of the attempt. With `new_repeat`, the attempt gets a repeat number that is not
+    used yet. On Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised.
     """
     with take_turn(requested, follow) as note:
         return make_attempt(requested, study_folder, note, new_repeat=new_repeat)
 
 
 def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
-    """Return a context manager that waits until no other local run of this user measures, and keeps other local runs
-    waiting until its block ends. If the launcher's option `lock` is false, it does neither. It yields the function to
-    call with the run's progress."""
+    """Return a context manager that waits until no other local run of this user measures. Until its block ends, other
+    local runs wait. It yields the function to call with the run's progress. If the launcher's option `lock` is false,
+    no run waits."""
     return alone(follow) if waits(requested) else contextlib.nullcontext(follow)
 
 
 def waits(requested: RequestedRun) -> bool:
-    """Return whether a run waits until no other local run measures, which the launcher's option `lock` decides."""
+    """Return whether a run waits until no other local run measures. This is the value of the launcher's option
+    `lock`."""
     return bool(requested.circumstance.launcher.get("lock"))
 
 
@@ -371,7 +373,7 @@ def make_attempt(
     """Run one attempt to its end and return its folder and record. If `supervisor` is given and can start, it runs the
     attempt. Otherwise the launcher starts a new supervisor for it.
 
-    Without the lock, another process may have begun an attempt at the same point (configuration) just before. Then this
+    If this machine's lock is not used, another process may have just begun an attempt at the same point. Then this
     attempt ends with the outcome `cancelled`.
     """
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
@@ -424,8 +426,8 @@ def _name_signal(number: int) -> str:
 
 
 def _note_interruption(folder: Path, number: int) -> None:
-    """Print the signal that interrupts an attempt, and write it to a file for the record: the supervisor itself always
-    gets SIGTERM."""
+    """Print the name of the signal that interrupts an attempt, and write it to a file, from which the record gets it.
+    The supervisor cannot know the name, because SIGTERM is always sent to it, whatever signal arrived here."""
     text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …"
     print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
@@ -434,9 +436,10 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances of an attempt that starts now. Its dict `launcher` may get two further keys, which
-    attempts in Slurm jobs also have: `control` for a run of the control point (the point that is measured repeatedly to
-    detect drift), and `started` if the ranks are forked from a running process."""
+    """Return the circumstances (where and how a point is measured) of an attempt that starts now. Their dict `launcher`
+    gets up to two further keys, which attempts in Slurm jobs also have. `control` marks a run of the control point,
+    which is measured repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running
+    process."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

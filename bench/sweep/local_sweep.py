@@ -188,8 +188,8 @@ class LocalSweep:
         return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered, counted)
 
     def _plan(self) -> SweepPlan:
-        """Return a plan of the points without an answer. The study's first control point is added: a reference
-        configuration whose runs show a drift of the machine.
+        """Return a plan of the points that have no answer (no final outcome) yet. The study's first control point is
+        added: a reference configuration whose runs show a drift of the machine.
 
         Points that have an answer are counted as skipped.
         """
@@ -303,8 +303,9 @@ class LocalSweep:
         return self._attempts[config_id]
 
     def _find_position(self, key: RunKey, done: int, count: int) -> RunPosition:
-        """Return the position of a run. `done` and `count` are the numbers of earlier and of all planned runs of this
-        sweep; the position of a search's trial is that in the whole search."""
+        """Return the position of a run in this sweep. `done` is the number of runs before it and `count` the number of
+        all planned runs. For a trial of a search, return its position in the whole search instead, which may have begun
+        in an earlier call."""
         results = self._trials.read_results() if self._search else []
         current = next((one for one in results if one.trial.point.config_id == key.config_id), None)
         if self._search and current:
@@ -330,7 +331,7 @@ class LocalSweep:
 
     def _measure(self, plan: SweepPlan, decision: StartRun, position: RunPosition) -> bool:
         """Wait for other local runs, then measure a run and return True. Return False without measuring if the run is
-        no longer needed after the wait. `position` is shown with its progress."""
+        no longer needed after the wait. `position` is shown to the user together with the progress of the run."""
         requested, begin = self._request(decision.run), time.monotonic()
         repeat = "control" if requested.control else f"repeat {requested.circumstance.repeat}"
         known = self._repeats.get(decision.run.key)
@@ -360,8 +361,8 @@ class LocalSweep:
 
 
 def _select_answers(skips: Iterable[SkipRun | None]) -> dict[RunKey, store.RunAttempt]:
-    """Return, by run key, the attempts with a final outcome that let a run be skipped. Runs skipped for another reason,
-    such as used-up attempts, are not included."""
+    """Return the attempts whose final outcome is the reason for skipping a run, by the key of that run. Runs that are
+    skipped for another reason, such as used-up attempts, are not included."""
     known = {leave.run.key: leave.attempt for leave in skips if leave and leave.attempt}
     return {key: attempt for key, attempt in known.items() if attempt.outcome in FINAL}
 
@@ -375,10 +376,11 @@ def _was_busy(folder: Path) -> bool:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of a point as a `PlannedRun`, on which `policy` decides.
+    """Return one repeat of a point in the form in which the module `policy` decides whether it starts.
 
-    An existing answer counts only if it was measured in the current environment (device and software versions). For a
-    trial of a search, an answer from any environment counts, since later trials were proposed from it.
+    A final outcome from an earlier run counts only if it was measured in the current environment (device and software
+    versions). For a trial of a search, a final outcome from any environment counts, because later trials were proposed
+    from it.
     """
     environment = None
     if one.sweep.search is None:

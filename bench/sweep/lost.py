@@ -42,7 +42,7 @@ class LeftBehind(NamedTuple):
         return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
-        """Return the contents of the files that exist. The keys are those of `evidence` in a record's outcome."""
+        """Return the contents of the files that exist, as a dict for the field `evidence` of an outcome."""
         found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
         return {name: plain for name, plain in found.items() if plain}
 
@@ -114,8 +114,8 @@ _NEVER_BEGAN = "its supervisor never began: the command that was to start it was
 
 
 def finalize_lost(view: StudyState) -> int:
-    """Write a record for every attempt that ended without a record. Return the number of records written. If an
-    allocation's end was not written, it is written as well."""
+    """Write a record for every attempt that ended without a record. Return the number of records written. If a killed
+    job could not write the time at which its allocation ended, that time is written as well."""
     concluded = 0
     # An attempt's folder without a description cannot get a record, since nothing else is known about it.
     for folder in view.seen.nobodys:
@@ -140,8 +140,8 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Write to files how jobs ended that left points without an attempt. The scheduler forgets ended jobs after a
-    while.
+    """Write files that describe how jobs ended, because the scheduler forgets ended jobs after a while. Only jobs with
+    a point at which they began no attempt get such a file.
 
     Return whether any such file was written.
     """

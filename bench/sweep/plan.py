@@ -65,9 +65,10 @@ def plan_sweep(
     autopilot: bool,
     etiquette: Mapping[str, Any],
 ) -> PlannedSweep:
-    """Return the planned sweep. `repeats` replaces the study's number of repeats unless it is None. `prune` allows
-    outcomes without a run. `autopilot` requests a job that later submits the remaining points. `etiquette` holds
-    options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
+    """Return the planned sweep. `repeats` replaces the study's number of repeats unless it is None. `prune` allows that
+    a point gets an outcome without being run, if predictions or other runs show that it does not fit into memory.
+    `autopilot` requests a job that later submits the remaining points. `etiquette` holds options that limit the load on
+    a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search section but no axes", "use `zeroscale search`")
@@ -95,8 +96,9 @@ def plan_sweep(
 def check_runnable(composed: Request, device: str | None) -> None:
     """Raise UserError if a point breaks a rule of its configuration, or if its devices cannot run it.
 
-    For a run on this machine, devices are checked first: with too many of them, other rules are broken as a
-    consequence. For a job, the launcher's options are checked first, since they decide which devices it gets.
+    For a run on this machine, the devices are checked first, because too many requested devices also break other rules,
+    whose errors would hide the cause. For a job, the launcher's options are checked first, because they decide which
+    devices the job gets.
     """
     if queues := launchers.load(composed.launcher).QUEUES:
         compose.check(composed, device)
@@ -108,9 +110,9 @@ def check_runnable(composed: Request, device: str | None) -> None:
 def define_sweep(
     study: Study, composed: Sequence[Request], options: Limits, rules: SweepRules, **given: Any
 ) -> SweepDefinition:
-    """Return the definition of a sweep or search from the composed configurations of its points. Each machine in it
-    gets its device kind, such as "cuda"; for points that run on this machine, that is the device found here. `given`
-    are further fields of the definition."""
+    """Return the definition of a sweep or search from the composed configurations of its points. The definition states
+    the kind of device, such as "cuda", of each machine. For points that run on this machine, this is the kind of device
+    found here. `given` are further fields of the definition."""
     scheduling = options if isinstance(options, SchedulingOptions) else SchedulingOptions()
     by_name = {one.machine.name: one for one in reversed(composed)}  # the first point with a name counts
     return SweepDefinition(
@@ -175,9 +177,10 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
     `distinguishing`.
 
-    If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short, so the point must
-    be allowed a second attempt. A training uses the forecast in any case, since its next attempt resumes from a
-    checkpoint. Raise UserError for a training with neither a given nor a predicted limit.
+    If `predict` is set, the time limit is derived from the forecast. Such a limit may be too short. The caller
+    therefore sets `predict` only if the point is allowed a second attempt. The limit of a training is always derived
+    from the forecast, because a second attempt would resume from a checkpoint. Raise UserError for a training with
+    neither a given nor a predicted limit.
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))

@@ -29,8 +29,8 @@ NEVER_RAN: frozenset[OutcomeKind] = frozenset({"pruned", "infeasible"})
 """Outcomes of points that were not run. `pruned` follows from runs of smaller micro-batches, `infeasible` from a
 prediction."""
 TOTAL_ATTEMPTS_FACTOR = 5
-"""Maximum number of all attempts at a point, as a multiple of the failures that it may have. Attempts that failed for
-causes outside of the point, such as preemption, count as well."""
+"""Maximum number of attempts at a point, as a multiple of the number of failures that it may have. Only failures with a
+cause in the point itself count as failures. In contrast, all attempts count here, also those ended by preemption."""
 
 
 class PlannedRun(NamedTuple):
@@ -117,8 +117,8 @@ class SkipRun(NamedTuple):
 class AddTrial(NamedTuple):
     """Decision: write the proposal as the trial with this number, and add its run to the plan.
 
-    If another process has written a trial with this number before, the proposal was made without knowing it. It is then
-    dropped.
+    If another process has already written a trial with this number, the proposal is dropped, because it was made
+    without knowing that trial.
     """
 
     proposal: Proposal
@@ -150,8 +150,8 @@ def build_planned_run(
     attempts: int | None,
     environment_id: str | None = None,
 ) -> PlannedRun:
-    """Return one repeat of a sweep's point as a `PlannedRun`, with the point and its machine. With these, a prediction
-    may make the run infeasible."""
+    """Return one repeat of a sweep's point as a `PlannedRun`. It includes the point and its machine, so that `policy`
+    can decide from the predicted memory that the run is infeasible."""
     return PlannedRun(
         key,
         kin,
@@ -200,8 +200,8 @@ def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None
 
 
 def list_decisions(plan: SweepPlan, snapshot: Snapshot) -> list[Decision]:
-    """Return the decision for every run of a plan, in the plan's order. Runs of the control point are not included,
-    since each job adds them itself."""
+    """Return the decision for every run of a plan, in the plan's order. Runs of the control point, a reference
+    configuration that shows a drift of the machine, are not included, because each job adds them itself."""
     return [decide(run, plan, snapshot) for run in plan.runs]
 
 
@@ -221,8 +221,8 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
 
 
 def find_skip(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> SkipRun | None:
-    """Return the decision to skip a run, with its reason; None if the run is not skipped. A run is skipped if it has
-    its answer, if another process or job has it, or if its allowed attempts are used up."""
+    """Return the decision to skip a run, with its reason; None if the run is not skipped. There are three reasons: the
+    run has a final outcome, another process or job is running it, or its allowed attempts are used up."""
     done = _list_recorded(run, snapshot)
     confirm = _is_to_reopen(run, plan, snapshot, done)
     if not run.reopened and not confirm and (final := _find_final(run, snapshot, done)):
@@ -324,7 +324,8 @@ def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
 def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
     """Return the decision to start a run if the budget and the time left suffice, else the decision to postpone it.
 
-    Time for the last run of the control point is kept free.
+    Of the time left, enough is reserved for the last run of the control point, which is measured repeatedly to detect
+    drift.
     """
     spent = snapshot.spent_node_hours
     if plan.node_hours is not None and spent >= plan.node_hours:

@@ -40,8 +40,9 @@ class Sibling(Frozen):
 
 
 class Siblings(Frozen):
-    """A configuration on a machine, and its siblings: the configurations with smaller and with larger micro-batches
-    that are otherwise equal. Each tuple begins with its smallest micro-batch."""
+    """A configuration on a machine (`itself`), and its siblings: configurations that differ from it in the micro-batch
+    alone. `smaller` has the siblings with smaller micro-batches, and `larger` those with larger ones, both in
+    increasing order."""
 
     machine: str
     itself: Sibling

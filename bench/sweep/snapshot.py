@@ -108,13 +108,14 @@ class StudySnapshot(NamedTuple):
         return [a for a in tried if a.outcome and (a.repeat, a.machine) == (key.repeat, key.machine)]
 
     def list_started_jobs(self) -> set[str]:
-        """Return the names of the jobs that have begun at least one attempt, including attempts at the control
-        point."""
+        """Return the names of the jobs that have begun at least one attempt (one try at a run). Attempts at the control
+        point, a reference configuration, count as well."""
         unfinished = (attempt.job for attempts in self.open.values() for attempt in attempts)
         return {*unfinished, *(attempt.job for attempts in self.tried.values() for attempt in attempts)}
 
     def has_attempt(self, key: RunKey, job: str) -> bool:
-        """Return whether a job has begun an attempt at a point, with any outcome or with none yet."""
+        """Return whether a job has begun an attempt (one try) at a point. The attempt may have ended with any outcome,
+        or may still be running."""
         return any(a.job == job for a in (*self.of(key), *self.open.get(key, ())))
 
 
@@ -255,8 +256,8 @@ class TrialReader:
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
 
     def read_results(self) -> list[TrialResult]:
-        """Return the result of every trial, ordered by trial number. A trial that is running or will run again has no
-        outcome."""
+        """Return the result of every trial (proposed configuration), ordered by trial number. The outcome is None for a
+        trial that is running or will run again."""
         return [self._read_result(trial) for trial in definition.read_trials(self._folder)]
 
     def _read_result(self, trial: Trial) -> TrialResult:

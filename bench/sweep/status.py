@@ -55,7 +55,8 @@ def list_statuses(
 ) -> list[PointStatus]:
     """Return the state of every requested run, in the given order.
 
-    `is_reached` says that the scheduler was asked and responded. Then a point that is not in `queue` is in no job.
+    `is_reached` is True if the scheduler was asked and responded. If it is True, a point that is not in `queue` is
+    known to be in no job.
     """
     reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
     return [reader.read_status(*one) for one in wanted.values()]
@@ -205,8 +206,8 @@ class StudyState(NamedTuple):
         return f"<StudyState of {self.folder}: {self.describe()}>"
 
     def describe(self) -> str:
-        """Return one line with the number of points by outcome, or by state if their outcome is not final. It also has
-        the number of jobs in the queue."""
+        """Return one line with the number of points by outcome and the number of jobs in the queue. A point whose
+        outcome is not final is counted by its state, such as `running`."""
         shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
         queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
@@ -261,8 +262,8 @@ def find_job_setup(sweep: SweepDefinition) -> JobSetup:
 def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> StudyState:
     """Return the state of a study. If its jobs use an object store, files are first exchanged with the store.
 
-    If `ask` is set, the scheduler is asked about every job that may still run. With `about_all`, it is also asked about
-    the other jobs.
+    If `ask` is set, the scheduler is asked about every job that may still change the study. With `about_all`, it is
+    asked about all jobs, the ended ones included.
     """
     sweeps = definition.read(folder)
     launcher, options = load_launcher(sweeps[-1]) if ask else (None, None)

@@ -59,8 +59,8 @@ class SubmitResult(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether no part of the submission failed: a requested autopilot was submitted, and the scheduler
-        responded until the last job."""
+        """Return whether the whole submission succeeded. The scheduler responded until the last job, and did not refuse
+        the autopilot (the job that later submits the rest) if the user requested it."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
@@ -233,11 +233,11 @@ class JobSubmitter:
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
-        """Return how many jobs with points may be in the queue, and which rule sets this limit. (None, "") if no rule
-        does.
+        """Return how many jobs with points may be in the queue, and which rule sets this limit: `--max-queued` or the
+        cluster. Return (None, "") if there is no limit.
 
-        With `autopilot`, two jobs of the cluster's limit are kept free: for the autopilot, and for the next autopilot,
-        which the first one submits.
+        With `autopilot`, the cluster's limit is lowered by two jobs: the autopilot, which later submits the remaining
+        points, and the next autopilot, which the first one submits.
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
@@ -355,7 +355,7 @@ def cancel_jobs(folder: Path) -> list[str]:
 
 
 _BEGIN_AND_END_MIN = 2  # minutes for the start and the end of an allocation
-_LIMIT_STEP_MIN = 5  # limits in the same step of so many minutes share a job array, which gets the longest
+_LIMIT_STEP_MIN = 5  # points share a job array if their limits round up to the same multiple of this
 SiblingsByPoint = Mapping[tuple[str, str], Siblings]
 
 
@@ -364,8 +364,8 @@ class JobBatcher:
     job array have equal resources and similar time limits. A packed job runs its points one after the other on the same
     nodes.
 
-    `options` are the launcher's. A cluster's limit is None if there is none. Raise UserError if a point's job would
-    exceed `max_time_min`.
+    `options` are the launcher's options. The cluster's limits `max_array_size` and `max_time_min` are None if there is
+    no limit. Raise UserError if the job of a point would exceed `max_time_min`.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class JobBatcher:
         self._max_array_size, self._max_time_min = max_array_size, max_time_min
 
     def jobs(self, left: Sequence[PointStatus]) -> list[Job]:
-        """Return the jobs that run these points, grouped by shape. No side effects; the job names are random."""
+        """Return the jobs for these points, grouped by `_compute_group_key`. No side effects; job names are random."""
         by_shape: dict[tuple[Any, ...], list[PointStatus]] = {}
         for point_status in left:
             by_shape.setdefault(self._compute_group_key(point_status), []).append(point_status)
@@ -388,8 +388,8 @@ class JobBatcher:
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
         """Return the values in which all points of one job agree.
 
-        In packed mode, repeats of one point go to different allocations: on the same nodes they would show less
-        variation.
+        Repeats of a point go to different packed jobs. A packed job runs its points on the same nodes, where repeats
+        would vary too little.
         """
         point, mode = point_status.point, self._options.mode
         limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None
@@ -397,8 +397,8 @@ class JobBatcher:
         return point.nodes, point.devices_per_node, limit, repeat
 
     def _split(self, members: Sequence[PointStatus]) -> Iterator[list[PointStatus]]:
-        """Divide points with the same group key into jobs. In packed mode, all points of a job can finish within its
-        time limit."""
+        """Divide points with the same group key into jobs. The time limit of a packed job suffices for all of its
+        points, which it runs one after the other."""
         mode, array = self._options.mode, self._max_array_size or len(members)
         longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
         chunk: list[PointStatus] = []
@@ -414,9 +414,9 @@ class JobBatcher:
     def _compute_time_limit_min(self, members: Sequence[PointStatus]) -> int:
         """Return the time limit of a job in minutes.
 
-        For a packed job, it is the sum of its points' limits and twice the limit of the control point, which runs first
-        and last. For other jobs, it is the longest limit of a point. Time for the scheduler's warning and for the job's
-        start and end is added.
+        For a packed job, which runs points one after the other, it is the sum of the points' limits and twice the limit
+        of the control point (a reference that runs first and last). For other jobs, it is the longest limit of a point.
+        Time for the scheduler's warning and for the job's start and end is added.
         """
         first, limits = members[0], [point_status.point.time_limit_min or 0 for point_status in members]
         points = sum(limits) if self._options.mode == "packed" else max(limits)

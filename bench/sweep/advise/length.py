@@ -1,5 +1,6 @@
-"""Compute the length of a training in tokens, and the data needed to predict time lost to failures. They come from the
-question (the arguments of `zeroscale advise`), the spec and the machine."""
+"""Complete the question that a user asks with `zeroscale advise`: compute the length of the training in tokens, and
+collect the data needed to predict the time lost to failures. Both are derived from the arguments of the command, the
+spec and the machine."""
 
 from bench.config.compose import Request
 from bench.core.errors import UserError
@@ -17,17 +18,18 @@ from bench.sweep.advise.remedies import Rejected
 LAW = "kaplan"
 """Name of the scaling law that is used if the question (the arguments of `zeroscale advise`) names none."""
 LEAST_SHARE = 0.01
-"""Smallest goodput for which advice is given, since a job below it would not be run. Goodput is the share of the time
-that is progress, and not repeated work, restarts or checkpoints."""
+"""Smallest goodput for which advice is given, because a job with a lower goodput is not worth its cost. Goodput is the
+share of a job's time in which it makes progress. The rest is repeated work, restarts and checkpoints."""
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the training's length (tokens or loss), its limit in node-hours, and the figures for
-    predicting the time lost to failures. No global batch may have more samples than one pass over the data.
+    """Return the query with three additions: the training's length (tokens or loss), the limit of its node-hours, and
+    the numbers from which the time lost to failures is predicted. Global batches with more samples than one pass over
+    the data are removed from the search.
 
-    If a loss is given, global batches above its critical batch are excluded, and a line in `rejected` reports this. At
-    the critical batch, a training needs twice as many tokens as with small batches. Raise UserError if a number is
-    missing, or if the user asks for a larger batch.
+    If the user gives a loss to reach, global batches above the critical batch of this loss are also removed, and a line
+    in `rejected` reports this. At the critical batch, a training needs twice as many tokens as with small batches.
+    Raise UserError if a number is missing, or if the user asks for a batch that is removed.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -48,8 +50,8 @@ def complete_query(query: AdviceQuery, request: Request, device: Device, rejecte
 
 
 def _limit_batch(query: AdviceQuery, samples: int, spec: RunSpec) -> Axes:
-    """Return the axes of the search, without global batches of more than `samples`, the samples of one pass over the
-    data. Raise UserError if the user asks for a larger batch."""
+    """Return the axes (values and limits) of the search. They exclude global batches of more than `samples`, the number
+    of samples in one pass over the data. Raise UserError if the user asks for a larger batch."""
     exact = query.axes.global_batch
     if not samples:
         rule = f"less than one sample, which has {spec.tokens_per_sample} tokens"

@@ -45,8 +45,8 @@ class Place(NamedTuple):
         return self.offer.currency if self.offer else ""
 
     def compute_cost(self, nodes: int, hours: HoursInterval) -> HoursInterval | None:
-        """Return the cost of `nodes` nodes for a time whose uncertainty interval is `hours`, as an interval. None if
-        the price is unknown."""
+        """Return the uncertainty interval of the cost of `nodes` nodes. It follows from `hours`, the interval of the
+        time for which they are needed. None if the price is unknown."""
         if self.price_per_hour is None:
             return None
         return HoursInterval(*(self.price_per_hour * nodes * one for one in hours))

@@ -19,12 +19,13 @@ from bench.sweep.inputs import GivenOverrides, format_overrides
 _HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
-"""Overrides that may have several values to search. For one that is not given, the search chooses the values itself."""
+"""Keys whose overrides may have several values to search. For a key without an override, the search chooses
+the values."""
 
 
 class TrainingWords(NamedTuple):
-    """Arguments of `zeroscale advise` that describe the whole training, such as its length and budget. None if not
-    given."""
+    """Arguments of `zeroscale advise` that describe the whole training, such as its length and budget. A value is None
+    if the user did not give the argument."""
 
     samples: int | None = None
     epochs: float | None = None  # passes over the given tokens or samples
@@ -143,8 +144,9 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy: str) -> float:
-    """Return a time in the unit whose factor in `units` is 1. `rule` and `remedy` are those of the error for a text
-    that is not a number with one of the units."""
+    """Return the time that `text` gives as a number with a unit, such as `12h`. `units` maps each unit to its factor;
+    the result is in the unit with the factor 1. If `text` is not of this form, raise UserError with `rule` and `remedy`
+    in its message."""
     found = re.fullmatch(rf"(.+?)([{''.join(units)}]{'?' if '' in units else ''})", text)
     try:
         return _parse_amount(word, found[1] if found else "") * units[found[2] if found else ""]
@@ -192,8 +194,8 @@ _WORDS = {
 
 
 def format_question(given: GivenOverrides) -> tuple[str, ...]:
-    """Return a question of any form as arguments of `zeroscale advise`. Its plain words are not quoted as overrides
-    are."""
+    """Return a question, which Python code may give in several forms, as arguments of `zeroscale advise`. Values of
+    plain words such as `tokens` are written without quotes. In contrast, values of Hydra overrides are quoted."""
     return format_overrides(given, plain=_WORDS)
 
 

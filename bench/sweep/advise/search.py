@@ -94,11 +94,12 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
 ) -> tuple[AdviceQuery, dict[tuple[str, str], Request]]:
-    """Return the query with the node counts to search, and one composed request for each engine and adapter, by their
-    two names. For full training, overrides of an adapter's values are dropped.
+    """Return the query with the node counts to search, and a dict of composed requests. It has one request for each
+    engine and adapter, with the two names (engine, adapter) as key. For full training, overrides of an adapter's values
+    are dropped.
 
-    If an engine refuses the request, or has no prediction, it is added to `rejected`. If the user named this engine,
-    the error is raised instead.
+    If an engine refuses the request, or if there is no prediction for the engine, a line is added to `rejected`. If the
+    user named the engines, the error is raised instead.
     """
     found: dict[tuple[str, str], Request] = {}
     first_error: UserError | None = None
@@ -148,7 +149,7 @@ def _assume_one_node(query: AdviceQuery, request: Request, rejected: list[Reject
 
 
 def _check_predictable(query: AdviceQuery, request: Request) -> None:
-    """Raise UserError if the engine refuses a request, or if its memory cannot be predicted.
+    """Raise UserError if the engine refuses a request, or if the memory that the request needs cannot be predicted.
 
     The request is checked with the largest node count of the search and with the first layout that the engine supports.
     """
@@ -193,10 +194,10 @@ def _drop_errors(
     kind: Callable[[Candidate], str],
     rejected: list[Rejected],
 ) -> list[Candidate]:
-    """Return the candidates for which the check `act` raises no UserError.
+    """Call `act` with each candidate. Return the candidates for which it raises no UserError.
 
-    The errors of the other candidates are added to `rejected`. Candidates with equal `kind` and equal error share one
-    line. If every candidate raises an error, the first error is raised.
+    For each other candidate, the error is added to `rejected`. Candidates with equal error and equal result of `kind`
+    share one line there. If `act` raises an error for every candidate, the first error is raised.
     """
     good: list[Candidate] = []
     errors: dict[tuple[str, str], UserError] = {}

@@ -102,8 +102,9 @@ class JobAgents:
             print(refused, self._allocation, file=sys.stderr, flush=True)
 
     def run(self, attempt: str, point: Rendezvous) -> None:
-        """Send every agent the order to run an attempt. `attempt` is the attempt's folder, relative to the study's
-        folder. `point` is the address at which the supervisors of this attempt connect to each other."""
+        """Send every agent the order to run an attempt (one try at a point). `attempt` is the folder of this attempt,
+        relative to the study's folder. `point` is the address at which the supervisors of all nodes connect to each
+        other for this attempt."""
         for connection in self._connections.values():
             connection.send({"run": attempt, "point": point._asdict()})
 
@@ -162,8 +163,8 @@ def join_leader(
 
 
 class JobAgent:
-    """Runs its node's part of each point that the leader sends, until the leader ends the job or the connection
-    closes."""
+    """Runs the ranks of its own node for each point (configuration) that the leader sends. It ends when the leader ends
+    the job or the connection closes."""
 
     def __init__(self, folder: Path, context: JobContext, study: StudyStore | None = None) -> None:
         self._job, self._context, self._study = jobs.read(folder), context, study

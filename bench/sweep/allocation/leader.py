@@ -230,13 +230,15 @@ class JobLeader:
         return store.list_attempts(self.study_folder / config_id)
 
     def _open_attempt(self, requested: RequestedRun, circumstance: Circumstance) -> store.RunAttempt:
-        """Create the folder of the next attempt at a point, which reserves its attempt number."""
+        """Create the folder of the next attempt (one try) at a point. Because the folder exists, no other process can
+        use the same attempt number."""
         open_attempt = self.study.open_attempt if self.study else store.open_attempt
         config_folder = self.study_folder / requested.config_id
         return open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
 
     def _finalize(self, folder: Path, outcome: Outcome) -> None:
-        """Write the record of an attempt whose ranks this process does not run."""
+        """Write the record of an attempt for which this process runs no ranks, for example because the attempt was
+        interrupted or is not needed. `folder` is the folder of the attempt."""
         store.finalize(folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
         if self.study:
             self.study.push_attempt(folder)
@@ -312,8 +314,9 @@ class JobLeader:
         self.health.examine(record, left, attempt.folder)
 
     def _circumstance(self, requested: RequestedRun) -> Circumstance:
-        """Return where and how a point is measured, for its record. To the planned values, the job, its restart count,
-        the device and the time of the start are added."""
+        """Return the circumstances of an attempt that starts now: a part of its record that says where and how the
+        point is measured. They consist of the planned values and, in addition, the job, the job's restart count, the
+        device and the time of the start."""
         place = {"job": self.job.name, "job_id": self.context.job_id, "task": self.context.task}
         more = {**place, "restart": self.context.restart, "started": "forked", "control": requested.control}
         update = {
@@ -324,7 +327,8 @@ class JobLeader:
         return requested.circumstance.model_copy(update=update)
 
     def _finalize_earlier(self) -> None:
-        """If this job was put back into the queue, write records for the attempts that it had begun before."""
+        """Write records for attempts without a record that this job began before the scheduler put it back into the
+        queue. Do nothing in a job that was not requeued."""
         for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
@@ -333,8 +337,12 @@ class JobLeader:
                     self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether this job made the attempt, now or before it was requeued. An attempt from before a requeue
-        does not prevent the point from running again: its allocation has ended, and its processes will end soon."""
+        """Return whether an attempt without a record was begun by this job, after its latest start or before it was
+        requeued.
+
+        Such an attempt does not prevent its point from running again. If it was begun before the requeue, its
+        allocation has ended, and its processes will end soon.
+        """
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 
     def _find_newer_start(self) -> str:

@@ -45,9 +45,9 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage or check (`mode`) the needs `kind` in a separate process. Yield its findings: texts about what works or is
-    missing. `python` is the command of the interpreter, and `variables` is its environment. `follow` is called with a
-    text about the current step."""
+    """Stage the data, models and compiled ops named in `kind`, or check them, as `mode` says, in a separate process.
+    Yield a finding for each thing that works or is missing. `python` is the command of the interpreter, and `variables`
+    is its environment. `follow` is called with a text about the current step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
@@ -136,8 +136,8 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return a dict with two texts, "data" and "models". Specs with an equal text need the same data or the same
-    model."""
+    """Return two texts that identify what a spec needs: its data, by the key "data", and its model, by the key
+    "models". If two specs have the same text, they need the same data or the same model."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing, spec.adapter.model_dump(mode="json")]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}

@@ -22,7 +22,8 @@ STOP = "learning.stop_after"
 
 
 class RungResult(NamedTuple):
-    """Result of a trial, with the training that it belongs to and the index of the rung at which it stops."""
+    """Result of a trial, the training that the trial is a section of, and the index of the rung (a number of tokens) at
+    which the trial stops."""
 
     key: str  # identifies the training: a text made from its values of the space
     rung: int
@@ -51,8 +52,8 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung at which any trial has a result. Losses can be compared only after equal
-    numbers of tokens.
+    """Return the trials of the highest rung (number of tokens after which trainings stop) at which any trial has a
+    result. Other trials are left out, because losses can be compared only after equal numbers of tokens.
 
     For a search without rungs, return all trials.
     """
@@ -64,11 +65,12 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 
 def count_trials_left(section: SearchSection, reached: Sequence[RungResult], last: int, trainings: int) -> Counter[int]:
-    """Return the expected number of trials that a search with rungs still adds, by the index of their rung.
+    """Return the expected number of trials that a search still adds, by the index of the rung at which they stop. A
+    rung is a number of tokens after which trainings stop.
 
-    It is assumed that each rung promotes one training in `factor`. `last` is the index of the last rung, and
-    `trainings` the number of trainings in the space. If the trials of the search do not suffice for all of them, fewer
-    trainings begin.
+    It is assumed that one training in `factor` is resumed from each rung. `last` is the index of the last rung, and
+    `trainings` the number of trainings in the search space. If the search may not add so many trials, fewer trainings
+    begin.
     """
     assert section.rungs
     made = Counter(one.rung for one in reached)
@@ -92,17 +94,19 @@ def count_trials_left(section: SearchSection, reached: Sequence[RungResult], las
 
 
 class HalvingProposer:
-    """Proposes to resume a training up to the next rung if it is among the best of its rung. If there is no such
-    training, proposes a new training from the sampler."""
+    """Proposes trials for successive halving. If a stopped training is among the best of its rung (the number of tokens
+    at which it stopped), it is resumed up to the next rung. If there is no such training, the sampler proposes a new
+    training."""
 
     def __init__(self, pool: CandidatePool, sampler: Proposer) -> None:
         assert pool.section.rungs
         self._pool, self._section, self._sampler, self._rungs = pool, pool.section, sampler, pool.section.rungs
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return a proposal to resume a training up to its next rung, or to begin a new training.
+        """Return a proposal to resume a training up to its next rung, or to begin a new training. A rung is a number of
+        tokens after which trainings stop.
 
-        None if the budget is used up. Also None if no training can be promoted or begun, and either a trial is still
+        None if the budget is used up. Also None if no training can be resumed or begun, and either a trial is still
         running or a training is complete.
         """
         if is_spent(self._section, results):
@@ -111,10 +115,11 @@ class HalvingProposer:
         return self._promote(reached) or self._begin(reached) or self._finish(reached)
 
     def _promote(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal to resume a training up to the next rung. The training is among the best 1/`factor` of its
-        rung and was not resumed before.
+        """Return a proposal to resume a training up to the next rung (the next number of tokens at which trainings
+        stop). The training is among the best 1/`factor` of its rung and was not resumed before. None if there is no
+        such training.
 
-        Higher rungs come first; within a rung, better trainings come first. None if there is no such training.
+        Trainings of higher rungs come first. Within a rung, better trainings come first.
         """
         for rung in sorted({one.rung for one in reached}, reverse=True):
             ended = self._rank(reached, rung)
@@ -123,11 +128,11 @@ class HalvingProposer:
         return None
 
     def _finish(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal to resume the best training of the highest rung up to the next rung. None while any trial
-        has no outcome.
+        """Return a proposal to resume the best training of the highest rung up to the next rung. A rung is a number of
+        tokens at which trainings stop. None while any trial has no outcome.
 
-        In a small space, a rung may have too few trainings to promote any of them. Without this step, no training would
-        then be completed.
+        In a small space, so few trainings may reach a rung that none of them is promoted. Without this method, no
+        training would then be completed.
         """
         if any(one.result.outcome is None for one in reached):
             return None
@@ -137,7 +142,8 @@ class HalvingProposer:
         return None
 
     def _rank(self, reached: Sequence[RungResult], rung: int) -> list[RungResult]:
-        """Return the trainings that have a result at a rung, best first."""
+        """Return the trainings that have a result at a rung (a number of tokens after which trainings stop), best
+        first."""
         ended = [
             (cost, one.result.trial.number, one) for one in reached
             if one.rung == rung and (cost := find_cost(self._section, one.result)) is not None
@@ -147,8 +153,9 @@ class HalvingProposer:
     def _promote_first(
         self, reached: Sequence[RungResult], rung: int, ended: Sequence[RungResult], count: int
     ) -> Proposal | None:
-        """Return a proposal to resume a training up to the next rung: the first of `ended[:count]` that was not resumed
-        before. None if all of them were."""
+        """Return a proposal to resume one training from `rung` up to the next rung (the next number of tokens at which
+        trainings stop). It is the first training in `ended[:count]` that was not resumed before. None if all were
+        resumed."""
         above = {one.key for one in reached if one.rung == rung + 1}
         for place, one in enumerate(ended[:count], start=1):
             trial = one.result.trial
@@ -159,8 +166,8 @@ class HalvingProposer:
         return None
 
     def _begin(self, reached: Sequence[RungResult]) -> Proposal | None:
-        """Return a proposal for a new training from the sampler; None if the sampler has none. The training first stops
-        at the rung that `choose_bracket` returns."""
+        """Return a proposal for a new training from the sampler; None if the sampler has none. `choose_bracket` selects
+        the rung (number of tokens) at which the training first stops."""
         by_training = dict[str, list[RungResult]]()
         for one in reached:
             by_training.setdefault(one.key, []).append(one)
@@ -179,8 +186,8 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return a proposal for the training with these values, stopped at the given rung. None if there is no such
-        rung or the point cannot run."""
+        """Return a proposal for the training with these values of the search space. It stops at the rung with the index
+        `rung`, a number of tokens. None if there is no such rung or the point cannot run."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):
@@ -193,12 +200,12 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return the rung at which the next training first stops: the rung with the fewest trainings so far in proportion
-    to its share. `begun` has the number of trainings so far by the rung at which they first stopped.
+    """Return the index of the rung (a number of tokens) at which the next training first stops. `begun` has the number
+    of trainings so far by the rung at which they first stopped. `last` is the index of the last rung.
 
-    The trainings of bracket b first stop at rung b. All brackets cost about the same if the number of trainings in
-    bracket b is proportional to factor^(last − b) / (last − b + 1). Here `last` is the index of the last rung
-    (Hyperband, algorithm 1).
+    The trainings that first stop at rung b form bracket b. All brackets cost about the same if the number of trainings
+    in bracket b is proportional to factor^(last − b) / (last − b + 1) (Hyperband, algorithm 1). The returned rung is
+    that of the bracket with the fewest trainings compared with this number.
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))

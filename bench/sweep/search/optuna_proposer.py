@@ -114,8 +114,9 @@ class OptunaProposer:
         return apart
 
     def _select_fitted(self, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-        """Return the trials to give to the sampler. These are all trials or, for `gp`, at most `_MOST_FITTED`: the
-        latest trials and the best of the earlier ones."""
+        """Return the trials to give to the sampler. For the sampler `gp` (Gaussian process), these are at most
+        `_MOST_FITTED` trials: the latest trials, and the best of the earlier trials. All other samplers get all
+        trials."""
         if self._section.sampler != "gp" or len(results) <= _MOST_FITTED:
             return results
         earlier, latest = results[: -_MOST_FITTED // 2], results[-_MOST_FITTED // 2 :]

@@ -42,8 +42,8 @@ class SearchPoints:
         """Raise UserError for a study without a `search` section, for an override with several values, and for an
         unknown field.
 
-        `machine` is given when a search is resumed. It keeps the search on its machine if the default in
-        conf/config.yaml has changed.
+        `machine` is the name of the machine on which an interrupted search began. With it, a resumed search stays on
+        that machine even if the default machine in conf/config.yaml has changed.
         """
         if study.search is None:
             rule = "has no search section"
@@ -86,7 +86,8 @@ class SearchPoints:
 
 
 def _check_rungs(section: SearchSection, spec: RunSpec) -> None:
-    """Raise UserError if a training that resumes at a rung would have no optimizer step up to the next rung."""
+    """Raise UserError if two successive rungs are so close that a training resumed at the first would reach the second
+    without an optimizer step. A rung is a number of tokens after which trainings stop."""
     if section.rungs and spec.learning.tokens is not None:
         pairs = pairwise(list_rung_tokens(section.rungs, spec.learning.tokens))
         if same := [pair for pair in pairs if spec.count_steps(pair[0]) == spec.count_steps(pair[1])]:
@@ -198,8 +199,8 @@ def build_proposer(pool: CandidatePool) -> Proposer:
 
 
 def build_sampler(pool: CandidatePool) -> Proposer:
-    """Return the proposer that chooses points from a pool by the study's sampler. It knows no rungs and no step limits;
-    `build_proposer` adds them."""
+    """Return the proposer that chooses points from a pool by the study's sampler. Its proposals contain neither rungs
+    (numbers of tokens after which trainings stop) nor step limits. `build_proposer` adds both."""
     match pool.section.sampler:
         case "grid" | "random":
             return ListProposer(pool, at_random=pool.section.sampler == "random")
@@ -258,8 +259,8 @@ def _check_fields(key: str, dimension: Dimension) -> None:
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write new trials to a study's folder until `parallel` trials wait for an answer or the search has ended.
-    `parallel` is a setting of the search. Return the number of new trials."""
+    """Write new trials (proposed points) to a study's folder until enough trials have no final outcome yet, or until
+    the search has ended. The search's setting `parallel` says how many are enough. Return the number of new trials."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)

@@ -17,8 +17,8 @@ from bench.sweep.policy import Proposal, Proposer, TrialResult
 from bench.sweep.search.space import CandidatePool
 
 _LEAST_SPREAD = 0.01
-"""Smallest standard deviation of log costs between the points of a space that is assumed. It is used if noise alone
-explains all measured differences."""
+"""Lower bound of the estimated standard deviation of log costs between points. It is used if noise alone explains all
+measured differences."""
 
 
 def compute_cost(objective: str, value: float | None) -> float | None:
@@ -40,8 +40,8 @@ def find_cost(section: SearchSection, result: TrialResult) -> float | None:
 def compute_told_costs(section: SearchSection, results: Sequence[TrialResult]) -> list[float | None]:
     """Return the log costs of trials for a sampler that treats all trials as equally noisy.
 
-    The cost of a noisy trial is moved towards the mean of all trials (Efron and Morris, 1975). Of its distance from the
-    mean, this share remains: the variance between points, divided by the sum of it and the trial's noise variance.
+    The cost of a noisy trial is moved towards the mean of all trials (Efron and Morris, 1975). Its distance from the
+    mean is multiplied by v / (v + n), where v is the variance between points and n the noise variance of the trial.
     """
     costs = [find_cost(section, result) for result in results]
     noises = [result.quantities.noise(section.objective) if result.quantities else 0.0 for result in results]
@@ -90,9 +90,9 @@ PATIENCE = 20
 """A search by one of Optuna's samplers ends if this many trials in a row together improve the best result too little:
 by less than the search's setting `gain`.
 
-For comparison, searches with `gp` were replayed on published step times. With rough predictions, they found the overall
-best after 12 trials, without predictions after 16 (medians). How many of these searches this rule would have ended
-earlier was not measured.
+For comparison, searches with the sampler `gp` were simulated on published step times. The median search found the best
+point of the space after 12 trials with rough predictions, and after 16 trials without predictions. It was not measured
+how many of these searches the rule would have ended before that.
 """
 
 
@@ -106,8 +106,8 @@ def is_settled(section: SearchSection, results: Sequence[TrialResult]) -> bool:
     """Return whether the last `PATIENCE` trials together improved the best result by less than the search's setting
     `gain`.
 
-    The result is always False for the samplers `grid` and `random`. It is also False for a search with rungs, since
-    losses can be compared only at equal numbers of tokens.
+    The result is always False for the samplers `grid` and `random`. It is also False for a search with rungs (numbers
+    of tokens after which trainings stop), because losses can be compared only at equal numbers of tokens.
     """
     if section.rungs or section.sampler in ("grid", "random"):
         return False
@@ -138,7 +138,8 @@ class ListProposer:
 MARGIN = 0.1
 """A trial ends early only if its steps take longer than those of the best trial by more than this share.
 
-Two runs of one configuration differ by some percent more than their own uncertainty intervals show.
+The margin is needed because two runs of one configuration differ by some percent more than the uncertainty interval of
+either run shows.
 """
 
 
@@ -150,8 +151,8 @@ class EarlyEnd:
         self._proposer, self._section = proposer, section
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the other proposer's next proposal, with the step time in seconds above which its measurement ends
-        early."""
+        """Return the next proposal of the other proposer, with a step limit added. This is a step time in seconds. If
+        the steps of the proposed trial surely take longer, its measurement ends early."""
         proposal = self._proposer.propose(results)
         if proposal is None:
             return None
@@ -160,11 +161,12 @@ class EarlyEnd:
 
 
 def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Sequence[TrialResult]) -> float | None:
-    """Return the seconds per step above which a point (configuration) cannot become the best of a search.
+    """Return the seconds per step above which a point (configuration) cannot become the best of a search. None if no
+    trial has a result, or if the objective is not a function of the step time.
 
-    For each measured trial, the step time is computed at which this point would be as good as the worse end of that
-    trial's interval. The limit is the smallest of these step times, increased by the share `MARGIN`. None if no trial
-    has a result, or if the objective is not a function of the step time.
+    Each measured trial has an uncertainty interval of the objective. The worse end of this interval is converted to the
+    step time with which the point would reach the same value. The limit is the smallest of these step times, increased
+    by the share `MARGIN`.
     """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)

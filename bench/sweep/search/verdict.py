@@ -55,8 +55,8 @@ class SearchVerdict(NamedTuple):
 
     @property
     def none_ended(self) -> bool:
-        """Return True for a search with rungs in which no training is complete. Its best trial was ranked before the
-        end of its learning-rate schedule."""
+        """Return True for a search with rungs (numbers of tokens after which trainings stop) in which no training is
+        complete. The best trial of such a search was ranked before the learning-rate schedule had ended."""
         return self.whole_tokens is not None and self.whole_tokens not in self.reached
 
     @property
@@ -113,8 +113,8 @@ class SearchOutlook(NamedTuple):
 
 
 def foresee(pool: CandidatePool, results: Sequence[TrialResult], current: TrialResult) -> SearchOutlook:
-    """Return the trials and the time that a search still needs. `results` are those of its trials so far, and `current`
-    is the trial that starts now."""
+    """Return the number of trials and the time that a search still needs. `results` are the results of the trials so
+    far, and `current` is the trial that starts now."""
     section, is_listed = pool.section, pool.space.list_all() is not None
     fit = sum(candidate.may_fit for candidate in pool.list_all()) if is_listed else section.trials
     pending = sum(result.outcome is None for result in results)
@@ -132,8 +132,9 @@ def foresee(pool: CandidatePool, results: Sequence[TrialResult], current: TrialR
 def _foresee_rungs(
     section: SearchSection, results: Sequence[TrialResult], current: TrialResult, trainings: int
 ) -> SearchOutlook:
-    """Return the trials and the time that a search with rungs still needs. The numbers are about right: how many
-    trainings a rung promotes depends on the order of its results."""
+    """Return the number of trials and the time that a search with rungs still needs. A rung is a number of tokens after
+    which trainings stop. Both numbers are approximate, because the order of the results at a rung affects how many
+    trainings go on."""
     assert section.rungs
     spec, reached = current.trial.point.spec, find_rungs(section, results)
     tokens = list_rung_tokens(section.rungs, spec["learning"]["tokens"])
@@ -147,8 +148,12 @@ def _foresee_rungs(
 
 
 def _list_rung_seconds(reached: Sequence[RungResult], tokens: Sequence[int]) -> list[float]:
-    """Return the expected seconds of a trial that ends at each rung: the median of its trials so far. At a rung without
-    a result, seconds grow with the tokens of a trial, which begins at the rung below. Empty without any result."""
+    """Return the expected seconds of a trial that ends at each rung, by the index of the rung. A rung is a number of
+    tokens after which trainings stop; a trial begins at one rung and ends at the next.
+
+    If trials have ended at a rung, their median is returned. Otherwise, the median of the highest rung with a result is
+    scaled in proportion to the tokens of a trial. Empty if no rung has a result.
+    """
     known: dict[int, list[float]] = {}
     for rung, result in ((one.rung, one.result) for one in reached):
         if result.outcome and result.node_hours:
@@ -181,8 +186,8 @@ def _count_environments(results: Sequence[TrialResult]) -> int:
 
 
 def find_interval(section: SearchSection, result: TrialResult) -> tuple[float, float]:
-    """Return the low and high end of the objective's uncertainty interval from a trial's own run. If there is none,
-    return the measured value as both ends."""
+    """Return the low and high end of the uncertainty interval of a trial's objective, estimated from this trial's run
+    alone. If there is no interval, return the measured value as both ends."""
     assert result.quantities
     value = result.quantities.get(section.objective)
     assert value is not None
