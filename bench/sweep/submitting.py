@@ -439,17 +439,11 @@ class JobBatcher:
             rule = f"{point.config_id} may need a job of {minutes} min, but the partition allows {self._max_time_min}"
             raise UserError(f"launcher.time_limit_min={point.time_limit_min:.3g}", rule, "set a shorter time limit")
         return Job(
-            name=create_name(sweep.study),
-            mode=self._options.mode,
-            nodes=point.nodes,
-            devices_per_node=point.devices_per_node,
-            time_limit_min=minutes,
-            prune=sweep.rules.prune,
-            attempts=sweep.rules.budget.attempts,
-            span=self._options.span,
-            points=tuple(map(self._request, members)),
+            name=create_name(sweep.study), mode=self._options.mode, nodes=point.nodes,
+            devices_per_node=point.devices_per_node, time_limit_min=minutes, prune=sweep.rules.prune,
+            attempts=sweep.rules.budget.attempts, span=self._options.span, points=tuple(map(self._request, members)),
             control=sweep.requested(control, 0, control=True) if control else None,
-        )
+        )  # fmt: skip
 
     def _request(self, point_status: PointStatus) -> RequestedRun:
         key = point_status.key
