@@ -147,7 +147,8 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     Two pairs that exchange data with the same node at the same time would share its bandwidth.
     """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
-    # With an odd number of nodes, the last pair needs its own round: both of its nodes are in the other two rounds.
+    # With an odd number of nodes, the last pair needs its own round, because one of its two nodes is already in a pair
+    # of the first round, and the other in a pair of the second round.
     last = pairs[-1:] if nodes % 2 else []
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
@@ -166,8 +167,8 @@ def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
 def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
     """Exchange data between neighbouring nodes. Return the bandwidth of every rank in bytes per second, on all ranks.
 
-    The local ranks of a node are measured one after another, because each may have its own network card. All ranks must
-    call this function.
+    Every local rank of a node is measured, because each local rank may have its own network card. The local ranks are
+    measured one after another. All ranks must call this function.
     """
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):

@@ -37,7 +37,8 @@ _STACKS_CHARACTERS = 6000
 def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
     """Return the number of supervisors of a run: one per node, or one per rank if `span` is "device".
 
-    A rehearsal runs one rank alone, and therefore has one supervisor.
+    `circumstance` describes how and where the run is started. If it names a rank to rehearse, this rank runs alone, and
+    therefore has one supervisor.
     """
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
