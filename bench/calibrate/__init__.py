@@ -53,7 +53,8 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return the seconds for measuring a part. The requested parts share the total time in proportion to SHARES."""
+        """Return the seconds for one part of the calibration, such as the matrix products. The requested parts share
+        the total time in proportion to SHARES."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 

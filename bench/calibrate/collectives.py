@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Group = torch.distributed.ProcessGroup
 
 ROUND_S = 0.3
-"""Seconds of one round of work, between two barriers, if a single process works. Ranks leave a barrier a few
-milliseconds apart, so a round must be much longer."""
+"""Seconds of the work that is timed between two barriers, if a single process works. The work must take much longer
+than a few milliseconds, because ranks leave a barrier a few milliseconds apart."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
@@ -109,7 +109,7 @@ def _count_loops(work: Callable[[], object]) -> int:
 
 def _build_work(device: "torch.device") -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of a gated feed-forward layer in fp32, with norm and
-    residual. Its proportion of matrix products to element-wise work is about that of a small T5."""
+    residual. The proportion of matrix products to element-wise work is about the same as in a small T5."""
     import torch
     from torch.nn.functional import gelu, linear
 

@@ -147,7 +147,8 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
-    """Report the current part and the remaining seconds from a thread, while this context lasts."""
+    """Report from a thread which part of the calibration is running, and the remaining time. The thread ends with this
+    context."""
     ended = threading.Event()
 
     def report() -> None:

@@ -82,7 +82,7 @@ def count_bytes(folder: Path) -> int:
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove all checkpoints that any attempt at the same repeat has written, incomplete checkpoints included.
+    """Remove all checkpoints, complete or not, that any attempt (try) at the same repeat (measurement) has written.
 
     If this run continues the run `goes_on_from`, the checkpoints of the same repeat in that run are removed too. The
     folder `but` is kept, because another run may resume from it.

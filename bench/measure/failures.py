@@ -81,7 +81,7 @@ class Refused(Exception):
 
 class WrongTransport(Refused):
     """Error for a network between nodes that is not the network expected in the site file, or is slower than the
-    machine's minimum."""
+    minimum in the machine file."""
 
 
 # Outcomes of a rank that ran out of memory. For these outcomes, the record says how much memory was in use.

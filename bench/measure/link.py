@@ -1,5 +1,5 @@
-"""Test of the communication link between ranks. It times a short all-reduce, determines the transport that carried its
-bytes, and measures the bandwidth of every rank.
+"""Test of the communication link between ranks. It times a short all-reduce, determines whether InfiniBand or sockets
+carried its bytes, and measures the bandwidth of every rank.
 
 The transport is determined from the byte counters of network interfaces and InfiniBand ports.
 """
@@ -38,7 +38,7 @@ _MOST = 0.5
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
     """Measure the link between the ranks, and return the bus bandwidth of an all-reduce in bytes per second. With
-    several nodes, the result also has the transport and the bandwidth of each rank.
+    several nodes, the result also has the transport (InfiniBand or sockets) and the bandwidth of each rank.
 
     For n ranks, the bus bandwidth is 2 (n - 1) / n × payload bytes / median time. The source of this factor is
     doc/PERFORMANCE.md of nccl-tests. All ranks must call this function.
@@ -128,7 +128,7 @@ def check_link(link: Link, network: Network, machine: Machine) -> None:
     """Raise WrongTransport if the transport is known and differs from the transport expected in the site file
     (`network`).
 
-    Raise it also if the bandwidth of a rank is below the minimum of the machine.
+    Raise it also if the bandwidth of a rank is below the minimum that the machine file (`machine`) requires.
     """
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())

@@ -176,9 +176,10 @@ def build_rank_memory(
 def build_observations(
     spec: RunSpec, series: Series, views: list[RankView], training: Training | None, **known: Any
 ) -> Observations:
-    """Return the observations of an attempt.
+    """Return the observations (measured values) of an attempt, which is one try at a run.
 
-    `views` are the results of each rank, in the order of ranks. `known` are further fields of Observations.
+    `views` has the results of each rank, in the order of ranks. `known` has further fields of Observations that are
+    already known.
     """
     seen = [view.seen for view in views if view.seen]
     around = [view.surrounded for view in views]
@@ -271,7 +272,8 @@ def build_outcome(series: Series) -> Outcome:
 def count_tokens(spec: RunSpec, series: Series) -> Tokens | None:
     """Return the number of tokens and padding tokens per optimizer step, averaged over the window.
 
-    None if there is no valid window, or if the run has only some of the ranks, as in a rehearsal.
+    None if there is no valid window of timed steps, or if the run has only some of the ranks (a rehearsal runs one rank
+    alone).
     """
     if len(series.ranks) <= series.warmup or series.stopped == "invalid" or len(series.ranks[0]) != spec.world_size:
         return None

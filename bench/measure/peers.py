@@ -1,7 +1,7 @@
 """Communication of the harness between the ranks of a run: the process group, decisions and gathered results.
 
-These collectives are separate from the engine's and are called only outside of timed steps. In a rehearsal a rank has
-no real peers.
+These collectives are separate from the engine's collectives, and are called only outside of timed steps. In a rehearsal
+one rank runs alone and has no real peers.
 """
 
 import os
@@ -26,7 +26,8 @@ class Peers:
     """Interface to all ranks of a run. This base class is for a rehearsal, which has one rank and no real peers."""
 
     are_real = False
-    """True if all ranks of the process group exist. It is false in a rehearsal, whose losses have no meaning."""
+    """True if all ranks of the process group exist. It is false in a rehearsal, which runs one rank alone. Losses of a
+    rehearsal have no meaning."""
 
     @property
     def is_main(self) -> bool:

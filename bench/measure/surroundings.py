@@ -265,7 +265,7 @@ _SAMPLE_S = 1.0
 
 @dataclass
 class Surrounded:
-    """Surroundings of a rank during its timed window: background load on its node, and use of its device."""
+    """Surroundings of a rank during its window of timed steps: background load on its node, and use of its device."""
 
     load: NodeLoad | None = None  # load of its node; only on one rank of each node
     use: DeviceUse | None = None

@@ -65,7 +65,8 @@ class Training:
             build_config(spec)  # raises for a model that transformers lacks, before time is spent on the training
 
     def resume(self, saved: SavedTraining) -> None:
-        """Load model, optimizer and progress from a checkpoint of another attempt. All ranks must call this."""
+        """Load model, optimizer and progress from a checkpoint that another attempt (try at this run) wrote. All ranks
+        must call this."""
         begin = time.perf_counter()
         self.steps = self._engine.load(saved.folder)
         progress = saved.read_progress()

@@ -201,7 +201,8 @@ class NodeRanks:
             shutil.rmtree(Path(folder, self._scratch_name), ignore_errors=True)
 
     def _local_rank(self, rank: int) -> int:
-        """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal."""
+        """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal, which runs one rank
+        alone."""
         return 0 if self._rehearsed is not None else rank % self._spec.devices_per_node
 
     def _wait(self, seconds: float) -> None:
@@ -231,7 +232,7 @@ class NodeRanks:
 
 
 class NodeAgent:
-    """Supervisor of a node other than node 0, in one attempt."""
+    """Supervisor of a node other than node 0, in one attempt (one try at a run)."""
 
     def __init__(
         self,

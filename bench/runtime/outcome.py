@@ -103,7 +103,8 @@ class PauseWatch:
 
     @property
     def totals(self) -> PauseTotals:
-        """Total pauses so far: those of the supervisor, plus those of the rank that was stopped longest."""
+        """Seconds of pauses so far: the pauses of the supervisor, plus the pauses of the rank that was stopped
+        longest."""
         longest = max(self._ranks.values(), default=PauseTotals())
         ranks = longest if longest.all_s >= _RANK_S else PauseTotals()
         return PauseTotals(self._own.all_s + ranks.all_s, self._own.in_steps_s + ranks.in_steps_s)
@@ -343,8 +344,8 @@ class HeartbeatWriter:
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return the content of `heartbeat.json` for an attempt of this process. `state` is, for example, "running"; before
-    the ranks start it is "claimed", and `ranks` is empty."""
+    """Return the content of `heartbeat.json` for an attempt (try at a run) of this process. `state` is, for example,
+    "running"; before the ranks start it is "claimed", and `ranks` is empty."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,
