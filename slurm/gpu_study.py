@@ -26,7 +26,7 @@ SHORT = (
     "measure.window_s=0",
 )  # fmt: skip
 """Overrides with a short measurement protocol, for rehearsals (one rank run alone, without its peers) and for trials of
-this program. Their times are not compared, so a few steps are enough."""
+this program. The step times of rehearsals and trials are not compared with other runs, so a few steps are enough."""
 PLAIN = {"mt5_xl": 8, "mt5_large": 16}
 """Models that are also measured with a plain transformers Trainer, each with a micro-batch size that fits in memory
 with and without zeroscale."""
@@ -50,7 +50,8 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     def sweep(study: str) -> Step:
         return Step(CLI, ("sweep", f"study={study}", *place))
 
-    # Without this variable, the tests would be skipped on a machine without a GPU, and the step would succeed.
+    # Without the variable ZEROSCALE_REQUIRE_CUDA, the tests would be skipped on a machine without a GPU, and the step
+    # would succeed.
     tests = ("-q", "-rs", "tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
     yield Step("pytest", tests, reports / "check.txt", {"ZEROSCALE_REQUIRE_CUDA": "1"})
     yield from map(sweep, ("single_gpu", "single_gpu_tuning"))
@@ -135,7 +136,7 @@ def main() -> int:
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
-    # The running step receives the signal too, and ends. The remaining steps are then skipped.
+    # The step that runs at this time receives the signal too, and ends. The remaining steps are then skipped.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
     failed = [step for step in steps if interrupted or not call(step)]

@@ -27,7 +27,8 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     os.environ["SLURM_CONF"] = f"/tmp/zeroscale-testbed-{args.name}/slurm.conf"
-    # The ranks inherit this variable. A node of the testbed has one core, and further threads would only wait for it.
+    # The ranks inherit this variable. A node of the testbed has one core, and further threads would only wait for this
+    # core.
     os.environ["OMP_NUM_THREADS"] = "1"
     shape = ("--nodes", "4", "--rate", args.rates[0], "--subnet", args.subnet)
     failed = 0
@@ -79,8 +80,8 @@ def _measure(study: str, rate: str, bed: str, results: Path) -> bool:
     """Measure the study with all links of the testbed `bed` at `rate`. Return True if every point of the study has a
     result.
 
-    Each rate has its own results folder. The command `resume` starts all unfinished points in a folder, so it must not
-    find points of another rate there.
+    Each rate has its own results folder. The command `resume` starts all unfinished points (configurations to measure)
+    in a folder, so the folder must not contain points of another rate.
     """
     folder, words = str(results / study), (f"study={study}", f"machine=testbed_{rate}", "--results", str(results))
     if _testbed("link", bed, "all", "--rate", rate) or _zeroscale("sweep", *words):

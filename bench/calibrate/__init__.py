@@ -53,7 +53,8 @@ class CalibrationRequest(Frozen):
         return self.nodes * self.ranks_per_node
 
     def seconds_for(self, part: Part) -> float:
-        """Return the seconds for measuring a part. The requested parts share the total time in proportion to SHARES."""
+        """Return the seconds for one part of the calibration, such as the matrix products. The requested parts share
+        the total time in proportion to SHARES."""
         return self.seconds * SHARES[part] / sum(SHARES[other] for other in self.parts)
 
 
@@ -74,8 +75,8 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
     field `calibrated` lists the replaced numbers.
 
     Numbers that were not measured are kept, including those of an earlier calibration. As the speed of a link, the
-    machine gets the best bus bandwidth of an all-reduce over this link. So it is the rate that a collective reaches,
-    and not the rate of the cable.
+    machine gets the best bus bandwidth of an all-reduce over this link. So this speed is the rate that a collective
+    reaches, and not the rate of the cable.
     """
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
@@ -141,7 +142,7 @@ def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
 
 
 def format_yaml(machine: Machine) -> str:
-    """Return the YAML text of a calibrated machine, for a folder like conf/machine."""
+    """Return a calibrated machine as the YAML text of a machine file, such as the files in conf/machine."""
     plain = machine.model_dump(mode="json", exclude_defaults=True)
     for field, rows in plain.get("calibration", {}).items():
         if field in ("matmul", "collectives"):  # a table as text, a line for each row; Calibration can read this form

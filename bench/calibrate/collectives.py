@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Group = torch.distributed.ProcessGroup
 
 ROUND_S = 0.3
-"""Seconds of one round of work, between two barriers, if a single process works. Ranks leave a barrier a few
-milliseconds apart, so a round must be much longer."""
+"""Seconds of the work that is timed between two barriers, if a single process works. The work must take much longer
+than a few milliseconds, because ranks leave a barrier a few milliseconds apart."""
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 15
 _TOKENS, _D_MODEL, _D_FF = 512, 256, 768
 
@@ -43,7 +43,7 @@ def _find_most(values: Sequence[float], members: "Group") -> list[float]:
 
 
 def count_sharers(request: CalibrationRequest) -> int:
-    """Return the number of ranks that share a processor: those of one node, or all ranks if the nodes share a
+    """Return the number of ranks that share a processor: the ranks of one node, or all ranks if the nodes share a
     processor."""
     return request.world_size if request.machine.nodes_share_processor else request.ranks_per_node
 
@@ -52,8 +52,8 @@ def count_rounds(sharers: int, seconds: float) -> int:
     """Return the number of rounds that fit into `seconds` even in the worst case, within fixed bounds. In each round,
     every number of processes from 1 to `sharers` is timed once.
 
-    In the worst case all processes share one core, so n processes take n times as long as one. In the best case each
-    process has its own core, so they take as long as one process.
+    In the worst case all processes share one core, so n processes take n times as long as a single process. (In the
+    best case each process has its own core, and n processes take as long as a single process.)
     """
     at_worst = ROUND_S * sum(range(1, sharers + 1))
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, int(seconds / at_worst)))
@@ -109,7 +109,7 @@ def _count_loops(work: Callable[[], object]) -> int:
 
 def _build_work(device: "torch.device") -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of a gated feed-forward layer in fp32, with norm and
-    residual. Its proportion of matrix products to element-wise work is about that of a small T5."""
+    residual. The proportion of matrix products to element-wise work is about the same as in a small T5."""
     import torch
     from torch.nn.functional import gelu, linear
 
@@ -197,7 +197,7 @@ def measure_collectives(
             share = (until - time.perf_counter()) / (len(groups) - number)
             found += _measure_group(group, members, device, share)
             dist.destroy_process_group(members)
-        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, where waiting uses no processor
+        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, because a rank that waits in gloo uses no processor
     return tuple(found)
 
 
@@ -212,7 +212,7 @@ def _measure_group(group: RankGroup, members: "Group", device: "torch.device", s
             calls = count_calls(expected_s, end - time.perf_counter(), last=size == sizes[-1])
             # at least one payload is measured for every group and kind
             calls = max(calls, _MIN_CALLS) if size == sizes[0] else calls
-            # rank 0 decides; if ranks made different numbers of calls, they would wait for each other forever
+            # rank 0 decides, because ranks that made different numbers of calls would wait for each other forever
             if not (calls := _broadcast_number(calls, members)):
                 break
             call = _build_call(kind, size, group.ranks, device, members)

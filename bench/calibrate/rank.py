@@ -65,7 +65,7 @@ def measure(folder: Path) -> None:
             store.write_atomically(folder / DOING, part.encode())
         if rank == 0 or part in ("contention", "collectives"):
             found[part] = _list_measurements(request, device)[part](request.seconds_for(part))
-        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, where waiting uses no processor
+        dist.all_reduce(torch.zeros(1))  # a barrier over gloo, because a rank that waits in gloo uses no processor
     if rank == 0:
         store.write_json(folder / MEASURED, _build_result(request, found, device))
 
@@ -121,8 +121,8 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
 
 
 def _write_failure(folder: Path, error: BaseException) -> None:
-    """Write the reason of a failure to a file, unless another rank has already written its reason. A rank that loses a
-    peer fails later than that peer, so the first reason is the cause."""
+    """Write the reason of a failure to a file, unless another rank has already written its reason. If a rank fails, its
+    peers fail later because they lost this rank. So the first reason is the cause."""
     why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError), (folder / FAILURE).open("x") as file:
         file.write(" ".join(why.split()))

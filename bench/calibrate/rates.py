@@ -20,7 +20,7 @@ from bench.core.spec import WIDTH, Precision
 if TYPE_CHECKING:
     import torch
 
-FILL_S = 0.02  # minimum seconds of all calls: a thousand times the cost of the clock and of waiting for a device
+FILL_S = 0.02  # minimum seconds of all timed calls together: a thousand times the cost of clock and device wait
 _BATCHES = 5
 _LONG_S = 0.5  # if all batches would take longer than this, fewer are timed
 
@@ -62,7 +62,8 @@ def measure_attention(precision: Precision, device: "torch.device") -> float:
     """Return the rate of an attention's forward pass, in TFLOP/s.
 
     The kernel is called as transformers' T5 calls it: without scaling, and with heads that are views of a projection's
-    rows. A learned bias excludes kernels that compute no gradient of the mask.
+    rows. The mask requires a gradient, like T5's learned position bias. Therefore torch cannot choose kernels that
+    compute no gradient of the mask.
     """
     import torch
 
@@ -104,8 +105,8 @@ def measure_launches(device: "torch.device") -> float:
     """Return the seconds that the host needs to start one operation, as the median over batches.
 
     The operation multiplies 16 numbers by a weight that needs a gradient. It passes through torch's dispatcher and
-    autograd graph as in a forward pass. On a GPU, the host does not wait for the operation itself. On a CPU, the work
-    of the operation is negligible.
+    autograd graph as in a forward pass. The execution of the operation does not count: on a GPU the host does not wait
+    for it, and on a CPU it takes negligible time.
     """
     import torch
 
@@ -163,8 +164,8 @@ def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
     """Return shapes in an order in which the first n shapes, for any n, are spread evenly over all shapes.
 
-    The shapes are ordered by the reversed bits of their indices (van der Corput's sequence). So when the time for
-    measuring ends, each shape that was not measured has a measured shape near it.
+    The shapes are ordered by the reversed bits of their indices (van der Corput's sequence). So even if the time for
+    measuring ends early, each shape that was not measured has a measured shape near it.
     """
     bits = max(1, (len(shapes) - 1).bit_length())
     turned = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))

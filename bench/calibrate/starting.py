@@ -31,8 +31,8 @@ _STARTUP_S = 300.0  # maximum seconds between the start of the first node and of
 
 
 def run_node(folder: Path, number: int) -> bool:
-    """Run all ranks of node `number` until they end. Return True if all of them succeeded. If one rank fails, or on any
-    exception (a signal handler may raise it), the other ranks are killed."""
+    """Run all ranks of node `number` until they end. Return True if all of them succeeded. If one rank fails, the other
+    ranks are killed. On an exception, for example from a signal handler, all ranks are killed."""
     request = CalibrationRequest.model_validate_json((folder / REQUEST).read_bytes())
     far = request.nodes > 1
     with contextlib.ExitStack() as stack:
@@ -103,7 +103,7 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # srun would ask for a second Ctrl-C
+                start_new_session=True,  # in its own session, because srun would ask for a second Ctrl-C
                 preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
             )
         except FileNotFoundError as error:
@@ -147,7 +147,8 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
-    """Report the current part and the remaining seconds from a thread, while this context lasts."""
+    """Report from a thread which part of the calibration is running, and the remaining time. The thread ends with this
+    context."""
     ended = threading.Event()
 
     def report() -> None:

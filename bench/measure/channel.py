@@ -34,8 +34,8 @@ _SLOT = struct.Struct("<dq48sq")
 
 
 FindShortage = Callable[[OutcomeKind, BaseException], MemoryShortage | None]
-"""Function that gets an out-of-memory outcome and its exception. It returns how much of the exhausted memory was in
-use, or None if that is unknown."""
+"""Function that gets an outcome (`oom` for device memory or `host_oom` for host memory) and the exception that led to
+this outcome. It returns how much of the exhausted memory was in use, or None if that is unknown."""
 
 
 class RankProgress(NamedTuple):
@@ -63,8 +63,8 @@ class SharedHeartbeat:
         return cls(descriptor, ranks)
 
     def write(self, slot: int, phase: str, step: int, ended_steps: int = 0) -> None:
-        # Not pack_into, which clears the slot first. A reader could then see a heartbeat with time 0, which is the
-        # boot.
+        # pack_into is not used, because it clears the slot before it writes. A reader could then see the time 0, which
+        # is the time of the boot, and the rank would seem to have been silent since then.
         begin = slot * _SLOT.size
         beat = _SLOT.pack(time.monotonic(), step, phase.encode(), ended_steps)
         self._memory[begin : begin + _SLOT.size] = beat
@@ -83,7 +83,8 @@ class Channel:
         self.phase = "start"
         # First step of this process; not 0 in a training that was resumed.
         self._first_step: int | None = None
-        # Only processes that are killed after this rank started count, so this number is subtracted later.
+        # Number of out-of-memory kills before this rank started. It is subtracted from the number at a failure, because
+        # only kills after the start of this rank count.
         self._oom_kills = count_oom_kills()
 
     @classmethod
@@ -130,7 +131,7 @@ class Channel:
         if shortage:
             message["shortage"] = shortage.model_dump(exclude_none=True, exclude={"rank"})
         line = (json.dumps(message) + "\n").encode()
-        # One call writes at most the free space of the pipe.
+        # One call of os.write may write only a part of the line, because the pipe has limited space.
         while line:
             line = line[os.write(self._pipe, line) :]
 

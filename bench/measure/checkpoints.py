@@ -34,7 +34,7 @@ class SavedTraining(NamedTuple):
     """A complete checkpoint, from which a training can resume."""
 
     folder: Path
-    steps: int  # optimizer steps before it
+    steps: int  # number of optimizer steps before this checkpoint
 
     def read_progress(self) -> LearningProgress:
         """Return the training time and evaluations stored in this checkpoint."""
@@ -45,8 +45,8 @@ def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining
     """Return the checkpoint with the most steps that any attempt at the same repeat has saved; None if there is none.
     (A repeat is one measurement of a configuration, and an attempt is one try at it.)
 
-    `attempt` is the folder of any attempt at this repeat. If `goes_on_from` is the config_id of a run, the checkpoints
-    of the same repeat in that run are included.
+    `attempt` is the folder of any attempt at this repeat. If this run continues a stopped run, `goes_on_from` is the
+    config_id of the stopped run. The checkpoints that the same repeat has saved in the stopped run are then included.
     """
     found = (
         SavedTraining(path, int(match[1]))
@@ -82,7 +82,7 @@ def count_bytes(folder: Path) -> int:
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove all checkpoints that any attempt at the same repeat has written, incomplete checkpoints included.
+    """Remove all checkpoints, complete or not, that any attempt (try) at the same repeat (measurement) has written.
 
     If this run continues the run `goes_on_from`, the checkpoints of the same repeat in that run are removed too. The
     folder `but` is kept, because another run may resume from it.
@@ -93,8 +93,9 @@ def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | No
 
 
 def _list_entries(attempt: Path, goes_on_from: str | None) -> Iterator[Path]:
-    """Yield all files and folders in the folders of all attempts at the repeat of `attempt`. The same repeat in the run
-    `goes_on_from` is included."""
+    """Yield the content of the folders of all attempts at one repeat (attempts to measure the same thing). `attempt` is
+    the folder of any of these attempts. If this run continues the run `goes_on_from`, the attempts at the same repeat
+    in that run are included."""
     runs = [attempt.parent, *([attempt.parent.parent / goes_on_from] if goes_on_from else [])]
     repeat, _, _ = attempt.name.partition(".")
     for run in runs:

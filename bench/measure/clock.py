@@ -29,8 +29,8 @@ class Clock:
         """Wait until the device has finished all launched work."""
 
     def begin(self) -> None:
-        """Start a block. Its time begins when the device has finished all work launched so far. Time in which the
-        device is idle before the block is not counted."""
+        """Start a block of steps. The time of the first step begins when the device has finished all work launched so
+        far. Time in which the device is idle before the block is not counted."""
         self._times = [time.perf_counter()]
 
     def mark(self) -> None:
@@ -49,9 +49,10 @@ class DeviceClock(Clock):
     The times of a block are read while the next block runs. So the device always has work in its queue, and the host
     runs ahead of the device as in an untimed training.
 
-    Each block begins with its own event. So if the host is slower than the device, the host's work between two blocks
-    counts for no step. A busy device reaches this event right after the last step of the previous block. If the device
-    is idle, it reaches the event at once, and the time of the first step also contains the launch of that step.
+    Each block begins with an event of its own. The event excludes the host's work between two blocks from the step
+    times, which matters if the host is slower than the device. A busy device reaches the event right after the last
+    step of the previous block. In contrast, an idle device reaches the event at once. The time of the first step then
+    includes the time in which the host launches that step.
     """
 
     blocks_ahead = 1

@@ -72,7 +72,7 @@ class CollectiveCounter(TorchDispatchMode):
         return True
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        """Create a counter. `wait` returns when this rank's device has finished all launched work."""
+        """Create a counter. The function `wait` returns when this rank's device has finished all launched work."""
         super().__init__()
         self._wait = wait
         self.calls: Counter[str] = Counter()

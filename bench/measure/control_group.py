@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MEMORY = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))  # version 2, version 1
-# Bytes from which a limit means "no limit". Version 1 writes a number near 2^63.
+# A memory limit of at least this number of bytes means "no limit". For this, version 1 writes a number near 2^63.
 _UNLIMITED = 2**60
 
 
@@ -17,7 +17,8 @@ def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Return the folders that may be this process's control group for a controller such as `memory`, the most likely
     folder first.
 
-    In a container, the path in /proc may be the path on the host, while the group itself is mounted at the top.
+    Several folders are possible, because a container may see the host's path of the group in /proc, although the group
+    itself is mounted at the top of the cgroup file system.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

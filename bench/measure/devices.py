@@ -38,8 +38,8 @@ shared between the slices of a device, so they stay unknown for a slice."""
 
 
 class NvidiaDriver:
-    """NVIDIA devices, accessed with NVML. A MIG slice of a device has its own UUID; its clocks are those of the whole
-    device."""
+    """NVIDIA devices, accessed with NVML. A MIG slice of a device has its own UUID. In contrast, the clocks reported
+    for a slice are the clocks of the whole device."""
 
     def __init__(self, nvml: Any) -> None:
         """Wrap `nvml`, the pynvml module after its initialisation."""
@@ -74,8 +74,9 @@ class NvidiaDriver:
 def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
     """Return the seconds for which power and thermal limits have throttled a device, by reason.
 
-    The times are NVML's violation times. The key `all` is the host's clock in seconds: its difference between two
-    readings is the elapsed time, with which the other differences are compared.
+    The times are NVML's violation times, which grow while a limit throttles the device. The key `all` has the host's
+    clock in seconds. Its difference between two readings is the elapsed time. Divided by the elapsed time, the
+    difference of another key is the throttled fraction of the time.
     """
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}
@@ -238,8 +239,9 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     run.
 
     In a container, the driver may report other process ids than the run sees. So if no process on the device is in
-    `own`, one of the processes is assumed to be the run's rank. All others then count as background load. Their memory
-    is unknown, or 0 if there is only one process.
+    `own`, one of the processes is assumed to be the run's rank. All other processes then count as background load.
+    Their memory is unknown, because it is unknown which process is the rank. If the device has only one process, there
+    is no background load, and the memory is 0.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

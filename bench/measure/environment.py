@@ -72,7 +72,8 @@ def count_local_devices(kind: str) -> int | None:
     """Return the default number of devices of a run on this machine, for the device kind "cuda" or "cpu".
 
     For "cuda" this is the number of visible GPUs that torch supports; None if there are GPUs but their number is
-    unknown. For "cpu" a device is a process. The default is two processes, or one process on a single core.
+    unknown. For "cpu" a device is a process. The default is two processes, or one process if this process may use only
+    a single core.
     """
     if kind == "cpu":
         return min(2, count_cores())
@@ -177,7 +178,8 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
     Cores, threads and the OpenMP wait policy may differ, because ranks may be bound to different numbers of cores.
     """
-    # These fields are not compared. The slowest rank determines the step time, with any number of cores.
+    # These fields are not compared. A rank with fewer cores may be slower, but in every run the slowest rank determines
+    # the step time.
     bound = {"cores": None, "threads": None, "openmp_wait": None}
     first, *others = (one.model_copy(update=bound) for one in classes)
     for rank, other in enumerate(others, start=1):
@@ -197,7 +199,8 @@ def _find_first_visible() -> int | str:
 def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str]:
     """Return the default OpenMP variables of a rank on `device` ("cpu" or "cuda"), except those that the user has set.
 
-    By default the threads of libgomp spin for milliseconds before they sleep. Under background load, a spinning thread
+    The variables set the number of threads and, on a CPU, a shorter time for which a waiting thread spins. Without the
+    second setting, threads of libgomp spin for milliseconds before they sleep. Under background load, a spinning thread
     can occupy the core that another thread of the rank needs. A step then takes many times as long.
     """
     chosen = {"OMP_NUM_THREADS": str(_count_threads(devices_per_node))}
@@ -210,8 +213,8 @@ def _count_threads(devices_per_node: int) -> int:
     """Return the number of OpenMP threads of a rank: OMP_NUM_THREADS if the user has set it, else the rank's share of
     the cores.
 
-    The share is taken from the cores in the process's affinity mask, or from those of the scheduler's job if they are
-    fewer. They are fewer if the scheduler does not bind processes to cores.
+    The divided cores are those in the process's affinity mask. If the scheduler does not bind processes to cores, its
+    job may have fewer cores than the affinity mask. The job's cores are then divided.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
@@ -247,8 +250,8 @@ def probe(
 ) -> Environment:
     """Return the description of the machine that this process runs on.
 
-    `hosts` are the host names of the nodes, in the order of the nodes. `cpus` are facts about the processors of the
-    ranks. `job` is the scheduler's job that this process runs in.
+    `hosts` are the host names of the nodes, in the order of the nodes. `cpus` has the host, the CPU affinity, the
+    number of threads and the device of each rank. `job` is the scheduler's job that this process runs in.
     """
     scheduled = ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
     return Environment(
@@ -355,7 +358,7 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
             "ls-files", "--error-unmatch", Path(__file__).name
         )  # otherwise the repository is another project that contains this folder
         changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
-        # An untracked file elsewhere affects nothing.
+        # An untracked file outside of these folders does not affect results.
         added = ask("status", "--porcelain", "--", *_CODE)
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changed or added)}
     except (OSError, subprocess.SubprocessError):

@@ -81,7 +81,7 @@ class Refused(Exception):
 
 class WrongTransport(Refused):
     """Error for a network between nodes that is not the network expected in the site file, or is slower than the
-    machine's minimum."""
+    minimum in the machine file."""
 
 
 # Outcomes of a rank that ran out of memory. For these outcomes, the record says how much memory was in use.
@@ -95,7 +95,8 @@ _TYPES: dict[str, OutcomeKind] = {
     "DistStoreError": "comm_error",
     "ConnectionError": "comm_error",
 }
-# Libraries raise these for errors without a type of their own. Messages of other types are not matched.
+# Libraries raise these types for errors without a type of their own. Messages of exceptions of any other type are not
+# matched.
 _UNTYPED = ("RuntimeError", "OSError", "AcceleratorError", "DistBackendError")
 # The first match counts. Device memory comes before network libraries, because NCCL may run out of device memory too.
 # Host memory comes after them, because a network library that cannot pin memory has a problem with the network.
@@ -128,8 +129,9 @@ def classify_error(
     """Return the outcome of a run that ended with this exception, and the rule that determined the outcome.
 
     `oom_kills` is the number of processes in this control group that the kernel's out-of-memory killer ended since the
-    rank started. `others_bytes` is the memory of other processes on the rank's device. If it is large and the device
-    ran out of memory, the outcome is `error` instead of `oom`. The configuration may fit without the other processes.
+    rank started. `others_bytes` is the memory of other processes on the rank's device. If this memory is large and the
+    device ran out of memory, the outcome is `error` instead of `oom`, because the configuration may fit without the
+    other processes.
     """
     kind, rule = _find_outcome(error, oom_kills)
     if kind == "oom" and others_bytes is not None and others_bytes >= FOREIGN_BYTES:

@@ -1,5 +1,5 @@
-"""Test of the communication link between ranks. It times a short all-reduce, determines the transport that carried its
-bytes, and measures the bandwidth of every rank.
+"""Test of the communication link between ranks. It times a short all-reduce, determines whether InfiniBand or sockets
+carried its bytes, and measures the bandwidth of every rank.
 
 The transport is determined from the byte counters of network interfaces and InfiniBand ports.
 """
@@ -38,7 +38,7 @@ _MOST = 0.5
 
 def measure_link(device: torch.device, spec: RunSpec) -> Link:
     """Measure the link between the ranks, and return the bus bandwidth of an all-reduce in bytes per second. With
-    several nodes, the result also has the transport and the bandwidth of each rank.
+    several nodes, the result also has the transport (InfiniBand or sockets) and the bandwidth of each rank.
 
     For n ranks, the bus bandwidth is 2 (n - 1) / n × payload bytes / median time. The source of this factor is
     doc/PERFORMANCE.md of nccl-tests. All ranks must call this function.
@@ -128,7 +128,7 @@ def check_link(link: Link, network: Network, machine: Machine) -> None:
     """Raise WrongTransport if the transport is known and differs from the transport expected in the site file
     (`network`).
 
-    Raise it also if the bandwidth of a rank is below the minimum of the machine.
+    Raise it also if the bandwidth of a rank is below the minimum that the machine file (`machine`) requires.
     """
     if network.expects and link.transport and link.transport != network.expects:
         shown = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in (link.sent_bytes or {}).items())
@@ -147,7 +147,8 @@ def pair_in_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     Two pairs that exchange data with the same node at the same time would share its bandwidth.
     """
     pairs = [(node, (node + 1) % nodes) for node in range(nodes)] if nodes > 2 else [(0, 1)]
-    # With an odd number of nodes, the last pair needs its own round: both of its nodes are in the other two rounds.
+    # With an odd number of nodes, the last pair needs its own round, because one of its two nodes is already in a pair
+    # of the first round, and the other in a pair of the second round.
     last = pairs[-1:] if nodes % 2 else []
     return [found for found in (pairs[: nodes - 1 : 2], pairs[1::2], last) if found]
 
@@ -166,8 +167,8 @@ def compute_node_rates(pairs: Sequence[float]) -> tuple[float, ...]:
 def probe_ranks(device: torch.device, spec: RunSpec) -> tuple[float, ...]:
     """Exchange data between neighbouring nodes. Return the bandwidth of every rank in bytes per second, on all ranks.
 
-    The local ranks of a node are measured one after another, because each may have its own network card. All ranks must
-    call this function.
+    Every local rank of a node is measured, because each local rank may have its own network card. The local ranks are
+    measured one after another. All ranks must call this function.
     """
     rates = torch.zeros(spec.world_size, dtype=torch.float64)
     for local_rank in range(spec.devices_per_node):

@@ -165,8 +165,8 @@ class Series:
         """Append the steps of a block. `ranks` has one tensor (ranks, columns) per step.
 
         `skipped` are the numbers of the steps without an update, because their gradients were not finite. If `together`
-        is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began it right after
-        its previous block.
+        is true, all ranks began the block at the same time, after a barrier. Otherwise each rank began the block right
+        after its previous block, without waiting for the other ranks.
         """
         self.ranks.extend(ranks)
         own_s = torch.stack(ranks)[:, :, self.columns.index("step_s")]  # (steps, ranks)
@@ -332,8 +332,8 @@ def run(
 
     `open_window` is called once between warm-up and window. `after_block` is called after every block of the window.
     Neither call is timed. With `limit_s`, the window also ends as soon as the whole confidence interval of the step
-    time lies above this number of seconds. Steps that were launched during the warm-up belong to the warm-up, even if
-    they end after it; the same holds for the window.
+    time lies above this number of seconds. A step belongs to the part (warm-up or window) in which it was launched,
+    even if the step ends later.
     """
     peers, checked = trainer.peers, 0
 
@@ -375,8 +375,8 @@ def run(
 def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
     """Return the number of steps of the next block.
 
-    `lacking` is the number of steps that are still needed for the protocol's minimum. If it is positive, the block has
-    at most this number of steps. Otherwise only more time is needed, and the block has its full length.
+    `lacking` is the number of steps that are still needed for the protocol's minimum. If this number is positive, the
+    block has at most this number of steps. If it is not, only more time is needed, and the block has its full length.
     """
     return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps
 

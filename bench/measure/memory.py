@@ -52,8 +52,8 @@ def read_device_shortage(
 
 
 def read_host_shortage(rank: int, device: torch.device, error: BaseException, root: Path = Path("/")) -> MemoryShortage:
-    """Return how much host memory is in use after a rank ran out of it. The memory has several limits, and the limit
-    with the least free memory is reported. `error` is the exception.
+    """Return how much host memory is in use after a rank ran out of it. Several limits apply, such as the memory of the
+    host and the limit of a control group. The limit with the least free memory is reported. `error` is the exception.
 
     The bytes of tensors are known only if `device` is a CPU.
     """

@@ -73,7 +73,7 @@ class Inspection:
     outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers
     flops: int | None = None  # None: not counted
     idle_s: float | None = None  # None: not reported by the engine
-    passes: list[TimedPass] = field(default_factory=list)  # empty if the engine reports none; so is step_phases_s
+    passes: list[TimedPass] = field(default_factory=list)  # empty if the engine reports none, as is step_phases_s
     step_phases_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -145,8 +145,9 @@ def build_rank_memory(
     """Return the memory of one rank. Call this at the end of its timed window or, if there was none, at the end of its
     warm-up.
 
-    `initialisation` are the peaks of the initialisation, and `rss_bytes` is the peak resident set after it. `warmup`
-    are the peaks before the window; None if there was no window. `device_peak_bytes` is the highest use of the device.
+    `initialisation` has the memory peaks during the initialisation of the model, and `rss_bytes` is the peak resident
+    set after the initialisation. `warmup` has the memory peaks between initialisation and window; None if there was no
+    window. `device_peak_bytes` is the highest memory use of the device, by all processes together.
     """
     latest = memory.read_peaks(device)
     window = latest if warmup else PhasePeaks(None, None)
@@ -175,9 +176,10 @@ def build_rank_memory(
 def build_observations(
     spec: RunSpec, series: Series, views: list[RankView], training: Training | None, **known: Any
 ) -> Observations:
-    """Return the observations of an attempt.
+    """Return the observations (measured values) of an attempt, which is one try at a run.
 
-    `views` are the results of each rank, in the order of ranks. `known` are further fields of Observations.
+    `views` has the results of each rank, in the order of ranks. `known` has further fields of Observations that are
+    already known.
     """
     seen = [view.seen for view in views if view.seen]
     around = [view.surrounded for view in views]
@@ -270,7 +272,8 @@ def build_outcome(series: Series) -> Outcome:
 def count_tokens(spec: RunSpec, series: Series) -> Tokens | None:
     """Return the number of tokens and padding tokens per optimizer step, averaged over the window.
 
-    None if there is no valid window, or if the run has only some of the ranks, as in a rehearsal.
+    None if there is no valid window of timed steps, or if the run has only some of the ranks (a rehearsal runs one rank
+    alone).
     """
     if len(series.ranks) <= series.warmup or series.stopped == "invalid" or len(series.ranks[0]) != spec.world_size:
         return None
@@ -306,7 +309,7 @@ def write_steps_table(series: Series) -> bytes:
 def _build_column(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     """Return an Arrow column without missing values, built from the bytes of a NumPy array.
 
-    The function `pa.array` would import pandas, which takes half a second.
+    `pa.array` is not used, because it would import pandas, which takes half a second.
     """
     stored = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stored)])

@@ -1,7 +1,7 @@
 """Communication of the harness between the ranks of a run: the process group, decisions and gathered results.
 
-These collectives are separate from the engine's and are called only outside of timed steps. In a rehearsal a rank has
-no real peers.
+These collectives are separate from the engine's collectives, and are called only outside of timed steps. In a rehearsal
+one rank runs alone and has no real peers.
 """
 
 import os
@@ -26,7 +26,8 @@ class Peers:
     """Interface to all ranks of a run. This base class is for a rehearsal, which has one rank and no real peers."""
 
     are_real = False
-    """True if all ranks of the process group exist. It is false in a rehearsal, whose losses have no meaning."""
+    """True if all ranks of the process group exist. It is false in a rehearsal, which runs one rank alone. Losses of a
+    rehearsal have no meaning."""
 
     @property
     def is_main(self) -> bool:
@@ -109,8 +110,8 @@ def check_places(places: Sequence[RankPlace], nodelist: str) -> None:
         raise Refused(f"{', '.join(foreign)} is not in this job's allocation, which has {nodelist}")
 
 
-# Seconds added to the supervisor's limits. The supervisor then ends a hang before torch's timeout, and its reason is
-# recorded.
+# Seconds by which torch's timeout is longer than the supervisor's limits. The supervisor then ends a hang before torch
+# does, and the record contains the supervisor's reason.
 _LATER_S = 60.0
 _LONGEST_S = 30 * 86400.0
 
@@ -118,9 +119,9 @@ _LONGEST_S = 30 * 86400.0
 def compute_timeout(limits: Limits) -> timedelta:
     """Return the timeout after which torch gives up waiting for another rank.
 
-    It is longer than the supervisor's limits, so that the supervisor ends a hang and reports its reason first. torch's
-    defaults are 5 min for the store and 10 min for NCCL. Reading the libraries from a busy network file system may take
-    longer.
+    The timeout is longer than the supervisor's limits for a silent rank, so that the supervisor ends a hang first and
+    records the reason. torch's default timeouts (5 min for the store, 10 min for NCCL) are not used, because reading
+    the libraries from a busy network file system may take longer than that.
     """
     return timedelta(seconds=min(max(limits.startup_s, limits.hang_s) + _LATER_S, _LONGEST_S))
 

@@ -59,7 +59,8 @@ class LeftOutOperations(TorchDispatchMode):
         if _is_cheap(func) or devices != {"cpu"}:
             return func(*args, **kwargs)
         if func.namespace == "c10d":
-            # With a fake process group, some collectives copy this rank's input. Empty tensors avoid that.
+            # With a fake process group, some collectives copy this rank's input. For large tensors, empty tensors are
+            # passed instead, so that no copy is made.
             if elements > SMALL:
                 args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), (tuple(args), kwargs))
             return func(*args, **kwargs)

@@ -25,7 +25,7 @@ from bench.measure.control_group import read_throttled_s
 from bench.measure.failures import Refused
 
 if TYPE_CHECKING:
-    from bench.measure.peers import Peers  # imports torch, which a command does without
+    from bench.measure.peers import Peers  # imports torch, which a command does not need
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RESOURCES = ("cpu", "memory", "io")
@@ -133,7 +133,7 @@ class CommandMonitor:
         load = compute_load(0, self._began, reading := self._host.sample())
         if load is None or self._began is None or reading is None:
             return ""
-        # The command itself waits for its files.
+        # I/O pressure is not background load here, because the command itself waits for its files.
         load = load.model_copy(update={"io_pressure_share": None})
         return explain_busy_node(load, reading.at - self._began.at)
 
@@ -202,8 +202,8 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
 
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return the fraction of time for which a device was throttled between two readings of its counters, by reason. The
-    counter `all` is the total time (or the number of all samples), by which the other counters are divided. Empty if it
-    has not grown."""
+    growth of the counter `all` is the elapsed time (or the number of all samples). The growth of each other counter is
+    divided by it. The result is empty if `all` has not grown."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}
@@ -212,7 +212,8 @@ def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> d
 
 
 class DeviceMonitor:
-    """Sampler of a device between the blocks of the window. A sample takes about a millisecond and is not timed."""
+    """Monitor of a device during the measurement window. Between two blocks of steps it samples the clock and the
+    temperature, which takes about a millisecond. No step time includes a sample."""
 
     def __init__(self, rank: int, uuid: str, own: Collection[int]) -> None:
         """Create a monitor for the device `uuid`. `own` are the process ids of the run's ranks on this machine."""
@@ -264,7 +265,7 @@ _SAMPLE_S = 1.0
 
 @dataclass
 class Surrounded:
-    """Surroundings of a rank during its timed window: background load on its node, and use of its device."""
+    """Surroundings of a rank during its window of timed steps: background load on its node, and use of its device."""
 
     load: NodeLoad | None = None  # load of its node; only on one rank of each node
     use: DeviceUse | None = None

@@ -65,7 +65,8 @@ class Training:
             build_config(spec)  # raises for a model that transformers lacks, before time is spent on the training
 
     def resume(self, saved: SavedTraining) -> None:
-        """Load model, optimizer and progress from a checkpoint of another attempt. All ranks must call this."""
+        """Load model, optimizer and progress from a checkpoint that another attempt (try at this run) wrote. All ranks
+        must call this."""
         begin = time.perf_counter()
         self.steps = self._engine.load(saved.folder)
         progress = saved.read_progress()
@@ -82,7 +83,7 @@ class Training:
         """Train until all tokens are used or a loss is not finite, and fill `series`.
 
         The window begins after the protocol's minimum number of warm-up steps, and ends with the training.
-        `open_window` is called when it begins, and `after_block` after every block of steps.
+        `open_window` is called when the window begins, and `after_block` after every block of steps.
         """
         spec, last = self._spec, find_last_step(self._spec)
         warm = self.steps + min(spec.measure.warmup_steps, last - self.steps - 1)
@@ -187,7 +188,7 @@ class Training:
 class Answer(NamedTuple):
     """Answer to a held-out prompt."""
 
-    number: int  # of the sample
+    number: int  # number of the sample
     prediction: str
     reference: str
 

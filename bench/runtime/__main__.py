@@ -22,7 +22,7 @@ from bench.runtime.process import ForkServer
 
 
 def run_series() -> None:
-    """Supervise several attempts on this machine one after another, with ranks forked from one process.
+    """Supervise several attempts (tries at runs) on this machine one after another, with ranks forked from one process.
 
     The function reads JSON from standard input. The first line contains the device and the specs of all runs, from
     which the modules to import are known. Each later line is the folder of an attempt. When the function has processed
@@ -47,8 +47,8 @@ def run_series() -> None:
 
 
 def run_one(folder: Path, number: int = 0) -> bool:
-    """Supervise the node `number` of an attempt. On node 0, return True if the attempt ended with the outcome `ok`. On
-    another node, return True if the ranks of that node ended without an error."""
+    """Supervise the node `number` of an attempt (one try at a run). On node 0, return True if the attempt ended with
+    the outcome `ok`. On another node, return True if the ranks of that node ended without an error."""
     if number:
         return NodeAgent(folder, number).run()
     record = RunCoordinator(folder).run()

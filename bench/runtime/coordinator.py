@@ -62,8 +62,8 @@ class RunCoordinator:
         If `scheduled` is true, this class writes no record for an interrupted run. `zeroscale status` or `resume`
         writes it later, with the reason from the scheduler. `ends_at` is the end of the allocation in seconds since the
         epoch. `is_lost` returns why the allocation no longer belongs to this job, for example because the job was
-        requeued. It returns an empty string if the allocation still belongs to this job. `span` and `start` are those
-        of `NodeRanks`.
+        requeued. It returns an empty string if the allocation still belongs to this job. `span` is "node" if each node
+        has one supervisor, and "device" if each rank has one. The function `start` starts the process of a rank.
         """
         self.folder = folder
         self.spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
@@ -83,7 +83,8 @@ class RunCoordinator:
         self._lost_at: float | None = None
         self._begin = self._resumed_at = time.monotonic()
         self._paused = PauseTotals()  # longest pauses of any node
-        # `is_lost` is called in another thread. It reads the study's folder, and a shared file system may stall.
+        # `is_lost` is called in another thread, because it reads the study's folder, and a shared file system may
+        # stall.
         self._asking, self._lost_reason = AsyncWriter(), ""
         self._interrupted_by: signal.Signals | None = None
         # A job with many points has one process for all points, which installs its own signal handlers.
@@ -165,8 +166,8 @@ class RunCoordinator:
         self._lost_reason = self.is_lost() if self.is_lost else ""
 
     def _detect_pauses(self) -> None:
-        """Detect pauses of this node and of other nodes. After a pause, the limits for silent ranks and nodes start
-        again."""
+        """Detect pauses of this node and of other nodes. After a pause, the time limits for silent ranks and for silent
+        nodes start again, because a paused rank or node sends nothing."""
         if paused_s := self.node.detect_pauses():
             self.server.forgive_silence(paused_s)
             self._begin += paused_s
@@ -225,11 +226,11 @@ class RunCoordinator:
         return [state for state in self.states() if state.exit_code and not state.stopped]
 
     def _are_lost_ranks_terminated(self) -> bool:
-        """Return True if SIGTERM or SIGINT ended all lost ranks. Ranks with a communication error are ignored, because
-        the loss of another rank may have caused it.
+        """Return True if SIGTERM or SIGINT ended all lost ranks. Ranks that reported a communication error are ignored,
+        because the loss of another rank may have caused this error.
 
         A scheduler sends signals to ranks and supervisors at the same time. A rank may receive the signal before this
-        process does. The run was then interrupted, and no rank failed.
+        process does, and then looks lost, although the run was only interrupted.
         """
         own = [state for state in self._list_lost() if not state.failure or state.failure["outcome"] != "comm_error"]
         return bool(own) and all(state.exit_code in (-signal.SIGTERM, -signal.SIGINT) for state in own)
@@ -237,8 +238,8 @@ class RunCoordinator:
     def _blame_lost_node(self) -> None:
         """Stop the run with the outcome `node_failure` if the loss of a node explains why all lost ranks failed.
 
-        For this, every lost rank must have reported a communication error. In addition, some node must have ended its
-        ranks by itself, or have sent no report for a while.
+        This is assumed under two conditions. Every lost rank has reported a communication error. In addition, a node
+        has ended its ranks by itself, or has sent no report for a while.
         """
         lost = self._list_lost()
         # If all lost ranks reported communication errors, the cause may be a node whose reports do not arrive.
@@ -250,8 +251,9 @@ class RunCoordinator:
         """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
         well.
 
-        If a user interrupts a zeroscale command, the command writes the name of its own signal into the same file
-        first. Then it ends this supervisor by SIGTERM. In that case the name in the file is kept.
+        If a user interrupts a zeroscale command, the command first writes the name of the signal that it received into
+        the same file. Then it ends this supervisor by SIGTERM. In that case the name that is already in the file is
+        kept.
         """
         assert self._interrupted_by
         name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)

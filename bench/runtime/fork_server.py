@@ -29,7 +29,8 @@ from bench.engines.deepspeed.library import preload_deepspeed
 from bench.runtime import worker
 
 _PR_SET_PDEATHSIG = 1
-# Ignored, because a scheduler sends signals to every process of a job. The supervisor ends this process instead.
+# Signals that this process ignores, because a scheduler sends them to every process of a job. The supervisor ends this
+# process instead.
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MESSAGE_BYTES = 16
 _DESCRIPTORS = 16
@@ -60,7 +61,8 @@ def main() -> None:
 def preload(device: str, backends: Collection[str] | None = None, families: Collection[str] | None = None) -> None:
     """Import the modules of a rank on `device` ("cpu" or "cuda") for these engines (`backends`) and model families.
 
-    If an argument is None, all engines or all families are imported. Some of their libraries take seconds to import.
+    If an argument is None, all engines or all families are imported. The arguments limit the imports, because some of
+    the libraries take seconds to import.
     """
     os.environ["DS_ACCELERATOR"] = device
     # With this variable, torch looks for GPUs through the driver's library (NVML) and starts no CUDA context.
@@ -101,7 +103,8 @@ def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGK
                 while os.getppid() == itself:  # until it is adopted
                     time.sleep(0.001)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-                # If another process is the parent, `parent` died before the signal was set.
+                # If the parent is now another process, `parent` died before the signal was set, and the kernel will
+                # send no signal.
                 if os.getppid() == parent or not death_signal:
                     run()
             except BaseException:

@@ -37,7 +37,8 @@ _STACKS_CHARACTERS = 6000
 def count_supervisors(spec: RunSpec, span: Span, circumstance: Circumstance | None = None) -> int:
     """Return the number of supervisors of a run: one per node, or one per rank if `span` is "device".
 
-    A rehearsal runs one rank alone, and therefore has one supervisor.
+    `circumstance` describes how and where the run is started. If it names a rank to rehearse, this rank runs alone, and
+    therefore has one supervisor.
     """
     if circumstance and circumstance.rehearsed_rank is not None:
         return 1
@@ -200,7 +201,8 @@ class NodeRanks:
             shutil.rmtree(Path(folder, self._scratch_name), ignore_errors=True)
 
     def _local_rank(self, rank: int) -> int:
-        """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal."""
+        """Return the local rank, which is also the number of the rank's device; 0 in a rehearsal, which runs one rank
+        alone."""
         return 0 if self._rehearsed is not None else rank % self._spec.devices_per_node
 
     def _wait(self, seconds: float) -> None:
@@ -230,7 +232,7 @@ class NodeRanks:
 
 
 class NodeAgent:
-    """Supervisor of a node other than node 0, in one attempt."""
+    """Supervisor of a node other than node 0, in one attempt (one try at a run)."""
 
     def __init__(
         self,

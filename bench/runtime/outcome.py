@@ -2,7 +2,8 @@
 
 The processes of a node are paused if the job is suspended, if they get SIGSTOP, or if the machine is in sleep mode. The
 supervisor of the node sleeps for 0.2 s at a time. If far more time has passed after such a sleep, the supervisor was
-paused. Time in which the supervisor computed or waited for a core is no pause and is subtracted; the kernel reports it.
+paused. Time in which the supervisor computed or waited for a core is not a pause. The kernel reports this time, and it
+is subtracted.
 """
 
 import contextlib
@@ -84,7 +85,8 @@ class PauseWatch:
     def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
         """Return the seconds for which this supervisor was paused since the last sample; 0 if it was not paused.
 
-        `pids` are the process ids of its running ranks. `in_steps` is true if any of these ranks is making steps.
+        `pids` are the process ids of this supervisor's running ranks. `in_steps` is true if any of these ranks is
+        making steps.
         """
         last, self._last = self._last, self._read_moment()
         elapsed_s = self._last.at - last.at
@@ -101,7 +103,8 @@ class PauseWatch:
 
     @property
     def totals(self) -> PauseTotals:
-        """Total pauses so far: those of the supervisor, plus those of the rank that was stopped longest."""
+        """Seconds of pauses so far: the pauses of the supervisor, plus the pauses of the rank that was stopped
+        longest."""
         longest = max(self._ranks.values(), default=PauseTotals())
         ranks = longest if longest.all_s >= _RANK_S else PauseTotals()
         return PauseTotals(self._own.all_s + ranks.all_s, self._own.in_steps_s + ranks.in_steps_s)
@@ -120,7 +123,7 @@ class RankState(NamedTuple):
 
     rank: int
     exit_code: int | None  # negative: number of the signal that killed it; None: still running
-    stopped: bool  # True if its supervisor ended it; the outcome then does not depend on how it ended
+    stopped: bool  # True if its supervisor ended it; `exit_code` is then not used for the outcome
     failure: dict[str, Any] | None  # the rank's report of an exception
     phase: str
     step: int  # -1 outside the loop
@@ -156,8 +159,8 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
 
     `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` describes it as text. `stop` is
     None if a rank was lost before the supervisor ended any rank. The outcome then follows from the lost rank that most
-    likely caused the other losses. If the supervisor ended all ranks, the evidence has the phase and step of every
-    rank.
+    likely caused the other losses. The field `evidence` of the outcome has the phase and step of each lost rank. If no
+    rank was lost before the supervisor ended the ranks, it has those of every rank.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     shown = lost or (states if stop else [])
@@ -190,7 +193,8 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
 
 
 def note_pause(outcome: Outcome, paused: PauseTotals) -> Outcome:
-    """Return the outcome with the seconds of pauses added to its evidence; return it unchanged if there was no pause.
+    """Return the outcome with the seconds of pauses added to its field `evidence`. If there was no pause, return the
+    outcome unchanged.
 
     After a pause, the outcomes `node_failure` and `comm_error` are attributed to the pause and become `preempted`.
     """
@@ -340,8 +344,8 @@ class HeartbeatWriter:
 
 
 def build_heartbeat(state: str, ranks: Sequence[RankState] = ()) -> bytes:
-    """Return the content of `heartbeat.json` for an attempt of this process. `state` is, for example, "running"; before
-    the ranks start it is "claimed", and `ranks` is empty."""
+    """Return the content of `heartbeat.json` for an attempt (try at a run) of this process. `state` is, for example,
+    "running"; before the ranks start it is "claimed", and `ranks` is empty."""
     process = identify_process(os.getpid())
     plain = {
         "state": state,

@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Process id of the last process that forked. In a new child, it is therefore the process id of the parent.
 _forking = 0
 _PR_SET_CHILD_SUBREAPER = 36
-# Maximum seconds for the imports of the fork server. On a busy network file system, they take minutes.
+# Maximum seconds for the imports of the fork server. On a busy network file system, the imports take minutes.
 _STARTUP_S = 300.0
 _ANSWER_S = 30.0
 _KILL_S = 5.0
@@ -129,8 +129,9 @@ StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
 StartRank = Callable[[Sequence[str], dict[str, str], dict[str, int], int], StartedProcess]
 """Function `start(command, environment, descriptors, output)` that starts a rank.
 
-`descriptors` has a file descriptor for each name of an environment variable. The rank inherits the descriptors, and
-finds the number of each in its variable. `output` is the descriptor of its standard output and error.
+`descriptors` maps names of environment variables to file descriptors. The rank inherits the file descriptors, and each
+of these variables contains the number of its file descriptor. `output` is the file descriptor for the standard output
+and standard error of the rank.
 """
 
 
@@ -163,8 +164,8 @@ class RankProcess:
     ) -> None:
         self.rank, self.stopped, self.survived = rank, False, False
         self.failure: dict[str, Any] | None = None
-        # Output that arrives while `listening` is true. The supervisor sets it before it makes the rank print its
-        # stacks.
+        # Output that arrives while `listening` is true. The supervisor sets `listening` to true before it makes the
+        # rank print its stacks.
         self.stack_output = bytearray()
         self.listening = False
         self._failure_bytes, self._partial = bytearray(), bytearray()
@@ -236,7 +237,7 @@ class RankProcess:
 def _open_pipe() -> tuple[int, int]:
     """Return the two ends of a new pipe: this process's end, which does not block, and the child's end.
 
-    A child inherits its end only if `pass_fds` of `subprocess.Popen` names it.
+    A child process inherits the child's end only if the argument `pass_fds` of `subprocess.Popen` contains it.
     """
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)

@@ -288,7 +288,8 @@ class CoordinatorServer:
 
     @property
     def paused(self) -> PauseTotals:
-        """Pauses of the other nodes: for each total, the largest value of any node."""
+        """Seconds of pauses on the other nodes. Each field of the result is the largest value that any of these nodes
+        reported."""
         return functools.reduce(
             PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
         )

@@ -190,8 +190,8 @@ class RankWorker:
     def load_operations(self) -> None:
         """Load the engine's compiled ops, such as DeepSpeed's CPUAdam. Missing ops are built first.
 
-        Otherwise the engine would build them itself. It would wait forever if an earlier build was killed, and its
-        initialisation time would include the build.
+        Otherwise the engine would build missing ops itself. The engine would wait forever if an earlier build was
+        killed, and the initialisation time of the engine would include the build.
         """
         if not (names := engines.facts(self.spec).compiled_ops) or not (folder := os.environ.get(extensions.FOLDER)):
             return
@@ -298,7 +298,7 @@ class RankWorker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return the use of the memory that ran out: device for the outcome "oom", otherwise host. None if unknown."""
+        """Return the use of the exhausted memory (device for the outcome "oom", else host). None if unknown."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 
@@ -309,7 +309,7 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Make a few steps after the measurement window. Return counts and times, for example of their collectives."""
+        """Make a few steps after the window. Return counts and times of these steps and their collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
@@ -319,7 +319,7 @@ class RankWorker:
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
         """Gather the results of all ranks on rank 0, which writes the steps and the record.
 
-        `seen` has the results of the inspected steps. Without such steps it is None, and `uninspected` is the reason.
+        `seen` has the results of the inspected steps; None if no step was inspected, for the reason `uninspected`.
         """
         from bench.measure import observe
 
@@ -352,9 +352,9 @@ class RankWorker:
         self.phases_s[name] = time.perf_counter() - begin
 
     def position(self, phase: str, step: int) -> None:
-        """Report this rank's phase and step to the supervisor. Cause a failure if a drill requests one in this step."""
+        """Report this rank's phase and step to the supervisor. Inject a fault if one is requested for this step."""
         self.channel.beat(phase, step)
-        # Once per step, at its first micro-batch.
+        # A fault is injected at most once per step, when the first micro-batch of the step is fetched.
         if self.drill and phase == "fetch" and step > self.injected_at:
             self.injected_at = step
             self.drill.inject(self.rank, step)
@@ -405,10 +405,10 @@ class RankWorker:
     def check_parameters(self, module: Any) -> int:
         """Return the number of parameters of the whole model, over all partitions and pipeline stages.
 
-        Raise Refused if this rank has another number of parameters than expected.
+        Raise Refused if the model, or this rank's pipeline stages, have another number of parameters than expected.
         """
         expected = here = models.count_expected_parameters(self.spec.model)
-        # With a divided model, only the parameters of this rank's stages are counted.
+        # If the engine divides the model into pipeline stages, only the parameters of this rank's stages are counted.
         if (cut := engines.facts(self.spec).cut) is not None:
             network = models.get_network(self.spec.model)
             mine = [cut(self.spec, network)[stage] for stage in list_stages(self.spec, self.rank)]

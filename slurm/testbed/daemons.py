@@ -18,8 +18,8 @@ from ledger import Ledger
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL_S = 0.25
-# Maximum seconds for one of Slurm's programs. Without this limit, sinfo would retry for much longer if the controller
-# does not run.
+# Maximum seconds for one of Slurm's programs. If the controller does not run, sinfo would try again for much longer
+# without this limit.
 _ANSWER_S = 5.0
 _MUNGE_S = 10.0
 # Seconds that slurmctld gets to end. Before it ends, it saves the state of its jobs.

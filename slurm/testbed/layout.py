@@ -101,7 +101,7 @@ class Layout:
         return str(self._network[number or -2])
 
     def hosts(self) -> str:
-        """Return the content of /etc/hosts for every machine of the testbed."""
+        """Return the text of /etc/hosts, which is the same for every machine of the testbed."""
         return "127.0.0.1 localhost\n" + "".join(f"{self.address(name)} {name}\n" for name in self.machines)
 
     def check(self) -> None:

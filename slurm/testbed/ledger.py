@@ -21,8 +21,8 @@ _VERSION = 1
 
 
 def _boot_id() -> str:
-    """Return the id of the current boot of the machine. It shows whether the machine was rebooted since the testbed was
-    started. After a reboot, only the files of the testbed still exist."""
+    """Return the id of the current boot of the machine. A changed id shows that the machine was rebooted after the
+    testbed was started. After a reboot, only the files of the testbed still exist."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from layout import Layout, Problem, RefusedCommand
 from ledger import Ledger
 
-# Folders of iproute2: one with the names of network namespaces, and one with files that replace files in /etc, for each
-# namespace.
+# Folders of iproute2. The first contains the names of network namespaces. The second has a folder for each namespace,
+# with files that replace files in /etc in this namespace.
 _ROOT = Path("/run/netns")
 _ETC = Path("/etc/netns")
 _SWITCH = "switch"
 _UPLINK = "login"
-# A packet that waits longer in the queue is dropped, and TCP slows down.
+# Longest time that a packet may wait in the queue of a rate-limited link. After that time it is dropped, and TCP slows
+# down.
 _LATENCY = "50ms"
 
 

@@ -110,8 +110,8 @@ def inside(machine: str, command: Sequence[str]) -> list[str]:
     """Return a command line that runs `command` on a machine of the testbed, with the network, /etc/hosts and host name
     of that machine.
 
-    Each program in the command line replaces itself by the next program. So `command` has the process id of the process
-    that is started with this command line.
+    Each program in the command line replaces itself by the next program. So if a process is started with this command
+    line, its process id is later the process id of `command`.
     """
     named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', machine, *command]
     return ["ip", "netns", "exec", machine, *named]

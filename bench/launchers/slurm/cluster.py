@@ -19,8 +19,10 @@ _UNAVAILABLE = re.compile(
     r"|standby mode|no route to host",
     re.IGNORECASE,
 )
-"""Pattern of error messages that mean that Slurm is unavailable. Other errors mean that it refused the request."""
-# Variables that are kept: they select a cluster and a method of authentication, and do not describe the containing job.
+"""Pattern of error messages that mean that Slurm is unavailable. Other error messages mean that Slurm refused the
+request."""
+# Variables of Slurm that are passed on even if this process runs in a job. They do not describe that job, but select a
+# cluster and a method of authentication.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Maximum seconds for a program. Most of Slurm's programs fail by themselves after seconds. If the queue is full, sbatch
 # fails after two minutes.
@@ -35,8 +37,9 @@ site file."""
 def build_user_environment() -> dict[str, str]:
     """Return the environment variables of this process, without the variables that describe the job in which it runs.
 
-    With these variables, `srun` and `sbatch` would use the number of tasks or the memory of the current job as options
-    of the new job. The new job would also inherit another launcher's description of the current job.
+    If the removed variables were kept, `srun` and `sbatch` would use the number of tasks or the memory of the current
+    job as options of the new job. The new job would also inherit the description that another launcher gave of the
+    current job.
     """
     environment = {key: value for key, value in os.environ.items() if key != job_environment.OWN}
     if "SLURM_JOB_ID" not in environment:
@@ -47,8 +50,9 @@ def build_user_environment() -> dict[str, str]:
 def call(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """Run one of Slurm's programs and return its output.
 
-    `environment` has the environment variables of the program; None: suitable ones are chosen. A warning is logged if
-    the program takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer. Raise UserError with the
+    `environment` has the environment variables of the program. If it is None, the program gets the variables of this
+    process, except those that describe the current job or change the format of the output. A warning is logged if the
+    program takes longer than 5 s. Raise SchedulerUnavailable if Slurm does not answer. Raise UserError with the
     program's own message if it refuses the request.
     """
     if environment is None:
@@ -150,7 +154,7 @@ def select_partitions(partitions: str, named: str | None) -> list[Partition]:
 def find_max_time_min(found: Sequence[Partition]) -> int | None:
     """Return the shortest time limit (MaxTime) of these partitions in minutes; None if none has a limit.
 
-    Slurm may start a job in any of these partitions, so the job must be within the limits of all of them.
+    The shortest limit counts, because Slurm may start a job in any of these partitions.
     """
     limits = (_parse_minutes(fields.get("MaxTime", "")) for fields in found)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -245,8 +249,8 @@ def list_submit_limits(table: str, account: str | None, partition: str | None) -
 def find_default_qos(table: str, account: str | None, partition: str | None) -> set[str]:
     """Return the names of the possible qualities of service (QOS) of a job for which the user sets no QOS.
 
-    `table` has the same lines as for `list_submit_limits`. For a line without a default QOS, the name is Slurm's own
-    default, `normal`.
+    `table` is output of sacctmgr with lines `account|partition|default QOS|limit|limit of the group`. If `account` is
+    None, the lines of all accounts count. For a line without a default QOS, the name is Slurm's own default, `normal`.
     """
     return {fields[2] or "normal" for fields in _list_associations(table, account, partition)}
 

@@ -96,7 +96,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
         options=options,
         place=_select_place(options, small=small),
         script=path,
-        # A % in the folder's name is doubled, since Slurm replaces %j and its like.
+        # A % in the folder's name is doubled, because Slurm would replace patterns such as %j.
         log=f"{folder}/".replace("%", "%%") + ("slurm-%j.log" if work.tasks is None else "slurm-%A_%a.log"),
         directory=Path.cwd(),
         time_limit_min=limit_min,
@@ -141,8 +141,8 @@ def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:
 def _build_small_command(work: Work, options: Options) -> list[list[str]]:
     """Return the command of a job that needs no device.
 
-    The command calls Slurm's programs, which are not available in the container. It therefore runs outside of the
-    container with the current Python interpreter.
+    The command calls Slurm's programs, which are not available in a container. So if the site uses a container, the
+    command runs outside of it with the current Python interpreter.
     """
     python = options.python if options.python and not options.container else (sys.executable,)
     return [build_module_command(work.module, *work.arguments, python=python)]
@@ -167,7 +167,7 @@ def _list_bindings(options: Options) -> list[str]:
 
     With one supervisor per node, the supervisor gets all cores of the job on that node and its ranks share them. A
     cluster's default binding is often a single core. With one task per device, each task is bound to its cores and to
-    the memory next to them. Each task sees all devices of its node. A rank selects its own device by number. It can
+    the memory next to them. Each task sees all devices of its node. So a rank selects its own device by number, and can
     access the memory of the other devices directly.
     """
     sees_all = options.gpus is not None and "per-task" not in options.gpus

@@ -137,7 +137,7 @@ def select_latest(states: Iterable[JobState]) -> dict[tuple[str, int | None], Jo
         if before and int(before.handle) > int(state.handle):
             continue
         if before and before.handle == state.handle:
-            # A job that is requeued just when it ends has two lines for one start.
+            # If a job is requeued just when it ends, two lines describe the same start. They do not count as a restart.
             again = before.started_at != state.started_at
             state = state._replace(restarts=(before.restarts or 0) + again)
         found[key] = state

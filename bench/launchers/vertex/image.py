@@ -6,8 +6,8 @@ from pathlib import Path
 import bench
 
 DIGEST = "ZEROSCALE_CONTAINER_DIGEST"
-"""Environment variable with the name of the image. Runs in different images have different environments, and different
-builds of DeepSpeed's ops."""
+"""Environment variable with the name of the job's container image. Because of this name, runs in different images count
+as runs in different environments, and use different builds of DeepSpeed's ops."""
 _FOLDER = "{folder}"
 """Placeholder in a command for the folder with the Dockerfile and the files that it copies."""
 _DOCKERFILE = """\

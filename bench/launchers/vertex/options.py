@@ -185,8 +185,8 @@ def check(options: Options, spec: RunSpec) -> None:
 def find_accelerators(options: Options, machine_type: str, devices_per_node: int) -> tuple[str | None, int]:
     """Return the type and number of accelerators of each machine; (None, 0) without accelerators.
 
-    `devices_per_node` is the number if the options do not set one. Raise UserError if the machine type cannot have
-    these accelerators.
+    If the options do not set the number of accelerators, it is `devices_per_node`. Raise UserError if the machine type
+    cannot have these accelerators.
     """
     table = _read_machine_types()
     fixed: Mapping[str, int] = table["fixed"].get(machine_type, {})
@@ -218,7 +218,8 @@ def find_accelerators(options: Options, machine_type: str, devices_per_node: int
 
 
 def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int) -> str:
-    """Return the remedy if the machine type has `own_count` accelerators of type `kind`, but `count` are requested."""
+    """Return the remedy for an error message: the machine type has `own_count` accelerators of type `kind`, but `count`
+    are requested."""
     others = [name for name, found in table["fixed"].items() if found.get(kind) == count]
     if others:
         return f"set launcher.machine_type={others[0]}"
@@ -230,8 +231,8 @@ def _check_attached(
 ) -> None:
     """Raise UserError if a machine of the family n1 with this number of cores cannot have these accelerators.
 
-    `table` has, for each type of accelerator, the possible numbers of accelerators. Each number has the largest number
-    of cores with which a machine can have it.
+    `table` maps each type of accelerator to a mapping. The inner mapping has a key for each number of accelerators that
+    a machine can have. Its value is the largest number of cores of a machine with this number of accelerators.
     """
     if kind not in table:
         remedy = suggest_nearest(kind, list(table), f"choose one of {', '.join(table)}")

@@ -70,8 +70,8 @@ def build_labels(name: str, nodes: int, folder: Path, options: Options) -> dict[
 
 
 def build_study_label(url: str) -> str:
-    """Return a label value for the study with this URL in the object store. Another study, or another object store, has
-    another value."""
+    """Return a label value for the study with this URL in the object store. Different studies have different values,
+    and so has the same study in different object stores."""
     return f"{_build_label_value(url.rpartition('/')[2])[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 

@@ -70,7 +70,8 @@ def _create(service: Service, folder: Path, spec: dict[str, Any], options: Optio
             job, *later = found
             for one in later:
                 service.cancel(one.name)
-            # Another submitter may have created a job meanwhile. If both jobs exceed the budget, the later job ends.
+            # Another submitter may have created a job meanwhile. If the two jobs together exceed the budget, the later
+            # job is cancelled.
             _check_budget(service, job, options)
             return str(job.name)
         except SchedulerUnavailable as error:
@@ -86,7 +87,8 @@ def _list_named(service: Service, name: str) -> list[Any]:
 
 
 def _check_budget(service: Service, job: Any, options: Options) -> None:
-    """Raise UserError if a job could exceed the budget of its study. A job that was created already is cancelled."""
+    """Raise UserError if a job could exceed the budget of its study. If the job was already created, cancel it
+    first."""
     if options.budget is None or options.price_per_node_hour is None:
         return
     others = [one for one in _list_study(service, job.labels[STUDY_LABEL]) if one.display_name != job.display_name]

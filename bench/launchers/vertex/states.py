@@ -79,7 +79,8 @@ def _find_outcome(state: str, message: str, use: JobUse) -> tuple[OutcomeKind | 
     if state == "EXPIRED":
         return "timeout", "the job reached its time limit"
     if state == "CANCELLED":
-        # The service cancels a job that reaches its timeout, so that only the duration shows the cause.
+        # The service cancels a job that reaches its timeout. Only the duration then shows that the timeout was the
+        # cause.
         lasted_s = use.ended_at - use.began_at if use.began_at and use.ended_at else 0.0
         if use.timeout_s and lasted_s >= use.timeout_s - 1:
             return "timeout", "the job reached its time limit"
