@@ -159,8 +159,8 @@ def check(composed: Request, device: str | None) -> None:
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Apply all rules of `check` except the launcher's. A configuration that passes can run here with a single rank, as
-    in a rehearsal."""
+    """Apply all rules of `check` except the launcher's. A configuration that passes can be rehearsed: a single rank of
+    it can run on this machine."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -218,8 +218,8 @@ def _check_learning(spec: RunSpec) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Raise UserError if the model needs other kinds of tokens than the objective has, or does not support another
-    setting."""
+    """Raise UserError if the model needs other kinds of tokens than the objective has, or if the model does not support
+    some other setting of the spec."""
     family = models.load(spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
@@ -280,12 +280,13 @@ def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey
 
 
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
-    """Return decoded options or a decoded shape from the plain data in a spec. The result is cached."""
+    """Return the options of a plug-in, or the shape (sizes) of a model, decoded from the plain data in a spec. The
+    result is cached."""
     return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
-    """Decode the section of one config group. The result is cached by content."""
+    """Decode one section of a config tree, such as that of the group `model`. The result is cached by content."""
     if group == "model" and ("config_file" in plain or plain.get("checkpoint")):
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
     return _call_cached(_PARTS[group], _ContentKey.of(plain))
@@ -317,7 +318,7 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Return the section of a model with its shape, read from the Hugging Face config file `config_file` or from the
-    checkpoint's config.json. A shape in the section is kept; raise UserError if it differs from the checkpoint's."""
+    checkpoint's config.json. A shape in the section is kept; raise UserError if it is not the checkpoint's shape."""
     path, checkpoint = flat.pop("config_file", None), flat.get("checkpoint")
     if path is None and not checkpoint:
         remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"

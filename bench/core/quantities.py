@@ -55,7 +55,7 @@ class RunQuantities(NamedTuple):
     nodes: int
     peak_bytes: int | None
     loss: float | None
-    ended_early: bool = False  # a search stopped it: its steps were certainly longer than the best trial's
+    ended_early: bool = False  # a search stopped the run, because its steps were longer than the best trial's
     validation_loss: float | None = None
     step_noise: float = 0.0  # extra standard deviation of the log of the step time, due to disturbances
 
@@ -100,8 +100,8 @@ def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> f
 
 
 def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
-    """Return the value of a quantity, computed from the predicted step time or the predicted peak memory; None if the
-    needed prediction is unknown."""
+    """Return the predicted value of a quantity: of `peak_bytes` from the predicted peak memory, of any other quantity
+    from the predicted step time. None if this prediction is unknown."""
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
@@ -157,11 +157,11 @@ def compute_node_hours(record: RunRecord) -> float | None:
 
 
 BUSY_SHARE = 0.05
-"""Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which may be
-as much as the difference between two configurations."""
+"""Share of the run's cores above which background load makes a machine busy. At this share, steps take 5 % longer. The
+difference between two configurations may be no larger."""
 PRESSURE_SHARE = 0.05
-"""Share of the window for which processes may wait for memory, or for input and output. Above it, the machine counts as
-busy. Waits of the run itself count, too."""
+"""Share of the measurement window in which processes may wait for memory, or for input and output. Above it, the
+machine counts as busy. Waits of the run itself count, too."""
 FOREIGN_BYTES = 2**28
 """Device memory in bytes above which another process counts as background load. A display server uses less."""
 
