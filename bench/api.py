@@ -124,8 +124,8 @@ def run(
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
     """Submit the points of a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command. The plan's autopilot (see `plan`) calls it once when the autopilot itself ends, with the path
-    of the study's summary as argument.
+    `notify` is a command. When the plan's autopilot (see `plan`) ends, it calls this command with the path of the
+    study's summary as argument.
     """
     from bench import launchers
     from bench.core.scheduling import SchedulerUnavailable
@@ -441,7 +441,7 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return hours and cost of a training with intervals, and whether a deadline is met. They are returned for each
+    """Return hours and cost of a training with intervals, and whether a deadline is met. There is an entry for each
     combination of a place (own, rented or spot nodes) and a method (full training or adapters).
 
     `question` is as in `advise`, but without machine, devices_per_node and price. Instead, its keyword `where` lists

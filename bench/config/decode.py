@@ -1,4 +1,5 @@
-"""Decode plain dicts into a Request, and check the rules that hold between its parts. Does not depend on Hydra.
+"""Decode plain dicts into a Request (a decoded point), and check the rules between its spec, machine and launcher. This
+module does not depend on Hydra.
 
 The points of a study share most of their config groups. The decoded value of each group is cached by its content.
 """
@@ -93,8 +94,8 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _ROUNDED_TO = 100_000
-"""Number of elements. Bucket sizes that `fit_engine` reduces are rounded up to a multiple of this number, so that they
-are easy to read and the whole model still fits in a bucket."""
+"""`fit_engine` rounds a reduced bucket size up to a multiple of this number of elements. The size is then easy to read,
+and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
@@ -239,7 +240,7 @@ def _check_model(spec: RunSpec) -> None:
 
 
 class PluginGroup(NamedTuple):
-    """A config group whose files name a plug-in. The plug-in's keys stand next to the keys of the group."""
+    """A config group whose files each name a plug-in. A file has the keys of the group and those of its plug-in."""
 
     spec: type[BaseModel] | None  # the keys that every file of the group has
     names: str  # the key that names the plug-in

@@ -1,5 +1,5 @@
-"""Costs that an engine defines for predictions: the memory that it needs in addition to activations, and its
-collectives in a step.
+"""Costs that an engine defines for predictions: the memory that it needs in addition to activations, and the
+collectives that it runs in a step.
 
 The memory of activations does not depend on the engine. The package bench.predict computes it from the model family and
 the batch.
@@ -119,8 +119,8 @@ class BackwardWork(NamedTuple):
 class EngineMemory(Protocol):
     """Memory in bytes that an engine needs in addition to activations, on the rank with the highest peak.
 
-    `Terms` name its uses: weights, master weights, optimizer moments, gradients, buckets, gathered layers, working
-    memory, and further uses that the engine defines.
+    `Terms` names the uses of this memory: weights, master weights, optimizer moments, gradients, buckets, gathered
+    layers, working memory, and further uses that the engine defines.
     """
 
     def resident(self) -> Terms:

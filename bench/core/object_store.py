@@ -47,9 +47,9 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore:
-    """Objects under one URL. If the store does not respond, calls are repeated for a while.
+    """Objects under one URL. If the store does not respond, calls are repeated for `patience_s` seconds.
 
-    Methods raise StoreUnavailable if the store does not respond at all, and UserError if it refuses access.
+    Methods raise StoreUnavailable if the store does not respond in this time, and UserError if it refuses access.
     """
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:

@@ -200,8 +200,8 @@ class FamilyPlugin(Protocol):
         kernel, or the sequence has more tokens than the model has positions."""
 
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
-        """Return the kinds of tokens in a sample of such a model, in order. The model supports every objective with
-        exactly these kinds."""
+        """Return the kinds of tokens in a sample for a model of this shape, in order. The model supports every
+        objective with exactly these kinds."""
 
     def vocabulary(self, shape: Any) -> int:
         """Return the size of the vocabulary in tokens."""
@@ -221,7 +221,7 @@ class FamilyBuilder(Protocol):
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
         """Initialise every weight from spec.seed and the parameter's name, so that all ranks get equal weights. `whole`
-        is `EngineBuilder.whole`."""
+        is the method `whole` of the run's `EngineBuilder`."""
 
 
 class StoredFamilyBuilder(FamilyBuilder, Protocol):

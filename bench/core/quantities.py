@@ -212,9 +212,9 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
     """Return the ranks that spend far more time outside collectives than other ranks with the same work. `outside_s` is
     this time in seconds per step, by rank.
 
-    Far more means both 20 % and 20 ms above the median of the other ranks. If their number is even, the larger of the
-    two middle values is the median. `parts` is the number of pipeline parts. The ranks of one part have the same work
-    and successive numbers.
+    Far more means both 20 % and 20 ms above the median of the other ranks. If the number of other ranks is even, the
+    larger of the two middle values counts as the median. `parts` is the number of pipeline parts. The ranks of one part
+    have the same work and successive numbers.
     """
     alike = len(outside_s) // parts or 1
     found = []

@@ -399,8 +399,7 @@ class TimedPass(NamedTuple):
 
 
 class Observations(Frozen):
-    """All measurements of one attempt (one try at a run). Times of ranks are stored for each rank, or as the maximum
-    over ranks."""
+    """Measurements of one attempt (one try at a run). Times are stored for each rank, or as the maximum over ranks."""
 
     parameters: Positive = Field(description="number of parameters of the built model, over all partitions")
     trainable_parameters: int | None = Field(None, description="number of trained parameters")

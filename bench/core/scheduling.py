@@ -187,8 +187,8 @@ class Work(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """A plan to start work: the command, variables added to its environment, its folder, and files to write before it
-    starts.
+    """A plan to start work: the command, variables added to the command's environment, the folder of the work, and
+    files to write before the start.
 
     A dry run prints `files`. A user could write these files and enter the command by hand.
     """

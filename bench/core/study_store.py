@@ -163,8 +163,8 @@ class StudyStore:
         return True
 
     def _claim_or_renumber(self, folder: Path) -> Path:
-        """Claim an attempt that already has a record on this machine. If another process has claimed its number, move
-        the attempt to the next number. Return the attempt's folder."""
+        """Claim an attempt that already has a record on this machine. If another process has claimed the attempt's
+        number, move the attempt to the next number. Return the attempt's folder."""
         if self._claim(folder):
             return folder
         record = store.read_record(folder / RECORD)
