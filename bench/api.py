@@ -104,8 +104,8 @@ def run(
 ) -> "SweepResult":
     """Measure, on this machine, all points of a plan that have no final result yet. Return the outcomes of all points.
 
-    `tell` is called with a text when a point ends, `follow` with the progress of the current run. `describe` converts
-    the record of a run to the line that this text contains.
+    `tell` is called with a text when a point ends, `follow` with the progress of the current run. The text contains one
+    line about the run's result, which `describe` returns for the record of the run.
     """
     from bench.sweep import definition
     from bench.sweep.local_sweep import LocalSweep
@@ -124,7 +124,8 @@ def run(
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
     """Submit the points of a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command that the plan's autopilot calls at its end, with the path of the study's summary as argument.
+    `notify` is a command. When the plan's autopilot (see `plan`) ends, it calls this command with the path of the
+    study's summary as argument.
     """
     from bench import launchers
     from bench.core.scheduling import SchedulerUnavailable
@@ -160,9 +161,9 @@ def resume(
     Return the submitted jobs or, for a study without a queue, the outcomes of all points. First, a record is written
     for each attempt (one try at a run) that ended without one. The study limits the number of attempts.
 
-    For a study with a queue, `autopilot` resubmits until every point has a final result, and calls `notify` when it
-    ends (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not respond. `tell`,
-    `follow` and `describe` are as in `run`.
+    For a study with a queue, `autopilot` resubmits points until every point has a final result. When the autopilot
+    ends, it calls `notify` (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not
+    respond. `tell`, `follow` and `describe` are as in `run`.
     """
     from bench import launchers
     from bench.sweep import definition
@@ -224,8 +225,8 @@ def search(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Start or continue a search. Without a queue, run its trials one after the other on this machine until the search
-    ends. With a queue, submit as many trials as the queue accepts and return at once."""
+    """Start or continue a search. Without a queue, run its trials (tried configurations) one after the other on this
+    machine until the search ends. With a queue, submit as many trials as the queue accepts and return at once."""
     from bench.sweep.search import planning
 
     folder = Path(results) / plan.sweep.study
@@ -234,7 +235,7 @@ def search(
 
 
 def search_verdict(folder: Folder) -> "SearchVerdict":
-    """Return the best trials (tried configurations) so far of the search in a study's folder, as a verdict."""
+    """Return the state of a search in the folder of its study, with the best trials (tried configurations) so far."""
     from bench.sweep import definition
     from bench.sweep.search.planning import restore_search
     from bench.sweep.search.verdict import conclude
@@ -289,8 +290,8 @@ class Status(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Return True if no queued job can start without a change by the user: each is blocked, or waits for a job that
-        is blocked."""
+        """Return True if no queued job can start unless the user changes something: each job is blocked, or waits for a
+        job that is blocked."""
         return not self.scheduler_away and bool(self.view.live) and not self.under_way
 
 
@@ -327,8 +328,8 @@ def prepare(
     architectures: Sequence[str] | None = None,
     follow: Follow = _ignore_text,
 ) -> "Iterator[Check]":
-    """Download data and tokenizers and compile CUDA ops for nodes without a network, and check them. Yield each finding
-    as soon as it is known.
+    """Download data and tokenizers and compile CUDA ops, so that nodes without a network can use them, and check all of
+    these. Yield the result of each check as soon as it is known.
 
     With `offline`, only check what is already on the disk. `architectures` are the CUDA compute capabilities, such as
     8.0, for which ops are compiled; the default is that of the local GPU. For a launcher with a queue, a job script
@@ -352,8 +353,8 @@ def predict(
     rehearsed_s: float | None = None,
     software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. Points
-    that would run on this machine's CPU get the same small sizes as in `plan`.
+    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. A point
+    that would run on this machine's CPU is predicted with the smaller sizes that `plan` also gives such a point.
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a
@@ -424,9 +425,8 @@ def rehearse(
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
-    """Return advice for a training: the best engine, micro-batch and number of nodes, with the alternatives.
-
-    The alternatives are the best candidate of each other engine and number of nodes, and the rejected candidates.
+    """Return advice for a training: the best engine, micro-batch and number of nodes, with the alternatives. These are
+    the best candidate of each other engine and number of nodes, and the rejected candidates.
 
     `question` consists of overrides and of the keywords of `zeroscale advise`: tokens, samples, loss, law, best,
     deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results` on
@@ -441,11 +441,11 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return hours and cost of a training with intervals, for each combination of a place and a method (full training
-    or adapters), and whether a deadline is met.
+    """Return hours and cost of a training with intervals, and whether a deadline is met. There is an entry for each
+    combination of a place (own, rented or spot nodes) and a method (full training or adapters).
 
-    `question` is that of `advise` with the keyword `where`, a list of places (own, rented or spot nodes) such as
-    own:h100:8:2.5, rented:a3-highgpu-8g or spot:g2-standard-12, and without machine, devices_per_node and price.
+    `question` is as in `advise`, but without machine, devices_per_node and price. Instead, its keyword `where` lists
+    the places, such as own:h100:8:2.5, rented:a3-highgpu-8g or spot:g2-standard-12.
     """
     from bench.sweep.advise import places, questions
 

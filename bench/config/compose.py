@@ -48,7 +48,8 @@ __all__ = [
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 _LONGEST_NAME = 200
-"""Maximum length of the name of a group file, in characters. File systems allow 255 bytes."""
+"""Maximum length of the name of a group file, in characters. A longer name may exceed the 255 bytes that file systems
+allow."""
 GROUPS = ("model", "adapter", "objective", "engine", "data", "measure", "machine", "launcher")
 
 
@@ -96,11 +97,12 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, list[Any]]]:
 _UNEXPECTED = re.compile(
     r"(?:(?:extraneous|mismatched) input|no viable alternative at input|token recognition error at:) '(?P<text>.*?)'"
 )
-"""Beginning of a message of Hydra's parser. It goes on with a list of the parser's own names of signs."""
+"""Beginning of an error message of Hydra's parser. The rest of the message lists the grammar's names of the expected
+tokens."""
 
 
 def _explain_syntax(shown: str, error: Exception) -> str:
-    """Return why Hydra's parser refuses an override, without the parser's own names of signs."""
+    """Return why Hydra's parser refuses an override, without the grammar's names of tokens in the parser's message."""
     if re.search(r"(?:^|[,\[({])\s*,|,\s*$", shown.partition("=")[2]):
         return "an empty value before or after a comma"
     reason = format_reason(error)
@@ -172,10 +174,10 @@ def compose_points(
     user's `overrides` take precedence over the study's values.
 
     `device(request)` returns the kind of device of a point ("cpu", "cuda" or None if unknown), which is passed to
-    `check`. A caller that starts no job passes `check_rank` as `check`, which ignores the launcher's rules. Points with
-    the same spec and machine are merged into the first of them. Such points arise, for example, if an axis sets an
-    option that has no effect for one of the engines. Raise UserError for points that differ only in the launcher, or in
-    properties of a machine, since merging would ignore all values but the first.
+    `check`. A caller that starts no job passes the function `check_rank`, which does not apply the launcher's rules.
+    Points with the same spec and machine are merged into the first of them. Such points arise, for example, if an axis
+    sets an option that has no effect for one of the engines. Raise UserError for points that differ only in the
+    launcher, or in properties of a machine, since merging would ignore all values but the first.
     """
     rules, first = (
         [exclude_rules.parse_rule(text, list_field_names()) for text in texts] for texts in (study.exclude, study.first)
@@ -347,10 +349,11 @@ def _compose(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
 
 
 def _compose_each(choices: tuple[tuple[str, str], ...], config_dir: Path | None) -> dict[str, Any] | None:
-    """Return the config tree of the chosen group files, built from one Hydra tree per file.
+    """Return the config tree of the chosen group files, built from one Hydra tree per file. Return None if a file may
+    change the keys of another group, or if only one file is chosen.
 
     Hydra takes 80 ms for a tree, and a study uses far fewer files than combinations of files. Composing each file once
-    is therefore faster. Return None if a file may change the keys of another group, or if only one file is chosen.
+    is therefore faster than composing each combination.
     """
     distinct = len({group for group, _ in choices}) == len(choices) > 1
     if not distinct or _may_depend_on_others(config_dir):

@@ -1,4 +1,5 @@
-"""Decode plain dicts into a Request, and check the rules that hold between its parts. Does not depend on Hydra.
+"""Decode plain dicts into a Request (a decoded point), and check the rules between its spec, machine and launcher. This
+module does not depend on Hydra.
 
 The points of a study share most of their config groups. The decoded value of each group is cached by its content.
 """
@@ -93,8 +94,8 @@ def with_objective(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _ROUNDED_TO = 100_000
-"""Number of elements. Bucket sizes that `fit_engine` reduces are rounded up to a multiple of this number, so that they
-are easy to read and the whole model still fits in a bucket."""
+"""`fit_engine` rounds a reduced bucket size up to a multiple of this number of elements. The size is then easy to read,
+and the whole model still fits in a bucket."""
 
 
 def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
@@ -159,8 +160,8 @@ def check(composed: Request, device: str | None) -> None:
 
 
 def check_rank(composed: Request, device: str | None) -> None:
-    """Apply all rules of `check` except the launcher's. A configuration that passes can run here with a single rank, as
-    in a rehearsal."""
+    """Apply all rules of `check` except the launcher's. A configuration that passes can be rehearsed: a single rank of
+    it can run on this machine."""
     spec, machine = composed.spec, composed.machine
     device = machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
@@ -218,8 +219,8 @@ def _check_learning(spec: RunSpec) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Raise UserError if the model needs other kinds of tokens than the objective has, or does not support another
-    setting."""
+    """Raise UserError if the model needs other kinds of tokens than the objective has, or if the model does not support
+    some other setting of the spec."""
     family = models.load(spec.model.family)
     shape = decode_cached(family.Shape, spec.model.shape)
     read = family.token_kinds(shape)
@@ -239,7 +240,7 @@ def _check_model(spec: RunSpec) -> None:
 
 
 class PluginGroup(NamedTuple):
-    """A config group whose files name a plug-in. The plug-in's keys stand next to the keys of the group."""
+    """A config group whose files each name a plug-in. A file has the keys of the group and those of its plug-in."""
 
     spec: type[BaseModel] | None  # the keys that every file of the group has
     names: str  # the key that names the plug-in
@@ -280,12 +281,13 @@ def _call_cached(function: Callable[[dict[str, Any]], Any], content: _ContentKey
 
 
 def decode_cached(kind: type[BaseModel], plain: Mapping[str, Any]) -> Any:
-    """Return decoded options or a decoded shape from the plain data in a spec. The result is cached."""
+    """Return the options of a plug-in, or the shape (sizes) of a model, decoded from the plain data in a spec. The
+    result is cached."""
     return _call_cached(kind.model_validate, _ContentKey.of(plain))
 
 
 def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
-    """Decode the section of one config group. The result is cached by content."""
+    """Decode one section of a config tree, such as that of the group `model`. The result is cached by content."""
     if group == "model" and ("config_file" in plain or plain.get("checkpoint")):
         plain = _read_shape_file(dict(plain))  # read anew: a file may change
     return _call_cached(_PARTS[group], _ContentKey.of(plain))
@@ -317,7 +319,7 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
     """Return the section of a model with its shape, read from the Hugging Face config file `config_file` or from the
-    checkpoint's config.json. A shape in the section is kept; raise UserError if it differs from the checkpoint's."""
+    checkpoint's config.json. A shape in the section is kept; raise UserError if it is not the checkpoint's shape."""
     path, checkpoint = flat.pop("config_file", None), flat.get("checkpoint")
     if path is None and not checkpoint:
         remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"

@@ -3,9 +3,9 @@
     engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
     batch.global % (batch.micro * world_size) != 0
 
-simpleeval evaluates the rules, restricted to an allow list of operators. A rule with an error is reported, and does not
-count as false. Errors are an unknown name, an order comparison between a word and a number, and null in place of a
-number.
+The library simpleeval evaluates the rules, with an allow list of operators. A rule that cannot be evaluated is reported
+as an error, and does not count as false. Such a rule has an unknown name, compares the order of a word and a number, or
+has null in place of a number.
 """
 
 import ast
@@ -51,7 +51,7 @@ class _RuleError(Exception):
 
 
 def _find_kind(value: Any) -> str:
-    """Return the kind of a value, such as `number`. Two values can be compared only if they have the same kind."""
+    """Return the kind of a value, such as `number`. Rules can compare two values only if both have the same kind."""
     return next((name for name, kind in _KINDS.items() if isinstance(value, kind)), "section")
 
 
@@ -198,7 +198,7 @@ def collect_fields(composed: Request) -> dict[str, Any]:
 
     Options of the engine, defaults included, stand next to the fields that all engines share, such as `engine.stage`
     next to `engine.name`. The same holds for options of the data source. If a model has no published number of
-    parameters, it is computed.
+    parameters, this number is computed.
     """
     spec = composed.spec
     family, engine = models.load(spec.model.family), engines.load(spec.engine.backend)
@@ -217,7 +217,7 @@ def collect_fields(composed: Request) -> dict[str, Any]:
 
 
 def collect_fields_of_tree(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config tree that cannot be decoded, as far as they are known."""
+    """Return those values of a point that are known although the point's config tree cannot be decoded."""
     objective, parallel = plain["objective"].get("name"), plain.get("parallel") or {}
     copy = math.prod(_count(parallel.get(name, 1)) for name in ("tensor", "pipeline"))
     world_size = _count(plain.get("nodes")) * _count(plain.get("devices_per_node")) or None

@@ -76,7 +76,7 @@ def read_plugin_comments(group: str, name: str) -> dict[str, str]:
 
 def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
     """Return `key` with its default replaced by the value in conf/config.yaml, whose content is `plain`. Without such a
-    value, return it unchanged."""
+    value, return `key` unchanged."""
     value = plain
     for part in key.path.split("."):
         value = value.get(part, key) if isinstance(value, Mapping) else key
@@ -84,8 +84,8 @@ def _take_default(plain: Any, key: ConfigKey) -> ConfigKey:
 
 
 def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
-    """Yield the keys that all files of a config group share, and then the keys of every plug-in that its files may
-    name."""
+    """Yield the keys that all files of a config group share, and then the keys of every plug-in that a file of the
+    group may name."""
     assert group.spec is not None
     said = read_plugin_comments(name, "")
     files = find_group_files(name) if name == "engine" else {}
@@ -98,8 +98,8 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
 
 
 def _add_presets(key: ConfigKey, presets: Mapping[str, Mapping[str, Any]]) -> ConfigKey:
-    """Return an engine's key. Its meaning ends in brackets with the key's values in the engine files of conf/. Values
-    equal to the default are omitted."""
+    """Return an engine's key with a longer meaning: the values of this key in the engine files of conf/ (presets) are
+    added in brackets. Values equal to the default are omitted."""
     said: dict[str, list[str]] = {}
     for file, plain in presets.items():
         value: Any = plain

@@ -63,7 +63,8 @@ def read_adapter(spec: AdapterSpec) -> Adapter | None:
 
 
 def check_targets(targets: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError if a target is not the name of a matrix of the model. `names` are the names that exist."""
+    """Raise UserError if a target is not the name of a matrix of the model. `targets` are the names of the matrices to
+    adapt, and `names` are the names of all matrices of the model."""
     known = sorted(set(names))
     for target in sorted(targets):
         if target not in known:

@@ -1,5 +1,5 @@
-"""Costs that an engine defines for predictions: the memory that it needs in addition to activations, and its
-collectives in a step.
+"""Costs that an engine defines for predictions: the memory that it needs in addition to activations, and the
+collectives that it runs in a step.
 
 The memory of activations does not depend on the engine. The package bench.predict computes it from the model family and
 the batch.
@@ -119,8 +119,8 @@ class BackwardWork(NamedTuple):
 class EngineMemory(Protocol):
     """Memory in bytes that an engine needs in addition to activations, on the rank with the highest peak.
 
-    `Terms` name its uses: weights, master weights, optimizer moments, gradients, buckets, gathered layers, working
-    memory, and further uses that the engine defines.
+    `Terms` names the uses of this memory: weights, master weights, optimizer moments, gradients, buckets, gathered
+    layers, working memory, and further uses that the engine defines.
     """
 
     def resident(self) -> Terms:
@@ -167,7 +167,7 @@ class Transfer(NamedTuple):
     passes: int  # number of micro-steps with these collectives
     overlaps: bool  # True: they run during the computation of the pass; False: the pass waits for them
     ranks: int  # number of participating ranks
-    alone_bytes: int = 0  # bytes of the first gather or last reduction, which overlaps nothing; 0: those of a mean call
+    alone_bytes: int = 0  # bytes of the first gather or last reduction, which overlaps nothing; 0: mean of all calls
     nodes: int | None = None  # number of nodes of the ranks; None: neighbouring ranks, on as few nodes as possible
     at_once: int = 1  # simultaneous transfers, this one included, that share the link of a node
 
@@ -184,8 +184,8 @@ Counts = tuple[int, ...]
 
 
 class StageMoment(NamedTuple):
-    """State of a pipeline rank's memory during a forward or backward pass of a stage, or during the reduction of its
-    gradients.
+    """State of a pipeline rank's memory during a forward or backward pass of a stage, or during the reduction of the
+    stage's gradients.
 
     States are the activations passed from one stage to the next. States and their gradients are counted in
     micro-batches.
@@ -213,8 +213,8 @@ class StageBytes(NamedTuple):
 
 
 class PlaceCosts(NamedTuple):
-    """Costs of an engine for the ranks at one position of a pipeline. The memory fields have the meaning of the
-    functions of `EngineMemory`."""
+    """Costs of an engine for the ranks at one position of a pipeline. The fields `resident`, `initialisation` and
+    `update` are the results of the methods of `EngineMemory` with the same names."""
 
     stages: tuple[int, ...]
     # Points in time with high memory use. This is a function, since it is slow and step times do not need it.
@@ -247,8 +247,8 @@ Hop = Callable[[int, int], float]
 class PipelineCosts(NamedTuple):
     """Costs of a pipeline: a model whose stages are on several ranks.
 
-    `simulate` and `list_passes` have three arguments: the forward seconds of each stage, the backward seconds of each
-    stage, and a function that returns the seconds of a transfer.
+    The fields `simulate` and `list_passes` are functions of three arguments: the forward seconds of each stage, the
+    backward seconds of each stage, and a function that returns the seconds of a transfer.
     """
 
     parts: tuple[Part, ...]  # by stage

@@ -1,8 +1,8 @@
 """Facts that an engine declares for one spec, and the position of a rank in a parallel layout.
 
-Prediction, advice, rehearsal, readers and reports use these facts, and never an engine's name or options. A fact that
-an engine does not declare is unknown. If a cost is unknown, step time and memory are not predicted. This module does
-not import torch.
+Code outside the engines uses these facts, and never an engine's name or options. Examples are predictions, advice,
+rehearsals (runs of one rank alone) and reports. A fact that an engine does not declare is unknown. If a cost is
+unknown, step time and memory are not predicted. This module does not import torch.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ Member = Literal[
 """Names of the optional methods of an engine, which `bench.engines.OptionalMembers` defines."""
 
 Layout = Literal["tensor", "pipeline", "stages_per_rank", "sequence"]
-"""Names of fields of `bench.core.spec.Parallel`."""
+"""Names of the fields of `bench.core.spec.Parallel`, which define how ranks share one copy of the model."""
 
 
 SUMMED_STEPS = 3
@@ -74,8 +74,8 @@ class Rehearsal(NamedTuple):
 
 
 class FrozenWeights(NamedTuple):
-    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. An engine with an
-    empty set trains all weights, so it supports neither adapters nor frozen parts."""
+    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. If `forms` is
+    empty, the engine always trains all weights, so it supports neither adapters nor frozen parts."""
 
     forms: frozenset[str] = frozenset()
     why: str = "facts.py of the engine lists none"  # reason why other forms are not supported, for a message

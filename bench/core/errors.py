@@ -26,7 +26,7 @@ class NoPrediction(UserError):
 
 def suggest_nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return a remedy for an unknown name: a suggestion of the most similar known name. If no known name is similar,
-    return `otherwise`. If that is empty, too, return a list of known names within 200 characters."""
+    return `otherwise`. If `otherwise` is empty, return a list of known names within 200 characters."""
     known = sorted(set(known))
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.55):
         return f"did you mean {close[0]}?"
@@ -49,7 +49,8 @@ def make_printable(text: str) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, raised after a message about it was printed on standard error."""
+    """Interruption by Ctrl-C or SIGTERM. It is raised after a message about the interruption was printed on standard
+    error."""
 
 
 CheckState = Literal["ok", "missing", "note"]

@@ -82,8 +82,8 @@ def _list_choices(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _list_alternatives(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the alternatives of a JSON schema (`anyOf` and others), with references resolved. A valid value fulfils one
-    of them."""
+    """Yield the alternatives of a JSON schema (`anyOf` and others), with references resolved. A value is valid if it
+    fulfils one of the alternatives."""
     if "$ref" in schema:
         yield from _list_alternatives(known[str(schema["$ref"]).rpartition("/")[2]], known)
         return
@@ -148,7 +148,8 @@ def select_first(error: ValidationError) -> Any:
 
 
 def describe_error(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Return the first error as text: value and rule without a remedy, since a program wrote the file."""
+    """Return the first error as text: value and rule. A remedy is omitted, because a program and not the user wrote the
+    data."""
     found = build_error(error, kind)
     return ": ".join(filter(None, (found.value, found.rule)))
 
@@ -188,7 +189,8 @@ def _get_schema(kind: type[BaseModel]) -> Mapping[str, Any]:
 
 
 def _find_entry(schema: Mapping[str, Any], part: Any) -> Mapping[str, Any] | None:
-    """Return the JSON schema of an entry of a list or mapping, by its index or key. None if there is none."""
+    """Return the JSON schema of an entry of a list or mapping, by its index or key. None if the schema describes no
+    such entry."""
     if isinstance(part, int):
         fixed = schema.get("prefixItems", [])
         return fixed[part] if part < len(fixed) else schema.get("items")
@@ -197,8 +199,8 @@ def _find_entry(schema: Mapping[str, Any], part: Any) -> Mapping[str, Any] | Non
 
 
 def _suggest(name: str, value: Any, field: _Field) -> str:
-    """Return a remedy for a value of the wrong type: a valid value to set, as text. Empty if no valid value is
-    similar."""
+    """Return a remedy for a value of the wrong type: a valid value to set, as text. Empty if the schema suggests no
+    value."""
     if examples := field.schema.get("examples"):
         return f"set {name}={examples[0]}, for example"
     if choices := [str(choice) for one in field.alternatives for choice in _list_choices(one)]:

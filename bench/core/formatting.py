@@ -48,8 +48,8 @@ def describe_result(record: RunRecord) -> str:
 
 
 def describe_quiet_remedy(repeats: int) -> str:
-    """Return a remedy for measurements on a busy machine: more repeats on a quiet machine. There are `repeats` repeats
-    already. The added repeats are enough for a comparison by themselves."""
+    """Return a remedy for measurements on a busy machine: more repeats on a quiet machine. `repeats` is the number of
+    repeats so far. Since all of them may be disturbed, the added repeats alone are enough for a comparison."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     added = f"--repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
     return f"to add repeats without background load, run the same sweep command again with {added}"
@@ -136,12 +136,13 @@ def format_interval(value: float, low: float, high: float) -> str:
 
 
 TIMES = 9.0
-"""Relative difference from which a ratio is easier to read than a percentage: ten times as much."""
+"""Relative difference from which `format_extra` returns a ratio, which is then easier to read than a percentage. A
+difference of 9 is ten times as much."""
 
 
 def format_extra(share: float, unit: str) -> str:
-    """Return extra time or cost as a signed percentage, such as `+12 % time`. From ten times as much on, return the
-    ratio, such as `130 times as long`."""
+    """Return extra time or cost as a signed percentage, such as `+12 % time`. If the whole is ten times as much or
+    more, return a ratio, such as `130 times as long`."""
     if share < TIMES:
         return f"{format_percent(share)} {unit}"
     return f"{format_number(1 + share)} times {'as long' if unit == 'time' else f'the {unit}'}"

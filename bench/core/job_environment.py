@@ -1,8 +1,9 @@
 """The scheduler's job to which a process belongs, read from the environment variables of the scheduler or launcher.
 
 No other module reads which job a process belongs to, or which position the process has in it. Every system has its own
-variables, and some variables have different meanings: on Vertex AI, WORLD_SIZE is the number of nodes. The variables
-RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are never read here, because a run sets them for its own ranks.
+variables. A variable may mean different things in two systems: on Vertex AI, WORLD_SIZE is the number of nodes, and not
+of ranks. The variables RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are never read here, because a run sets them
+for its own ranks.
 """
 
 import re

@@ -243,8 +243,8 @@ def _check_offers(offers: tuple[RentedOffer, ...]) -> None:
 
 
 class _Offers(Frozen):
-    """The section `rented` of a machine file. Decoding it alone gives errors with the same keys as decoding the whole
-    file."""
+    """The section `rented` of a machine file. If it is decoded alone, errors name the same keys as if the whole file
+    were decoded."""
 
     rented: tuple[RentedOffer, ...]
 

@@ -1,8 +1,8 @@
 """Description of a model family's network by its sizes, for prediction, pipeline partitions and tensor slices.
 
-A family describes its network once, as `Stacks`. From it this module derives parameters, modules and units (the
-embedding, each block, and the head). The package bench.predict derives FLOPs, memory and time. The module also defines
-the kinds of tokens of objectives.
+A family describes its network once, as `Stacks`. From this description, the module derives parameters, modules and
+units (the embedding, each block, and the head). The package bench.predict derives FLOPs, memory and time from it. The
+module also defines `TokenKind`, with which a training objective describes the tokens of its samples.
 """
 
 import itertools
@@ -42,7 +42,7 @@ class Attention:
 
     @property
     def key_inner(self) -> int:
-        """Total width of the keys of all heads, which is also that of the values."""
+        """Total width of the keys of all heads. The values have the same total width."""
         return (self.key_heads or self.heads) * self.head_width
 
     def matrices(self, width: int) -> list[tuple[int, int]]:
@@ -74,7 +74,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of equal blocks, between a token embedding and a final norm.
+    """A stack of equal blocks, such as an encoder or a decoder, between a token embedding and a final norm.
 
     A block consists of sub-layers. Before each sub-layer there is a norm; after each there are dropout and a residual
     sum. Activation checkpointing recomputes whole blocks.
@@ -128,7 +128,7 @@ class Stacks:
 
     @property
     def table(self) -> int:
-        """Number of elements of the embedding, which is also that of the head."""
+        """Number of elements of the embedding. The head has the same number of elements."""
         return self.vocab * self.width
 
     def named(self, name: str) -> Stack:
@@ -142,7 +142,7 @@ class Stacks:
 
 
 class EqualTensors(NamedTuple):
-    """A number of parameters that all have the same number of elements and, if quantised, of bytes."""
+    """Parameters that all have the same number of elements and, if they are quantised, the same number of bytes."""
 
     elements: int
     number: int
@@ -163,8 +163,8 @@ class WeightModule(NamedTuple):
 
 
 def list_tensors(network: Stacks, *, trained: bool = True) -> list[EqualTensors]:
-    """Return the trained or the frozen parameters, grouped by number of elements and by their bytes if quantised. A
-    shared parameter counts once."""
+    """Return the trained parameters or, if `trained` is False, the frozen parameters. They are grouped by number of
+    elements and, if quantised, by bytes. A shared parameter counts once."""
     counts = Counter[tuple[int, int]]()
     for matrix, number in _count_matrices(network).items():
         counts[matrix.elements, matrix.packed] += number * (matrix.trained is trained)
@@ -201,8 +201,8 @@ def list_part_matrices(network: Stacks, part: Attention | Mlp) -> list["Matrix"]
 
 
 def list_named_matrices(network: Stacks, part: Attention | Mlp) -> list[tuple[str, tuple[int, int]]]:
-    """Return name and shape (k, n) of each matrix of a sub-layer in forward order. A name is empty if the family gives
-    none."""
+    """Return name and shape (k, n) of each matrix of a sub-layer in forward order. A name is empty if the model family
+    does not name its matrices."""
     shapes = part.matrices(network.width)
     return list(zip(part.names or [""] * len(shapes), shapes, strict=True))
 

@@ -47,9 +47,9 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore:
-    """Objects under one URL. If the store does not respond, calls are repeated for a while.
+    """Objects under one URL. If the store does not respond, calls are repeated for `patience_s` seconds.
 
-    Methods raise StoreUnavailable if the store does not respond at all, and UserError if it refuses access.
+    Methods raise StoreUnavailable if the store does not respond in this time, and UserError if it refuses access.
     """
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:
@@ -91,7 +91,7 @@ class ObjectStore:
         return self._repeat(lambda: self._backend.read(name))
 
     def stat(self, name: str) -> ObjectInfo:
-        """Return size and time of an object. Raise FileNotFoundError if it does not exist."""
+        """Return an object's size and the time of its last change. Raise FileNotFoundError if it does not exist."""
         return self._repeat(lambda: self._backend.stat(name))
 
     def remove(self, name: str) -> None:
@@ -200,8 +200,8 @@ def _check_credentials(variables: Mapping[str, str]) -> None:
 class _FolderBackend:
     """Objects as files of a folder. Hard links and renames replace the conditional writes of an object store.
 
-    The methods are those that `ObjectStore` calls. Names are relative to its URL. An object that does not exist raises
-    FileNotFoundError.
+    `ObjectStore` calls these methods. The names of objects are relative to the URL of the store. For an object that
+    does not exist, `read`, `stat` and `remove` raise FileNotFoundError.
     """
 
     def __init__(self, root: Path) -> None:
@@ -245,8 +245,8 @@ class _FolderBackend:
 
 
 class _FsspecBackend:
-    """Objects in a file system of fsspec in which `pipe_file(…, mode="create")` is a single step. The methods are those
-    of `_FolderBackend`."""
+    """Objects in a file system of fsspec in which `pipe_file(…, mode="create")` is atomic. The methods are those of
+    `_FolderBackend`."""
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs
@@ -293,7 +293,7 @@ class _FsspecBackend:
 
 
 def _read_info(info: dict[str, Any]) -> ObjectInfo:
-    """Return size and time from fsspec's description of an object."""
+    """Return the size and the time of the last change of an object, from fsspec's description of the object."""
     value = next((info[key] for key in _TIMES if info.get(key)), 0.0)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

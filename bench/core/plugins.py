@@ -112,8 +112,8 @@ def _import_module(kind: Kind[Any], name: str) -> ModuleType:
 
 @functools.cache
 def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
-    """Return the names of the plug-ins in the package of a kind without importing them. These are the package's files,
-    and those of its folders that contain the module `kind.marker`."""
+    """Return the names of the plug-ins in the package of a kind without importing them. A plug-in is a file of the
+    package, or a folder of the package that contains the module `kind.marker`."""
     places = list(importlib.import_module(kind.package).__path__)
 
     def is_plugin(module: pkgutil.ModuleInfo) -> bool:
@@ -165,14 +165,14 @@ class EngineBuilder(Protocol):
     """Builder of an engine: the module `engine` in the engine's folder, which may import torch."""
 
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
-        """Return the context in which the model is built. Its parameters are on this rank's device, in the run's
+        """Return the context in which the model is built. It creates parameters on this rank's device, in the run's
         precision, and partitioned if the engine partitions at construction. The caller must import the model classes
         before it enters the context."""
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
         """Return a context in which every rank has the whole `parameters` instead of partitions. At the end of the
         context, the values of rank 0 are kept. The parameters belong to a module that the engine has not wrapped yet.
-        Entering it is a collective operation, so all ranks must do so."""
+        All ranks must enter the context, because entering it is a collective operation."""
 
     def parameter_count(self, parameters: "Iterable[Parameter]") -> int:
         """Return the number of elements of all `parameters`, including partitions on other ranks."""
@@ -200,15 +200,15 @@ class FamilyPlugin(Protocol):
         kernel, or the sequence has more tokens than the model has positions."""
 
     def token_kinds(self, shape: Any) -> tuple[str, ...]:
-        """Return the kinds of tokens in a sample of such a model, in order. The model supports every objective with
-        exactly these kinds."""
+        """Return the kinds of tokens in a sample for a model of this shape, in order. The model supports every
+        objective with exactly these kinds."""
 
     def vocabulary(self, shape: Any) -> int:
         """Return the size of the vocabulary in tokens."""
 
     def stacks(self, shape: Any) -> Stacks | None:
-        """Return the network described by its sizes; None if the family has no description, so that nothing is
-        predicted for the model."""
+        """Return the sizes of the network, from which memory and time are predicted. Return None if the family does not
+        describe its networks. For its models, nothing is predicted."""
 
 
 class FamilyBuilder(Protocol):
@@ -221,15 +221,15 @@ class FamilyBuilder(Protocol):
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
         """Initialise every weight from spec.seed and the parameter's name, so that all ranks get equal weights. `whole`
-        is `EngineBuilder.whole`."""
+        is the method `whole` of the run's `EngineBuilder`."""
 
 
 class StoredFamilyBuilder(FamilyBuilder, Protocol):
     """Builder of a family whose weights can be read and written in transformers' format."""
 
     def stored_form(self, spec: RunSpec, name: str) -> "StoredForm":
-        """Return the name and layout that a parameter has in transformers' format. `name` is its name in the whole
-        model."""
+        """Return the name and layout that a parameter has in transformers' format. `name` is the parameter's name in
+        the whole model, not in a pipeline part."""
 
     def transformers_config(self, spec: RunSpec) -> Any:
         """Return transformers' config of the model. Raise UserError if transformers has no such model."""
@@ -249,9 +249,9 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         model.
 
         `among` are the ranks of this rank's tensor-parallel group. If they are given, the module holds only this rank's
-        slice of each matrix. The forward function takes the hidden states of the previous part and, as keyword
+        slice of each matrix. The module's `forward` takes the hidden states from the previous part and, as keyword
         arguments, a micro-batch. The states are one tensor for each stack of blocks (encoder, decoder); the first part
-        takes none. It returns a tuple of states or, for the last part, the loss as a 0-d tensor.
+        takes no states. `forward` returns a tuple of states or, in the last part, the loss as a 0-d tensor.
         """
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
@@ -351,7 +351,7 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     other system sets ZEROSCALE_JOB in its jobs.
 
     Functions raise SchedulerUnavailable if the scheduler does not respond. The states of jobs are then unknown. If the
-    scheduler refuses a request, they raise UserError with its message."""
+    scheduler refuses a request, the functions raise UserError with the scheduler's message."""
 
     ARRAYS: bool
     """True if the scheduler supports job arrays (`Work.tasks`). If False, `mode=array` is refused."""
@@ -368,8 +368,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
-        """Return the path in this folder of the output file of a job or, for a task of a job array, of the task. The
-        file may not exist yet."""
+        """Return the path of a job's output file in this folder. If `task` is the index of a task of a job array,
+        return the path of that task's output file. The file may not exist yet."""
 
     def cancel_all(self, handles: Iterable[str], options: Any) -> None:
         """Cancel whole jobs. Jobs that have already ended are ignored."""
@@ -388,8 +388,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
 
 @runtime_checkable
 class StoringLauncherPlugin(Protocol):
-    """Optional part of a `QueueingLauncherPlugin` whose jobs cannot read the study's folder. They use a copy of it in
-    an object store (`bench.core.study_store`)."""
+    """Optional part of a `QueueingLauncherPlugin` whose jobs cannot read the study's folder. The jobs use a copy of the
+    folder in an object store (`bench.core.study_store`)."""
 
     Options: type[SchedulingOptions]
 

@@ -60,7 +60,7 @@ FIELDS: Mapping[str, FieldRole] = {
     "measure": FieldRole(losses=False, step_time=False),
 }
 """Fields whose role differs from the default role. The role of a group, such as `data`, applies to all of its fields
-that have no entry of their own. A group precedes its fields."""
+that have no entry of their own. In this table, a group precedes its fields."""
 
 MODEL_KERNELS = tuple(
     name.removeprefix("model.") for name, role in FIELDS.items() if role is _KERNEL and name.startswith("model.")
@@ -84,8 +84,8 @@ def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tup
 
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
-    """Return the fields of a plain spec that matter for `question`: the run's identity, losses or step time. Keys are
-    the names in YAML, such as `global` instead of `global_`."""
+    """Return the fields of a plain spec on which the property `question` of a run depends: its identity (config_id),
+    losses or step time. Keys are the names in YAML, such as `global` instead of `global_`."""
     chosen = dict(plain)
     for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
         group, _, name = field.partition(".")

@@ -55,7 +55,7 @@ class RunQuantities(NamedTuple):
     nodes: int
     peak_bytes: int | None
     loss: float | None
-    ended_early: bool = False  # a search stopped it: its steps were certainly longer than the best trial's
+    ended_early: bool = False  # a search stopped the run, because its steps were longer than the best trial's
     validation_loss: float | None = None
     step_noise: float = 0.0  # extra standard deviation of the log of the step time, due to disturbances
 
@@ -100,8 +100,8 @@ def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> f
 
 
 def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
-    """Return the value of a quantity, computed from the predicted step time or the predicted peak memory; None if the
-    needed prediction is unknown."""
+    """Return the predicted value of a quantity: of `peak_bytes` from the predicted peak memory, of any other quantity
+    from the predicted step time. None if this prediction is unknown."""
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
@@ -157,11 +157,11 @@ def compute_node_hours(record: RunRecord) -> float | None:
 
 
 BUSY_SHARE = 0.05
-"""Share of the run's cores above which background load makes a machine busy. Steps then take 5 % longer, which may be
-as much as the difference between two configurations."""
+"""Share of the run's cores above which background load makes a machine busy. At this share, steps take 5 % longer. The
+difference between two configurations may be no larger."""
 PRESSURE_SHARE = 0.05
-"""Share of the window for which processes may wait for memory, or for input and output. Above it, the machine counts as
-busy. Waits of the run itself count, too."""
+"""Share of the measurement window in which processes may wait for memory, or for input and output. Above it, the
+machine counts as busy. Waits of the run itself count, too."""
 FOREIGN_BYTES = 2**28
 """Device memory in bytes above which another process counts as background load. A display server uses less."""
 
@@ -212,9 +212,9 @@ def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
     """Return the ranks that spend far more time outside collectives than other ranks with the same work. `outside_s` is
     this time in seconds per step, by rank.
 
-    Far more means both 20 % and 20 ms above the median of the other ranks. If their number is even, the larger of the
-    two middle values is the median. `parts` is the number of pipeline parts. The ranks of one part have the same work
-    and successive numbers.
+    Far more means both 20 % and 20 ms above the median of the other ranks. If the number of other ranks is even, the
+    larger of the two middle values counts as the median. `parts` is the number of pipeline parts. The ranks of one part
+    have the same work and successive numbers.
     """
     alike = len(outside_s) // parts or 1
     found = []

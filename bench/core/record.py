@@ -1,4 +1,4 @@
-"""RunRecord: the observations of one attempt, which the harness writes and the analysis reads.
+"""RunRecord: the observations of one attempt (one try at a run), written by the harness and read by the analysis.
 
 A record contains raw observations only. The package `analysis` derives throughput, FLOP/s and intervals, so that runs
 need not be repeated when a formula is corrected. None means unknown. A failed attempt has a record, too.
@@ -29,8 +29,8 @@ OutcomeKind = Literal[
 ]  # fmt: skip
 # An out-of-memory error recurs with the same spec; a lost node or a hang may not.
 FINAL: frozenset[OutcomeKind] = frozenset({"ok", "invalid", "oom", "host_oom", "pruned", "infeasible"})
-"""Final outcomes: another attempt at the same spec would have the same outcome. After any other outcome, the run is
-attempted again."""
+"""Final outcomes. After one of these, another attempt would have the same outcome, so there is none. After any other
+outcome, the run is attempted again."""
 
 Evidence = Literal["measured", "rehearsed", "predicted"]
 
@@ -56,7 +56,7 @@ class MemoryShortage(Frozen):
 
 
 class Outcome(Extensible):
-    """Outcome of an attempt, and the facts from which it was determined."""
+    """Outcome of an attempt (one try at a run), and the facts from which the outcome was determined."""
 
     LATER_FIELDS = frozenset({"shortage"})
 
@@ -103,7 +103,7 @@ class Limits(Frozen):
 
 class Network(Frozen):
     """Network names and interfaces that the nodes of a run use for communication. By default, these are the host names
-    and the interfaces to which they resolve."""
+    and the interfaces to which the host names resolve."""
 
     rendezvous_host: str = Field("{host}", description='address of the first node, such as "{host}-ib0"')
     interface: str | None = Field(None, description="network interface of gloo's and NCCL's sockets, such as ib0")
@@ -117,8 +117,8 @@ class Network(Frozen):
 
 
 class Circumstance(Extensible):
-    """Circumstances of an attempt: how and where it was started. Two attempts of one configuration with different
-    circumstances are repeats of each other."""
+    """Circumstances of an attempt (one try at a run): how and where it was started. Runs of one configuration are
+    repeats of each other, even if their circumstances differ."""
 
     LATER_FIELDS = frozenset({"step_limit_s", "goes_on_from", "shapes_only"})
 
@@ -164,7 +164,7 @@ class ScheduledJob(Frozen):
 
     @property
     def allocation(self) -> str | None:
-        """Name of the allocation: one start of the job, since a requeued job changes nodes. None without a job id."""
+        """Name of the allocation, one start of a job: a requeued job gets new nodes. None if `job_id` is empty."""
         parts = (self.cluster, self.job_id, str(self.restart or ""))
         return ".".join(part for part in parts if part) if self.job_id else None
 
@@ -190,8 +190,8 @@ class Environment(Extensible):
 
 class RankMemory(Frozen):
     """Memory of one rank in bytes. Fields named `allocated` count the bytes of live tensors. The count comes from the
-    device's allocator or, on a CPU, from a wrapper of torch's allocator. `drift` checks this count: its relative
-    difference from the bytes of all tensor storages that Python can reach between steps."""
+    device's allocator or, on a CPU, from a wrapper of torch's allocator. As a check, `drift` is the relative difference
+    between this count and the bytes of all tensor storages that Python can reach between steps."""
 
     rank: int = Field(description="rank, from 0")
     init_peak_bytes: int | None = Field(None, description="peak of live tensors while model and engine are built")
@@ -399,7 +399,7 @@ class TimedPass(NamedTuple):
 
 
 class Observations(Frozen):
-    """All measurements of one attempt. Times of ranks are stored for each rank, or as the maximum over ranks."""
+    """Measurements of one attempt (one try at a run). Times are stored for each rank, or as the maximum over ranks."""
 
     parameters: Positive = Field(description="number of parameters of the built model, over all partitions")
     trainable_parameters: int | None = Field(None, description="number of trained parameters")

@@ -58,8 +58,8 @@ def _migrate_from_1(plain: Plain, series: Path) -> Plain:
 def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
     """Return the steps with corrected times: differences between the slowest rank's completions of successive steps.
 
-    If the ranks' own times are lost, the step times are not changed. They are then slightly too long, and the error
-    grows with the number of ranks. `window_s` needs no correction.
+    If the file with the ranks' own times is lost, the step times are not changed. The step times are then slightly too
+    long, and the error grows with the number of ranks. `window_s` needs no correction.
     """
     steps = steps | {"slowest_rank_s": steps["step_s"]}
     if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:

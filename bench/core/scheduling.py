@@ -28,7 +28,7 @@ class SchedulingOptions(Limits):
     and site."""
 
     has_dependencies: ClassVar[bool] = True
-    """True if a job can wait for the end of another job. Without such dependencies there is no autopilot."""
+    """True if a job can wait for the end of another job. The autopilot (automatic resubmission) needs this."""
     setup_min: float = Field(
         10.0, ge=0, description="minutes that a job needs to start; they are added to the predicted time of its points"
     )
@@ -117,7 +117,7 @@ class ClusterLimits(NamedTuple):
 
 
 class JobSetup(NamedTuple):
-    """Environment in which a job's command runs, as far as the launcher options define it."""
+    """Environment in which a job's command runs, and costs of the job, as far as the launcher options define them."""
 
     device: Device | None = None  # device that a job requests; "cpu": no GPU; None: not defined
     device_name: str = ""  # name of the job's GPUs in their driver; empty: unknown
@@ -160,8 +160,8 @@ class JobContext(NamedTuple):
         return f"{self.job_id or 'local'}.{self.restart}"
 
     def end(self, time_limit_min: float, began_at: float) -> float:
-        """Return the time at which the allocation ends, in seconds since the epoch. If the scheduler does not state it,
-        compute it from the job's start and time limit."""
+        """Return the time at which the allocation ends, in seconds since the epoch. If the scheduler does not state
+        this time, compute it from `began_at`, the start of the job, and the time limit."""
         return self.ends_at or began_at + 60 * time_limit_min
 
 
@@ -169,9 +169,9 @@ class Work(NamedTuple):
     """Work for a launcher: a command that runs once on each node.
 
     The command is `python -m MODULE ARGUMENT …`. The launcher stores its own files in `folder`, two levels below the
-    study's folder. The study's folder must be on a POSIX file system that all nodes and the submitting machine share.
-    There, a process claims a run by mkdir, and hard links put finished files into place. The nodes of a job find each
-    other through files there. The jobs of a `StoringLauncherPlugin` have no such file system and use an object store.
+    study's folder. The study's folder must be on a POSIX file system that all nodes and the submitting machine share,
+    because processes claim runs by mkdir, and finished files get their names by hard links. The nodes of a job also
+    find each other through files in this folder. The jobs of a `StoringLauncherPlugin` use an object store instead.
     """
 
     name: str  # unique, and safe in a shell and as a file name
@@ -187,8 +187,8 @@ class Work(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """A plan to start work: the command, variables added to its environment, its folder, and files to write before it
-    starts.
+    """A plan to start work: the command, variables added to the command's environment, the folder of the work, and
+    files to write before the start.
 
     A dry run prints `files`. A user could write these files and enter the command by hand.
     """

@@ -17,8 +17,8 @@ from bench.core.point_fields import select
 
 DEFAULTS_VERSION = 2
 """Version of the default values in this module. `config_id` is a hash of the values that differ from their defaults, so
-a changed default needs a new version. In version 1, the protocol was `AdaptiveMeasure` and the loss a mean over
-micro-batches. A spec with this protocol keeps the defaults of version 1, and so its config_id."""
+a changed default needs a new version. In version 1, the measurement protocol was `AdaptiveMeasure`, and the loss was a
+mean over micro-batches. A spec with that protocol keeps the defaults of version 1, and so its config_id."""
 
 Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
@@ -109,8 +109,8 @@ spec must state all lengths, so that `config_id` does not depend on the defaults
 
 
 class Parallel(Frozen):
-    """Parallel layout: how ranks share one copy of the model. By default, every rank has a whole copy or, under ZeRO,
-    its partition of one."""
+    """Parallel layout: how ranks share one copy of the model. By default, every rank has a whole copy of the model or,
+    under ZeRO, a partition of it."""
 
     tensor: Positive = Field(1, description="number of ranks that divide each matrix among themselves")
     pipeline: Positive = Field(1, description="number of ranks that divide the layers among themselves")
@@ -161,8 +161,8 @@ class OptimizerSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """The measurement protocol: an unmeasured warm-up, then the measurement window. Their limits are fixed before the
-    run."""
+    """The measurement protocol: an unmeasured warm-up, then the measurement window. The limits of both are fixed before
+    the run."""
 
     warmup_steps: Positive = Field(10, description="minimum number of warm-up steps before the measurement window")
     gpu_warmup_s: float = Field(30.0, ge=0, description="minimum seconds of warm-up on a GPU; heat changes its clock")
@@ -246,7 +246,7 @@ class AdapterSpec(Frozen):
 
 class LearningSpec(Extensible):
     """A training on a fixed number of tokens. If `tokens` is None, the run measures a window of steps instead. Numbers
-    of tokens include all kinds of tokens and padding. Each is rounded up to whole optimizer steps."""
+    of tokens include all kinds of tokens and padding. Each number is rounded up to whole optimizer steps."""
 
     LATER_FIELDS = frozenset({"save_model", "quality", "answer_tokens"})
 
@@ -328,7 +328,7 @@ class RunSpec(Extensible):
 
     @property
     def data_parallel(self) -> int:
-        """Number of groups of ranks that share a copy of the model. The groups process different samples."""
+        """Number of copies of the model. Ranks that share a copy process the same samples; other ranks do not."""
         return self.world_size // self.parallel.ranks
 
     @property

@@ -4,7 +4,7 @@ Printed lines, tables and reports all use these intervals. The interval of a ser
 estimate (Müller, Journal of Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic
 Statistics 36, 2018). The series is projected on its lowest-frequency cosines. The square of each coefficient is a
 nearly independent estimate of the long-run variance of the mean. The mean of these squares is the variance estimate.
-Their number is the degrees of freedom of Student's quantile.
+The number of squares is the number of degrees of freedom for Student's quantile.
 
 Unlike in the papers, the number of cosines is the square root of the effective size (the number of independent values
 with the same information), not a function of the number of steps n. The period of every cosine is then longer than the
@@ -35,9 +35,9 @@ SHORT = 15
 
 With so few signs, both cosines of the variance estimate may be orthogonal to the signs. The estimate and the width of
 the interval would then be zero. For fewer than SHORT steps, the interval of the median is therefore at least one rank
-wider than that of independent values. A wider interval than the range from minimum to maximum is reduced to this range.
-Coverage is then sufficient up to an autocorrelation of 0.5 between neighbouring steps. With six to eight steps, even
-the full range contains the true median too rarely, so there is no interval.
+(position among the sorted values) wider than the interval for independent values. It is never wider than the range from
+minimum to maximum. Coverage is then sufficient up to an autocorrelation of 0.5 between neighbouring steps. Six to eight
+steps have no interval, because even this range contains the true median too rarely if the steps are autocorrelated.
 """
 _LEAST_STEPS = 9
 
@@ -52,7 +52,7 @@ class SeriesBounds(NamedTuple):
 
 
 class _MeanSpread(NamedTuple):
-    """Uncertainty of the mean of each series."""
+    """Uncertainty of the mean of each of several series, as arrays with one entry per series."""
 
     error: Array  # standard error
     degrees_of_freedom: Array
@@ -84,12 +84,12 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis.
 
-    About half of the values lie below the true median. Their number has a margin of error, which follows from the
-    autocorrelation of the signs of the values (function `signs`: above or below the sample median). The bounds of the
-    interval are the values of the sorted series that lie this margin below and above its middle, interpolated.
+    About half of the values lie below the true median. The number of these values has a margin of error, which follows
+    from the autocorrelation of the signs of the values (function `signs`: above or below the sample median). The bounds
+    of the interval are the values at this margin below and above the middle of the sorted series, interpolated.
 
-    A series shorter than `SHORT` gets at least a minimum margin. A series of too few values, or with an effective
-    size below `LEAST`, has no interval.
+    A series shorter than `SHORT` gets at least a minimum margin. A series of too few values, or with an effective size
+    below `LEAST`, has no interval.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))
@@ -133,7 +133,8 @@ def quantile(degrees_of_freedom: float, share: float) -> float:
 def signs(series: Array) -> Array:
     """Return the signs of each series along the last axis: 1 above its median, -1 below it, 0 at it.
 
-    The uncertainty of the median follows from that of the mean of the signs, which outliers do not affect.
+    The uncertainty of the median follows from the uncertainty of the mean of these signs. Outliers do not affect it,
+    because a sign does not depend on the distance from the median.
     """
     ordered, n = np.sort(series, axis=-1), series.shape[-1]  # np.median takes ten times as long for the steps of a run
     return np.sign(series - (ordered[..., [(n - 1) // 2]] + ordered[..., [n // 2]]) / 2)
@@ -144,7 +145,7 @@ def effective_size(series: Array) -> Array:
 
     The sum of the autocorrelations ρ is Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3).
     It sums pairs of neighbouring lags up to the first pair that is not positive, and limits each pair to the previous
-    pair. Negative autocorrelations would give a size above n, which would be too optimistic, so it is limited to n.
+    pair. Negative autocorrelations could give a size above n. This would be too optimistic, so the size is at most n.
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
@@ -197,8 +198,8 @@ def _invert_hall(x: Array, skew: Array) -> Array:
 
 
 def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
-    """Return the order statistic (n-th smallest value) at each position n, counted from 1. Positions between two ranks
-    are interpolated linearly."""
+    """Return the order statistic (n-th smallest value) at each position n, counted from 1. At a position that is not a
+    whole number, interpolate linearly between the two neighbouring values."""
     index = np.clip(position - 1, 0, ordered.shape[-1] - 1)[..., None]
     below = np.floor(index).astype(int)
     above = np.minimum(below + 1, ordered.shape[-1] - 1)

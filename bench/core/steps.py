@@ -21,14 +21,15 @@ def count_steps(spec: RunSpec) -> int:
 
 
 def find_last_step(spec: RunSpec) -> int:
-    """Return the number of optimizer steps after which the run ends: the steps of `learning.stop_after` tokens or,
-    without it, of the whole training."""
+    """Return the number of optimizer steps after which the run ends. These are the steps for `learning.stop_after`
+    tokens or, if it is not set, the steps of the whole training."""
     assert spec.learning.end_tokens is not None
     return spec.count_steps(spec.learning.end_tokens)
 
 
 def compute_learning_rate(spec: RunSpec, step: int) -> float:
-    """Return the learning rate of a step. Steps after the end of the training get the final learning rate."""
+    """Return the learning rate of the step with the number `step`, counted from 0. After the end of the training,
+    return the final learning rate."""
     learning, peak = spec.learning, spec.optimizer.lr
     warmup, steps = spec.count_steps(learning.warmup_tokens), count_steps(spec)
     if step < warmup:
@@ -39,8 +40,8 @@ def compute_learning_rate(spec: RunSpec, step: int) -> float:
 
 
 def list_evaluations(spec: RunSpec) -> Iterator[int]:
-    """Yield the numbers of completed steps at which the held-out loss is computed: 0, multiples of `evaluate_every`,
-    and the last."""
+    """Yield the numbers of completed steps at which the held-out loss is computed: 0, multiples of the steps for
+    `learning.evaluate_every` tokens, and the number of steps at the end of the run."""
     every, last = spec.learning.evaluate_every, find_last_step(spec)
     yield from range(0, last, spec.count_steps(every) if every else last)
     yield last
@@ -98,8 +99,8 @@ def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
     """Return the step times in seconds over all ranks. `own_s` is each rank's own seconds of each step, shape (steps,
     ranks).
 
-    `blocks` is the number of steps between successive barriers. All ranks begin a block at the same time. The step
-    times of a block add up to the time that its slowest rank needs.
+    `blocks` has the number of steps of each block. All ranks begin a block at the same time, because there is a barrier
+    before it. The step times of a block add up to the time that the slowest rank needs for the block.
     """
     own, times = np.asarray(own_s, float), StepTimes()
     for part in np.split(own, np.cumsum(list(blocks))[:-1]):
@@ -108,10 +109,11 @@ def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
 
 
 def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]:
-    """Return the number of steps of each block of a run whose first `cut` steps were the warm-up.
+    """Return the number of steps of each block (steps between two barriers) of a run. The run has `steps` steps, of
+    which the first `cut` were the warm-up.
 
-    The warm-up and the window each end with a block of their own, which may be shorter than other blocks because of a
-    time limit. For a run that ended during its warm-up, `cut` is 0 or the number of all steps.
+    No block contains steps of both the warm-up and the window. The last block of each may be shorter than the other
+    blocks, because of a time limit. For a run that ended during its warm-up, `cut` is 0 or the number of all steps.
     """
     warmup, length = cut or steps, protocol.block_steps
     return [min(length, part - done) for part in (warmup, steps - warmup) for done in range(0, part, length)]

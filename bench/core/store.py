@@ -62,7 +62,8 @@ class Unreadable(UserError):
 
 
 class RunAttempt(NamedTuple):
-    """An attempt: its folder and, if it has a readable record, its outcome and further facts from the record."""
+    """An attempt (one try at a run): its folder and, if there is a readable record, facts from it such as the
+    outcome."""
 
     folder: Path
     repeat: int
@@ -183,7 +184,7 @@ def _link_name(own: Path, path: Path) -> bool:
 
 
 def release_reserved(folder: Path) -> None:
-    """Delete the files in `folder` with which `reserve` reserved disk space and into which nothing was written."""
+    """Delete the files with which `reserve` reserved disk space in `folder`, if they were not used."""
     for leftover in folder.glob(".*.reserved"):
         leftover.unlink(missing_ok=True)
 
@@ -199,8 +200,8 @@ def to_json(value: BaseModel) -> bytes:
 
 
 def list_attempts(config_folder: Path) -> list[RunAttempt]:
-    """Return all attempts in the folder of one configuration, sorted by repeat and attempt. An attempt without a
-    readable record has no outcome."""
+    """Return all attempts (tries at a run) in the folder of one configuration, sorted by repeat and attempt number. An
+    attempt without a readable record has no outcome."""
     # scandir is faster than iterdir, and studies have thousands of folders.
     with contextlib.suppress(FileNotFoundError):
         found = ((Path(entry.path), _ATTEMPT.fullmatch(entry.name)) for entry in os.scandir(config_folder))
@@ -223,8 +224,8 @@ def _read_header(attempt: RunAttempt) -> RunAttempt:
 
 
 def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of RunAttempt from a decoded record. Raise KeyError or TypeError if it is not a valid
-    record."""
+    """Return the values for the fields of RunAttempt from a decoded record, by field name. Raise KeyError or TypeError
+    for an invalid record."""
     outcome, environment, circumstance = plain["outcome"], plain["environment"], plain["circumstance"]
     header = {
         "outcome": outcome["kind"],
@@ -247,10 +248,10 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
-    """Return a record decoded from its first bytes. Only the end of the observations is missing. The observations come
-    last and are the largest part.
+    """Return the plain values of a record, decoded from the first bytes of the file. The observations come last and are
+    the largest part of a record. Of a long record, the end of the observations is therefore missing in the result.
 
-    If the last bytes do not end a record, the whole file is decoded, which raises ValueError for a truncated file.
+    If the file does not end like a record, the whole file is decoded. For a truncated file, this raises ValueError.
     """
     with open(path, "rb", buffering=0, opener=files.open_regular) as file:
         content = file.read(_BEGINNING_BYTES)
@@ -268,8 +269,8 @@ def _read_beginning(path: Path) -> dict[str, Any]:
 
 
 def create_attempt(config_folder: Path, repeat: int | None) -> RunAttempt:
-    """Create the folder of the next attempt at the repeat with the number `repeat`. If `repeat` is None, create the
-    folder of the first attempt at a new repeat. No other process gets the same folder."""
+    """Create the folder of the next attempt (one try at a run) at the repeat with the number `repeat`. If `repeat` is
+    None, create the folder of the first attempt at a new repeat. No other process gets the same folder."""
     config_folder.mkdir(parents=True, exist_ok=True)
     found = (_ATTEMPT.fullmatch(path.name) for path in config_folder.iterdir())
     used = [(int(match[1]), int(match[2])) for match in found if match]
@@ -288,9 +289,9 @@ def open_attempt(
 ) -> RunAttempt:
     """Create the folder of the next attempt, reserve disk space for its record, and write its spec and circumstance.
 
-    The attempt is at the repeat in `circumstance` or, with `new_repeat`, at a new repeat. The written circumstance has
-    the numbers of the new repeat and attempt. `claim` is the content of the first heartbeat file, which identifies this
-    process. The attempt's supervisor writes later heartbeats.
+    The attempt belongs to the repeat in `circumstance` or, with `new_repeat`, to a new repeat. The written circumstance
+    has the numbers of this repeat and attempt. `claim` is the content of the first heartbeat file, which identifies
+    this process. The attempt's supervisor (the process that watches the ranks of a node) writes later heartbeats.
     """
     if isinstance(spec.measure, AdaptiveMeasure):
         rule = "this protocol is from an older version and can no longer be run"
@@ -313,15 +314,16 @@ def open_attempt(
 
 
 def drop_claim(folder: Path) -> None:
-    """Remove the folder of an attempt whose process was killed between creating the folder and writing the
-    circumstance. A folder with other files is kept."""
+    """Remove the folder of an attempt (one try at a run) whose process was killed before it wrote the circumstance. A
+    folder with any file except the spec and the heartbeat is kept."""
     with contextlib.suppress(OSError):
         if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
 
 
 def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *, paused_s: float = 0.0) -> RunRecord:
-    """Return the record of an attempt. If no rank wrote a record, first write one with the supervisor's `outcome`.
+    """Return the record of an ended attempt. If no rank wrote a record, first write a record with `outcome`, which the
+    supervisor (the process that watches the ranks) has determined.
 
     `evidence` is `predicted` if the run was not started, because it was predicted to exceed memory. `paused_s` is the
     number of seconds for which the run was paused during its steps; it is added to the record.
@@ -346,8 +348,8 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
-    """Add two facts to the record at `path` that only the supervisor knows, and return the record. They are the reason
-    in `outcome`, if the run ended before its untimed steps were complete, and `paused_s`."""
+    """Add two facts to the record at `path` that only the supervisor knows, and return the record. The first is the
+    reason in `outcome`, added only if the run ended before its untimed steps did. The second is `paused_s`."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:

@@ -19,8 +19,8 @@ from bench.core.spec import Frozen, Name, Positive
 SamplerName = Literal["gp", "tpe", "grid", "random", "cma_es", "nsga2", "qmc"]
 SAMPLERS: tuple[str, ...] = get_args(SamplerName)
 MOST_LISTED = 5_000
-"""Maximum number of values of a space, or of one range, that are listed in full. Of a larger space or range, values are
-sampled."""
+"""Maximum number of values of a search space, or of a range, that are listed in full. Of a larger space or range, only
+a sample is listed."""
 
 
 class Dimension(Frozen):
@@ -89,8 +89,8 @@ class Dimension(Frozen):
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
     def list_fields(self) -> list[str]:
-        """If values of this dimension are mappings, return the names of the fields that they set; otherwise an empty
-        list."""
+        """Return the names of the fields that this dimension's values set, if the values are mappings. If they are not
+        mappings, return an empty list."""
         return [name for value in self.values or () if isinstance(value, Mapping) for name in value]
 
     def find_value(self, index: int) -> Any:
@@ -102,9 +102,9 @@ class Dimension(Frozen):
         return int(value) if self.whole else value
 
     def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None if there are more than MOST_LISTED. An integer range with `log` is listed with the
-        doublings of its first value first, so that a grid search that ends early has tried values from the whole
-        range."""
+        """Return all values; None if there are more than MOST_LISTED. In an integer range with `log`, the first value
+        and its doublings come first, and then all other values. A grid search that ends early has then tried values
+        from the whole range."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
@@ -137,11 +137,12 @@ class Bound(Frozen):
         return self
 
     def holds(self, value: float | None) -> bool:
-        """Return True if a value is within the bounds. An unknown value (None) is not within them."""
+        """Return True if a value is within the bounds. Return False for an unknown value (None)."""
         return value is not None and self.compute_distance(value) <= 0
 
     def compute_distance(self, value: float) -> float:
-        """Return how far a value is outside the bounds; 0 or a negative number if it is within them."""
+        """Return the difference between a value and the bound that it violates, in the unit of the value. Return 0 or a
+        negative number for a value within the bounds."""
         below = -math.inf if self.at_least is None else self.at_least - value
         above = -math.inf if self.at_most is None else value - self.at_most
         return max(below, above)
@@ -364,8 +365,9 @@ def order_runs(turns: Sequence[int], study: Study) -> list[tuple[int, int]]:
     """Return pairs (repeat, index of the point) in the order in which they run. Every repeat contains all points, in a
     random order of its own that follows from the study's seed.
 
-    In random order, drift of the machine cannot look like an effect of an axis. `turns` has a number for each point:
-    within a repeat, points with a lower number run earlier, so that they are measured even if the sweep ends early.
+    The order is random because otherwise a drift of the machine's speed could look like an effect of an axis. `turns`
+    has a number for each point. Within a repeat, points with a lower number run earlier, so that these points are
+    measured even if the sweep ends early.
     """
     generator, points = random.Random(study.seed), len(turns)
     # `sorted` is stable, so points with equal turns stay in random order.

@@ -56,7 +56,7 @@ class StudyStore:
     """A study in an object store, and the study's folder on this machine, between which files are copied."""
 
     def __init__(self, objects: ObjectStore, folder: Path) -> None:
-        """`objects` has the URL of the study. `folder` is created when the first file is pulled."""
+        """`objects` is the store at the study's URL. `folder` is created when the first file is copied to it."""
         self.objects, self.folder = objects, folder
 
     def without_patience(self) -> "StudyStore":
@@ -66,8 +66,8 @@ class StudyStore:
     def open_attempt(
         self, config_folder: Path, spec: RunSpec, circumstance: Circumstance, *, new_repeat: bool = False
     ) -> RunAttempt:
-        """Claim the next attempt as `store.open_attempt` does. If another job has claimed this attempt in the object
-        store, take the following one."""
+        """Claim the next attempt, as `store.open_attempt` does on a shared file system. If another job has already
+        claimed this attempt in the object store, claim the attempt with the next number."""
         while True:
             attempt = store.open_attempt(config_folder, spec, circumstance, new_repeat=new_repeat)
             if self._claim(attempt.folder):
@@ -76,7 +76,7 @@ class StudyStore:
             self.pull_attempts(config_folder.name)  # the attempt of the other job is now known here
 
     def push_attempt(self, folder: Path) -> None:
-        """Write all files of a claimed attempt to the store, the record last.
+        """Write all files of a claimed attempt (one try at a run) to the store, the record last.
 
         If the store already has a record of this attempt, that record replaces the record in `folder`.
         """
@@ -163,8 +163,8 @@ class StudyStore:
         return True
 
     def _claim_or_renumber(self, folder: Path) -> Path:
-        """Claim an attempt that already has a record on this machine. If another process has claimed its number, move
-        the attempt to the next number. Return the attempt's folder."""
+        """Claim an attempt that already has a record on this machine. If another process has claimed the attempt's
+        number, move the attempt to the next number. Return the attempt's folder."""
         if self._claim(folder):
             return folder
         record = store.read_record(folder / RECORD)
@@ -201,8 +201,8 @@ class StudyStore:
                     self._stamp(path)
 
     def _stamp(self, path: Path) -> None:
-        """Set the modification time of a file to that of its object, so that the next comparison finds no
-        difference."""
+        """Set the modification time of a file to the time of its object in the store. The next `sync` then does not
+        copy the file again."""
         modified_at = self.objects.stat(self._name(path)).modified_at
         os.utime(path, (modified_at, modified_at))
 
@@ -235,8 +235,8 @@ class StudyStore:
     def _is_new(self, name: str, info: ObjectInfo) -> bool:
         """Return True if an object differs from its file on this machine, or if there is no file.
 
-        An object of a job or sweep differs only if it is newer than its file. An object of an attempt differs if its
-        size or time does.
+        An object of a job or sweep counts as different only if it is newer than its file. An object of an attempt
+        counts as different if its size or its time is not that of the file.
         """
         path = self.folder / name
         if path.name == CLAIM:  # a claim never changes; its content is written to two other files
@@ -251,8 +251,8 @@ class StudyStore:
         return here.st_size != info.size or abs(newer_s) > _SAME_TIME_S
 
     def _is_unclaimed(self, name: str) -> bool:
-        """Return True if the object belongs to an attempt whose local folder has no claim. The folder then holds a
-        different attempt of the same number."""
+        """Return True if the object belongs to an attempt for which a local folder exists without a claim. This folder
+        then belongs to a different attempt, which this machine made under the same number."""
         folder = (self.folder / name).parent
         is_attempt = _ATTEMPT.fullmatch(name.rpartition("/")[0]) is not None
         return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()

@@ -70,8 +70,8 @@ def wrap(text: str, indent: int = 0, hang: int = 2) -> str:
 
 
 def wrap_columns(text: str) -> str:
-    """Return lines wrapped at WIDTH columns. A line breaks between two columns of text, which two spaces separate, if
-    possible."""
+    """Return lines wrapped at WIDTH columns. If possible, a line breaks between two columns of text. Columns are
+    separated by two spaces."""
     return "\n".join(line if len(line) <= WIDTH else _wrap_line(line) for line in text.splitlines())
 
 
@@ -85,8 +85,8 @@ def _wrap_line(line: str) -> str:
 
 
 def wrap_command(words: Sequence[str], indent: int = 2) -> str:
-    """Return a shell command wrapped at WIDTH columns. Each line but the last ends in a backslash, so that all of them
-    can be pasted."""
+    """Return a shell command wrapped at WIDTH columns. Each line but the last ends in a backslash, so that the lines
+    can be pasted into a shell together."""
     lines = [" " * indent + shlex.quote(words[0])]
     for word in map(shlex.quote, words[1:]):
         if len(lines[-1]) + len(word) + 1 <= WIDTH - len(_CONTINUED):

@@ -32,8 +32,8 @@ def list_matching(kinds: tuple[str, ...]) -> list[str]:
 def weighs_targets(spec: RunSpec) -> bool:
     """Return True if the mean loss of a step must weight each micro-batch by its number of target tokens.
 
-    No weights are needed if all samples have the same number of target tokens. The mean over tokens then equals the
-    mean over micro-batches.
+    No weights are needed if all samples have the same number of target tokens, because the mean over tokens then equals
+    the mean over micro-batches.
     """
     if spec.loss_mean == "micro_batches" or load(spec.objective).REDUCTION != "mean":
         return False

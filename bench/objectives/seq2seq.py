@@ -1,4 +1,4 @@
-"""Sequence to sequence: the encoder reads one text, and the decoder predicts another text of the same sample."""
+"""Sequence to sequence: each sample has two texts. The encoder reads one text, and the decoder predicts the other."""
 
 from bench.core.network import IGNORED, PAD, TokenKind
 
