@@ -63,14 +63,12 @@ ORDER = (
 )  # fmt: skip
 """Names of the columns of the run table, in order. Metrics that are not listed here are inserted before `reason`,
 sorted by name."""
-
 LATER = {
     "objective": OBJECTIVE, "lengths": None, "tensor": 1, "pipeline": 1, "stages_per_rank": 1, "adapter": "none",
     "trainable_parameters": None,
 }  # fmt: skip
 """Optional columns, each with its default for records that were written before the field existed. A table has the
 column only if at least one run has a value other than the default."""
-
 LEARNED = (
     "learning_rate", "tokens_trained", "trained_s", "validation_loss", "exact_match_before", "exact_match",
     "token_f1_before", "token_f1",
@@ -81,7 +79,6 @@ QUALITIES = LEARNED[LEARNED.index("validation_loss") :]
 """Columns of LEARNED with the held-out loss and the quality of answers."""
 LEARNED_TIMES = ("trained_s",)
 """Columns of LEARNED whose values depend on background load."""
-
 SHOWN = (
     "config_id", "model", "engine", "options", "adapter", "precision", "world_size", "micro", "encoder_length",
     "decoder_length", "learning_rate", "seed", "evidence", "outcome", "tokens_trained", *QUALITIES, "sample_s",
@@ -89,7 +86,6 @@ SHOWN = (
 )  # fmt: skip
 """Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
 SHOWN_WHERE_DIFFERENT is shown only if its values differ."""
-
 SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length", "seed")
 
 

@@ -4,7 +4,6 @@
 
     plan = api.plan("smoke", {"engine": ["ddp", "zero2"]})
     api.run(plan, results="results/runs")
-    api.status("results/runs/smoke").answered
     api.resume("results/runs/smoke")
     api.predict(overrides="model=mt5_xl engine=zero3 devices_per_node=8 machine=h100")[0].time
 
@@ -14,7 +13,6 @@ for a request that it cannot carry out.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -160,7 +158,6 @@ def resume(
 
     Return the submitted jobs or, for a study without a queue, the outcomes of all points. First, a record is written
     for each attempt (one try at a run) that ended without one. The study limits the number of attempts.
-
     For a study with a queue, `autopilot` resubmits points until every point has a final result. When the autopilot
     ends, it calls `notify` (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not
     respond. `tell`, `follow` and `describe` are as in `run`.
@@ -194,7 +191,7 @@ def resume(
         if searched.points:  # the points of the space are predicted next, which may take half a minute
             tell(f"{folder.name} has {format_count(len(searched.points), 'trial')} so far; preparing the next")
         planned = restore_search(searched)
-        search = LocalSearch(searched, planned.proposer, functools.partial(foresee, planned.pool))
+        search = LocalSearch(searched, planned.proposer, lambda *given: foresee(planned.pool, *given))
     return LocalSweep(folder, wanted, retry=False, tell=tell, follow=follow, describe=describe, search=search).run()
 
 
