@@ -24,8 +24,8 @@ class PublishedFailures(NamedTuple):
 
     @property
     def device_mtbf_s(self) -> float:
-        """Mean time between failures of one device in seconds. Failures of hosts, network and storage are included,
-        divided equally among the devices."""
+        """Mean time between failures of one device, in seconds. Failures of hosts, network and storage count as
+        failures of devices, and are divided equally among all devices."""
         return self.device_days / self.failures * _DAY_S
 
 
@@ -70,8 +70,8 @@ class Reliability(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """Expected goodput of a job that writes checkpoints at the optimal interval, with its uncertainty range from `low`
-    to `high`."""
+    """Expected goodput (share of the time that is not lost to failures) of a job that writes checkpoints at the optimal
+    interval. Its uncertainty range goes from `low` to `high`."""
 
     share: float  # share of the job's time spent on steps that are not repeated
     low: float
@@ -82,15 +82,16 @@ class Goodput(NamedTuple):
 
 
 def compute_young_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the first-order optimum of the seconds between checkpoints, √(2δM) (Young 1974). δ is `write_s`, M is
-    `mtbf_s`."""
+    """Return the optimal number of seconds between checkpoints in first-order approximation, √(2δM) (Young 1974). δ is
+    `write_s` (the seconds of a checkpoint), M is `mtbf_s` (the mean time between failures)."""
     return math.sqrt(2 * write_s * mtbf_s)
 
 
 def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the higher-order optimum of the seconds between checkpoints (Daly 2006, equation 37).
+    """Return the optimal number of seconds between checkpoints in higher-order approximation (Daly 2006, equation 37).
 
-    δ is `write_s` and M is `mtbf_s`. For δ < 2M it is √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, otherwise M.
+    δ is `write_s` (the seconds of a checkpoint) and M is `mtbf_s` (the mean time between failures). For δ < 2M the
+    result is √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, otherwise M.
     """
     if write_s >= 2 * mtbf_s:
         return mtbf_s
@@ -117,8 +118,8 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
 def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
     """Return the goodput of a job on `devices` devices; a failure of any device ends the job.
 
-    If `terms` has no failure rate, the published rate of Llama 3 is used. The uncertainty range then spans the goodput
-    with each rate in `PUBLISHED`.
+    If `terms` has no failure rate, the published rate of Llama 3 is used. In this case, the uncertainty range goes from
+    the lowest to the highest goodput that any rate in `PUBLISHED` gives.
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]
