@@ -191,7 +191,8 @@ class Advice(NamedTuple):
 
     def explain_order(self, rival: Choice) -> str:
         """Return the reason why `rival` is ranked after the winner although its prediction is better; empty if its
-        prediction is not better."""
+        prediction is not better. The text is also empty if the rival has a higher doubt (`rate_doubt`) than the winner,
+        because this doubt already is the reason."""
         share = self.compute_extra_share(rival)
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
