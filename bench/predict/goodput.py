@@ -32,16 +32,18 @@ class PublishedFailures(NamedTuple):
 LLAMA_3 = PublishedFailures(
     419, 16_384 * 54, "Llama 3 405B, arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100"
 )
-"""By hand: 884,736 device-days / 419 failures = 2,112 device-days per failure, or one failure in 3.09 h of the job."""
+"""Computed by hand: 884,736 device-days / 419 failures = 2,112 device-days per failure, or one failure in 3.09 h of the
+job."""
 OPT_175B = PublishedFailures(
     35 + 70, 992 * 60, "OPT-175B, arXiv 2205.01068: 35 manual and about 70 automatic restarts in 2 months on 992 A100"
 )
-"""By hand: 59,520 device-days / 105 failures = 567 device-days per failure, or one failure in 13.7 h of the job."""
+"""Computed by hand: 59,520 device-days / 105 failures = 567 device-days per failure, or one failure in 13.7 h of the
+job."""
 RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failures in 1,000 days of a node of 8 A100")
-"""By hand: 8,000 device-days / 6.50 failures = 1,231 device-days per failure. The source states a failure every 1.8 h
-for a job of 16,384 devices."""
+"""Computed by hand: 8,000 device-days / 6.50 failures = 1,231 device-days per failure. This agrees with the source,
+which states a failure every 1.8 h for a job of 16,384 devices."""
 RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
-"""By hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
+"""Computed by hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
 PUBLISHED_RANGE = "OPT-175B to RSC-2"
 """Range of the published failure rates: the sources with the most frequent and with the least frequent failures."""

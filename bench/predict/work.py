@@ -179,7 +179,7 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
 
 
 def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool, reached: bool) -> PassWork:
-    """Return the work of one block in a forward pass. If `whole` is False, its last matrix product is excluded.
+    """Return the work of one block in a forward pass. If `whole` is False, the block's last matrix product is excluded.
     `reached` says whether backward computes the gradient of the block's input."""
     block, length = PassWork(), load.tokens(stack.tokens)
     for place, part in enumerate(stack.block, 1):
@@ -196,9 +196,9 @@ def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool
 def _compute_attention(
     network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool, reached: bool
 ) -> PassWork:
-    """Return the forward work of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. If
-    `whole` is False, its last product (the output projection) is excluded. `reached` says whether backward computes the
-    gradient of its input."""
+    """Return the forward work of an attention sub-layer with its norm; `queries` and `keys` are numbers of tokens per
+    sample. If `whole` is False, the sub-layer's last product (the output projection) is excluded. `reached` says
+    whether backward computes the gradient of the sub-layer's input."""
     rows, others = load.micro * queries, load.micro * keys
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
@@ -296,8 +296,9 @@ def _compute_matrices(
 
 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool, reached: bool) -> PassWork:
-    """Return the forward work of an MLP with its norm; `rows` is the tokens of the micro-batch. If `whole` is False,
-    its last matrix product is excluded. `reached` says whether backward computes the gradient of its input."""
+    """Return the forward work of an MLP with its norm; `rows` is the number of tokens in the micro-batch. If `whole` is
+    False, the MLP's last matrix product is excluded. `reached` says whether backward computes the gradient of the MLP's
+    input."""
     *named, last = list_named_matrices(network, part)
     first = _compute_matrices(network, load, named, rows, reached)
     live = reached or network.adapter is None or any(network.adapter.adapts(name) for name, _ in named)

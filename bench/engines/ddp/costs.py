@@ -27,7 +27,8 @@ BROADCAST_BYTES = 250 * MIB
 
 
 class DdpMemory(NamedTuple):
-    """DDP's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for DDP: weights, gradients, optimizer state and buckets, without activations. Implements the
+    interface `bench.core.engine_costs.EngineMemory`."""
 
     spec: RunSpec
     model: ModelSizes

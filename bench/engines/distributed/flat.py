@@ -39,8 +39,8 @@ class FlatLayout(NamedTuple):
         return cls(tuple(spans), slice(rank * size // ranks, (rank + 1) * size // ranks), size)
 
     def list_own(self, chosen: Collection[int]) -> list[slice]:
-        """Return the slices of this rank's partition that belong to the chosen parameters, counted from the start of
-        the partition. `chosen` has the indices of these parameters."""
+        """Return the slices of this rank's partition that hold elements of chosen parameters. Indices of a slice count
+        from the start of the partition. `chosen` has the indices of the parameters."""
         begin = self.own.start
         cut = (
             slice(max(span.start, begin) - begin, min(span.stop, self.own.stop) - begin)

@@ -44,8 +44,9 @@ NORM_BYTES = 4
 
 
 class Sizes(NamedTuple):
-    """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter. A segment is
-    an embedding, a sub-layer or another piece of the model, in forward order."""
+    """Numbers of elements of the FSDP units (each block of layers, and all parameters outside blocks). Parameters are
+    padded so that every rank has the same number of rows of each parameter. A segment is an embedding, a sub-layer or
+    another piece of the model, in forward order."""
 
     root: int  # elements of parameters outside blocks
     blocks: Array  # (blocks,): elements of each block in the order of forward
@@ -135,7 +136,8 @@ def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearse
 
 
 class FsdpMemory(NamedTuple):
-    """FSDP2's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for FSDP2: weights, gradients and optimizer state, without activations. Implements the interface
+    `bench.core.engine_costs.EngineMemory`."""
 
     run: FsdpRun
 

@@ -117,8 +117,9 @@ class StoredTensors:
 def load_weights(module: Module, spec: RunSpec, whole: Whole, folder: Path, *, is_main: bool) -> None:
     """Set every weight of `module` from the checkpoint in `folder`, in the dtype that the parameter has.
 
-    Arguments: `module` is the model or this rank's part of it, `whole` is `EngineBuilder.whole`, and `is_main` is True
-    on rank 0. Raise UserError unless the checkpoint has exactly the tensors of the model. Collective.
+    Arguments: `module` is the model or this rank's part of the model. `whole` is the engine's function that makes
+    partitioned parameters whole (`EngineBuilder.whole`). `is_main` is True on rank 0. Raise UserError unless the
+    checkpoint has exactly the tensors of the model. Collective.
     """
     checkpoint, facts = str(spec.model.checkpoint), engines.facts(spec)
     family = models.load_stored_builder(spec.model.family)

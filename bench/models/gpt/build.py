@@ -45,7 +45,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
-    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
+    documents the arguments."""
     shape = Shape.model_validate(spec.model.shape)
     made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
     made.finish(spec.model.loss_chunk_tokens)

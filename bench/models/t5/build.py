@@ -93,7 +93,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> torch.nn.Module:
-    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
+    documents the arguments."""
     shape = Shape.model_validate(spec.model.shape)
 
     def make() -> T5Part:

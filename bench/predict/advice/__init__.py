@@ -147,8 +147,8 @@ class AdviceQuestion(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The advised configuration and the configurations compared with it. The lists `engines`, `nodes` and `adapters`
-    include the winner."""
+    """The advised configuration (the winner) and the configurations that were compared with it. The lists `engines`,
+    `nodes` and `adapters` include the winner."""
 
     question: AdviceQuestion
     winner: Choice

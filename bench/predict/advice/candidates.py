@@ -233,8 +233,9 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the candidates with the largest micro-batch between `sure` and `unsure` that surely fits; empty if there
-    is none. A micro-batch that allows no valid global batch counts as too large."""
+    """Return the candidates with the largest micro-batch that surely fits; empty if it is `sure`. `sure` is a
+    micro-batch that surely fits, and `unsure` is a larger one that may not fit. A micro-batch that allows no valid
+    global batch counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2

@@ -193,8 +193,8 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
 def _build_attention(
     network: Stacks, load: Workload, part: Attention, queries: int, keys: int, reached: bool
 ) -> Segment:
-    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. `reached`
-    says whether backward computes the gradient of its input."""
+    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are numbers of tokens per
+    sample. `reached` says whether backward computes the gradient of the sub-layer's input."""
     rows, others = load.micro * queries, load.micro * keys
     *projections, (last, _) = (name for name in list_named_matrices(network, part))
     names = [name for name, _ in projections]
@@ -281,8 +281,8 @@ def _count_fused_kernel_bytes(
 
 
 def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: bool) -> Segment:
-    """Return the segment of an MLP with its norm; `rows` is the tokens of the micro-batch. `reached` says whether
-    backward computes the gradient of its input."""
+    """Return the segment of an MLP with its norm; `rows` is the number of tokens in the micro-batch. `reached` says
+    whether backward computes the gradient of the MLP's input."""
     wide, states = rows * part.inner, rows * network.width
     *first, last = (name for name, _ in list_named_matrices(network, part))
     kept, is_output = ACTIVATION[part.activation]

@@ -58,9 +58,9 @@ accelerator benchmarks). fp32 needs far less memory bandwidth and power per FLOP
 share of 0.92 (arXiv 1804.06826 has 0.92 to 0.94).
 """
 ATTENTION_OF_MATMUL = 0.5
-"""Rate of a fused attention kernel as a share of the best product's rate, used if it was not calibrated. Fused kernels
-reach 0.3 to 0.5 of the peak for head width 64 (arXiv 2307.08691, figures 4 and 5, kernels that accept a bias). The best
-product reaches 0.87 of the peak."""
+"""Rate of a fused attention kernel as a share of the best matrix product's rate. Used if the rate of the kernel was not
+calibrated. Fused kernels reach 0.3 to 0.5 of the peak for head width 64 (arXiv 2307.08691, figures 4 and 5, kernels
+that accept a bias). The best product reaches 0.87 of the peak."""
 MEMORY_OF_PEAK = 0.88
 """Memory rate that element-wise work reaches, as a share of the published rate. Device copies reach 0.88 on V100, 0.87
 on A100 and 0.90 on H200 (the last in ml-engineering @744d01e)."""

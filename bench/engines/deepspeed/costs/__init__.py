@@ -66,7 +66,8 @@ def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Dev
 
 
 class ZeroMemory(NamedTuple):
-    """ZeRO's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for ZeRO: weights, gradients, optimizer state and buckets, without activations. Implements the
+    interface `bench.core.engine_costs.EngineMemory`."""
 
     run: ZeroRun
 
