@@ -162,8 +162,8 @@ _HUB_S = 5.0  # longest time that a request to the Hub may take
 
 def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[], None]) -> None:
     """Call `check`, unless it has already succeeded in this process for the same data. Data are the same if `stamps`
-    (path, size and modification time of each file), `options` and the spec's settings of data are equal. Configurations
-    of a sweep often share their data."""
+    (path, size and modification time of each file), `options`, and the spec's data source, objective, sequence lengths
+    and learning settings are equal. Configurations of a sweep often share their data."""
     learning = spec.learning.model_dump(mode="json")
     key = repr([stamps, options, spec.data.source, spec.objective, spec.sequence, learning])
     if key not in _CHECKED:
