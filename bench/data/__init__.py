@@ -49,8 +49,8 @@ class Row(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Prompts of held-out samples on one data-parallel rank. The quality of a model is measured by comparing its
-    answers with the reference answers."""
+    """Prompts of held-out samples on one data-parallel rank. The quality of a model is measured by comparing the
+    model's answers to these prompts with the reference answers."""
 
     batches: "list[PromptBatch]"
     limit: int  # maximum number of tokens of an answer, EOS included; equal on all ranks
@@ -60,7 +60,7 @@ class Prompts(NamedTuple):
 
 class PromptBatch(NamedTuple):
     """A micro-batch of prompts. `tensors` are the model's inputs without labels, each (micro, length). For a
-    decoder-only model, there is room for the answer after each prompt."""
+    decoder-only model, padding after each prompt leaves room for the answer."""
 
     tensors: "dict[str, Tensor]"
     ends: "Tensor"  # (micro,): number of tokens of each prompt
@@ -103,11 +103,11 @@ def check_vocabulary(tokenizer: str, known: int, spec: RunSpec) -> None:
 
 
 def check_own_tokenizer(spec: RunSpec) -> None:
-    """Raise UserError if a training would use bytes although its checkpoint, a local folder, has a tokenizer. Runs that
-    only measure steps may use bytes.
+    """Raise UserError if a training would use bytes as tokens although its checkpoint, a local folder, has a tokenizer.
+    Runs that only measure steps may use bytes.
 
-    The pretrained weights know the ids of their own tokenizer, so a training on bytes would be worthless. A tokenizer
-    of ByT5 is accepted, because its ids are those of bytes.
+    The pretrained weights were trained with the token ids of their own tokenizer, so a training on bytes would be
+    worthless. A tokenizer of ByT5 is accepted, because its ids are those of bytes.
     """
     if spec.learning.tokens is None or spec.model.checkpoint is None:
         return
@@ -134,8 +134,8 @@ def is_tokenizer_here(name: str) -> bool:
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise UserError if a tokenizer of Hugging Face is neither here nor on the Hub. The only request is not repeated;
-    transformers repeats its requests for almost a minute."""
+    """Raise UserError if a tokenizer of Hugging Face is neither on this machine nor on the Hub. The Hub is asked only
+    once, whereas transformers would repeat a failing request for almost a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -161,8 +161,9 @@ _HUB_S = 5.0  # longest time that a request to the Hub may take
 
 
 def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[], None]) -> None:
-    """Call `check`, which reads the files with these `stamps` (`corpus.read_stamps`), unless it has succeeded for equal
-    stamps and an equal spec. Points of a sweep often share their data."""
+    """Call `check`, unless it has already succeeded in this process for the same data. Data are the same if `stamps`
+    (path, size and modification time of each file), `options`, and the spec's data source, objective, sequence lengths
+    and learning settings are equal. Configurations of a sweep often share their data."""
     learning = spec.learning.model_dump(mode="json")
     key = repr([stamps, options, spec.data.source, spec.objective, spec.sequence, learning])
     if key not in _CHECKED:

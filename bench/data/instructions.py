@@ -41,8 +41,9 @@ class Options(Fields):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model. Also
-    raise it for files whose beginning a run would refuse (`corpus.FIRST_BYTES` and `corpus.FIRST_DOCUMENTS`)."""
+    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model. The
+    beginning of the files (up to `corpus.FIRST_BYTES` and `corpus.FIRST_DOCUMENTS`) is read too. Raise UserError if a
+    run would refuse it."""
     if not (_is_joined(spec) or _is_pair(spec)):
         remedy = "choose objective=seq2seq for an encoder-decoder model, or causal_lm for a decoder-only model"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -62,7 +63,8 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def _check_beginning(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the beginning of the files is unusable, or if all samples are known to be too few."""
+    """Raise UserError if the beginning of the files is unusable. Raise it also if this beginning is known to contain
+    all samples, and they are too few."""
     request = _build_request(options.model_copy(update={"tokenizer": BYT5}), spec)
     rows, is_whole = list[dict[str, Any]](), True
     for row in _list_samples(request):
@@ -325,7 +327,7 @@ def _build_request(options: Options, spec: RunSpec) -> dict[str, Any]:
 
 
 def _collect_rows(rows: Sequence[dict[str, Any]]) -> Samples:
-    """Return rows of `_list_samples` as samples."""
+    """Return the rows that `_list_samples` yields as arrays over all samples."""
     import numpy as np
 
     ids, learned = (np.concatenate([row[name] for row in rows]) for name in ("ids", "learned"))
@@ -378,8 +380,8 @@ def _find_fitting(
 
 
 def _list_samples(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the token ids of each sample, for each token whether it has a loss, and the number of bytes and the hash of
-    all text up to the end of this sample."""
+    """Yield one row for each sample. A row has the sample's token ids, for each token whether it has a loss, and the
+    number of bytes and the hash of all text up to the end of this sample."""
     import numpy as np
 
     options, joined = Options(**request["options"]), bool(request["joined"])

@@ -66,8 +66,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
     After n samples, the number of samples from each text differs by less than one from n times its share. The algorithm
     is that of R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980). For each sample, texts that
-    would get too far ahead of their share are excluded. Every other text has a deadline: the place by which it must
-    give its next sample to keep its share. The text with the earliest deadline gives the sample.
+    would get too far ahead of their share are excluded. Every other text has a deadline: the last position in the cycle
+    at which it must give its next sample to keep its share. The text with the earliest deadline gives the sample.
     """
     import numpy as np
 
@@ -85,8 +85,8 @@ def order_evenly(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Several streams of samples, combined into one stream by a repeated order of streams. Sample i is the next sample
-    of stream `order[i % len(order)]` that no earlier sample has used."""
+    """Several streams of samples, combined into one stream. Sample i of the combined stream comes from stream `order[i
+    % len(order)]`: it is the next sample of that stream that has not been used yet."""
 
     streams: tuple[SampleStream, ...]
     order: NDArray[np.int64]  # (samples of a cycle,): index of the stream that gives each sample
@@ -121,8 +121,8 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a mixture without texts or with more than CYCLE texts, for a mixture with weights for only
-    some texts, and for a text that `data=text` does not support."""
+    """Raise UserError for a mixture without texts or with more than CYCLE texts, for a mixture in which only some texts
+    have a weight, and for a text that `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture has 1 to {CYCLE} texts, by name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")

@@ -59,7 +59,8 @@ class PreparedText(NamedTuple):
 
 def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a missing file, or for options that do not fit each other, the objective, the model or the
-    sequence lengths. Also raise it for local files whose beginning a run would refuse (`corpus.read_beginning`)."""
+    sequence lengths. The beginning of local files is read too (`corpus.read_beginning`). Raise UserError if a run would
+    refuse it."""
     if not (_is_plain(spec) or _is_corrupted(spec)):
         remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -78,7 +79,8 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def _check_beginning(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the beginning of the files is unusable, or if the whole text is known to be too short."""
+    """Raise UserError if the beginning of the files is unusable. Raise it also if this beginning is known to be the
+    whole text, and the text is too short."""
     found = corpus.read_beginning(options)
     # Other tokenizers make fewer tokens, and have to be loaded before their number is known.
     if found is not None and found.is_whole and options.tokenizer == corpus.BYT5:
@@ -136,8 +138,8 @@ def has_fixed_targets(spec: RunSpec) -> bool:
     """Return True if every sample has the same number of target tokens.
 
     This holds for packed text. All of its pieces have the same length, which determines the number of hidden tokens and
-    spans. The exception is an objective that does not predict the first token of each document: there, the number of
-    target tokens depends on the documents in a sample.
+    spans. The exception is an objective that does not predict the first token of each document. In that case, the
+    number of target tokens depends on the number of documents in a sample.
     """
     kinds = objectives.load(spec.objective).KINDS
     return bool(spec.data.options.get("packing", True)) and not any(kind.positions for kind in kinds)
@@ -214,8 +216,8 @@ def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
     """Return the start and end index of each piece of a corpus in its tokens, shape (pieces, 2).
 
     With packing, the whole token stream is cut into pieces of `length`, and an incomplete last piece is dropped.
-    Without packing, a piece is the beginning of a document, at most `length` tokens without EOS. Pieces of a single
-    token are excluded, since no span in them can be hidden.
+    Without packing, a piece is the beginning of a document, at most `length` tokens; the document's EOS is not part of
+    it. Pieces of a single token are excluded, since no span in them can be hidden.
     """
     import numpy as np
 

@@ -1,9 +1,9 @@
 """Training engines, one folder each. A folder with `facts.py` is an engine; folders without it hold code that several
 engines share.
 
-Code that plans runs or reads records imports only an engine's `__init__`, which does not import torch
-(`bench.core.plugins.EnginePlugin`). The engine's module `engine` builds the `Engine`
-(`bench.core.plugins.EngineBuilder`).
+Code that plans runs or reads records imports only an engine's `__init__`, which does not import torch and has the
+interface `bench.core.plugins.EnginePlugin`. The module `engine` in the same folder imports torch and builds the object
+that trains, an `Engine`. The module has the interface `bench.core.plugins.EngineBuilder`.
 """
 
 import functools
@@ -66,8 +66,8 @@ class Engine(Protocol):
 
 
 class OptionalMembers(Protocol):
-    """Optional methods of an engine. The engine's facts list the methods that it defines (`EngineFacts.members`).
-    Methods that are not listed are never called."""
+    """Optional methods of an engine. An engine lists the names of those that it defines in its `EngineFacts.members`.
+    Methods that are not in this list are never called."""
 
     def evaluate(self, batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
         """Return the mean loss of `batches` on this rank, without training on them. Return None on ranks where
@@ -99,8 +99,8 @@ class OptionalMembers(Protocol):
 
     def list_weights(self, only_trained: bool = False) -> "Iterator[tuple[str, Tensor]]":
         """Yield the name and value of every parameter, whole and in the run's precision, and of every stored buffer
-        (`list_buffers`). With `only_trained`, yield only the trained parameters. An engine that partitions weights has
-        only one parameter whole at a time. Collective."""
+        (`list_buffers`). With `only_trained`, yield only the trained parameters. An engine that partitions weights
+        makes one parameter whole at a time, to save memory. Collective."""
         ...
 
     def idle_s(self) -> float:
@@ -109,8 +109,9 @@ class OptionalMembers(Protocol):
         ...
 
     def transfer_wait_s(self) -> float:
-        """Return the part of the seconds of `idle_s` in which no collective was running, such as a wait for a
-        neighbour's send. The value equals `idle_s` if the engine cannot separate the two."""
+        """Return the part of the idle seconds (`idle_s`) in which no collective was running, such as a wait for a
+        neighbour's send. If the engine cannot separate this part from the time in collectives, return all idle
+        seconds."""
         ...
 
     def list_passes(self) -> "list[TimedPass]":
@@ -119,8 +120,8 @@ class OptionalMembers(Protocol):
         ...
 
     def step_phases_s(self) -> dict[str, float]:
-        """Return the seconds that the parts of the last step (such as forward or backward) took on this rank, by name.
-        The call may wait for the device."""
+        """Return the seconds that each part of the last step took on this rank, by the name of the part (such as
+        forward or backward). The call may wait for the device."""
         ...
 
 

@@ -59,8 +59,9 @@ def check_model_type(config: object, known: Sequence[str]) -> str:
 
 
 def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return values of a Hugging Face config.json under the field names of a `Shape` (a family's class with the sizes
-    of a model). `names` maps these field names to the keys of the config. Raise UserError if a value is missing."""
+    """Return values of a Hugging Face config.json, under the names that a model family uses for them: the field names
+    of its class `Shape`, which has the sizes of a model. `names` maps these field names to the keys of the config.
+    Raise UserError if a value is missing."""
     if missing := [theirs for theirs in names.values() if config.get(theirs) is None]:
         value = f"{config['model_type']} config"
         raise UserError(value, f"lacks {', '.join(missing)}", "give the complete config.json")
@@ -68,14 +69,14 @@ def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 
 
 def build_network(model: ModelSpec) -> Stacks | None:
-    """Return the description of a model's layers, from which memory and time are predicted. Return None if its family
-    does not describe them. Raise UserError for an unknown family."""
+    """Return the description of a model's layers, from which memory and time are predicted. Return None if the model's
+    family does not describe its layers. Raise UserError for an unknown family."""
     return _build_network(model.family, json.dumps(model.shape))
 
 
 def get_network(model: ModelSpec) -> Stacks:
-    """Return the description of a model's layers, by which it is divided into stages. Raise UserError if its family
-    does not describe them."""
+    """Return the description of a model's layers, by which the model is divided into pipeline stages. Raise UserError
+    if the model's family does not describe its layers."""
     if (network := build_network(model)) is None:
         rule = f"a model of family {model.family} is not described layer by layer, so it cannot be divided"
         raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")
@@ -83,8 +84,9 @@ def get_network(model: ModelSpec) -> Stacks:
 
 
 def check_adapter(model: ModelSpec, adapter: AdapterSpec) -> None:
-    """Raise UserError if the rank of the adapters exceeds the smaller dimension of a matrix that they adapt. The
-    adapter's two matrices would then have more elements than needed for any update of the matrix."""
+    """Raise UserError if the rank of the adapters exceeds the smaller dimension of a matrix that they adapt. With a
+    rank equal to this dimension, the adapter can already represent every update of the matrix, so a higher rank only
+    adds elements."""
     network = build_network(model)
     if network is None or adapter.rank is None:
         return

@@ -24,24 +24,26 @@ class PublishedFailures(NamedTuple):
 
     @property
     def device_mtbf_s(self) -> float:
-        """Mean time between failures of one device in seconds. Failures of hosts, network and storage are included,
-        divided equally among the devices."""
+        """Mean time between failures of one device, in seconds. Failures of hosts, network and storage count as
+        failures of devices, and are divided equally among all devices."""
         return self.device_days / self.failures * _DAY_S
 
 
 LLAMA_3 = PublishedFailures(
     419, 16_384 * 54, "Llama 3 405B, arXiv 2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100"
 )
-"""By hand: 884,736 device-days / 419 failures = 2,112 device-days per failure, or one failure in 3.09 h of the job."""
+"""Computed by hand: 884,736 device-days / 419 failures = 2,112 device-days per failure, or one failure in 3.09 h of the
+job."""
 OPT_175B = PublishedFailures(
     35 + 70, 992 * 60, "OPT-175B, arXiv 2205.01068: 35 manual and about 70 automatic restarts in 2 months on 992 A100"
 )
-"""By hand: 59,520 device-days / 105 failures = 567 device-days per failure, or one failure in 13.7 h of the job."""
+"""Computed by hand: 59,520 device-days / 105 failures = 567 device-days per failure, or one failure in 13.7 h of the
+job."""
 RSC_1 = PublishedFailures(6.50, 1000 * 8, "RSC-1, arXiv 2410.21680: 6.50 failures in 1,000 days of a node of 8 A100")
-"""By hand: 8,000 device-days / 6.50 failures = 1,231 device-days per failure. The source states a failure every 1.8 h
-for a job of 16,384 devices."""
+"""Computed by hand: 8,000 device-days / 6.50 failures = 1,231 device-days per failure. This agrees with the source,
+which states a failure every 1.8 h for a job of 16,384 devices."""
 RSC_2 = PublishedFailures(2.34, 1000 * 8, "RSC-2, arXiv 2410.21680: 2.34 failures in 1,000 days of a node of 8 A100")
-"""By hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
+"""Computed by hand: 8,000 device-days / 2.34 failures = 3,419 device-days per failure."""
 PUBLISHED = (LLAMA_3, OPT_175B, RSC_1, RSC_2)
 PUBLISHED_RANGE = "OPT-175B to RSC-2"
 """Range of the published failure rates: the sources with the most frequent and with the least frequent failures."""
@@ -70,8 +72,8 @@ class Reliability(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """Expected goodput of a job that writes checkpoints at the optimal interval, with its uncertainty range from `low`
-    to `high`."""
+    """Expected goodput (share of the time that is not lost to failures) of a job that writes checkpoints at the optimal
+    interval. Its uncertainty range goes from `low` to `high`."""
 
     share: float  # share of the job's time spent on steps that are not repeated
     low: float
@@ -82,15 +84,16 @@ class Goodput(NamedTuple):
 
 
 def compute_young_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the first-order optimum of the seconds between checkpoints, √(2δM) (Young 1974). δ is `write_s`, M is
-    `mtbf_s`."""
+    """Return the optimal number of seconds between checkpoints in first-order approximation, √(2δM) (Young 1974). δ is
+    `write_s` (the seconds of a checkpoint), M is `mtbf_s` (the mean time between failures)."""
     return math.sqrt(2 * write_s * mtbf_s)
 
 
 def compute_daly_interval(mtbf_s: float, write_s: float) -> float:
-    """Return the higher-order optimum of the seconds between checkpoints (Daly 2006, equation 37).
+    """Return the optimal number of seconds between checkpoints in higher-order approximation (Daly 2006, equation 37).
 
-    δ is `write_s` and M is `mtbf_s`. For δ < 2M it is √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, otherwise M.
+    δ is `write_s` (the seconds of a checkpoint) and M is `mtbf_s` (the mean time between failures). For δ < 2M the
+    result is √(2δM)·[1 + ⅓√(δ/2M) + ⅑·δ/2M] − δ, otherwise M.
     """
     if write_s >= 2 * mtbf_s:
         return mtbf_s
@@ -117,8 +120,8 @@ def compute_goodput(reliability: Reliability, interval_s: float) -> float:
 def predict_goodput(devices: int, terms: FailureTerms) -> Goodput:
     """Return the goodput of a job on `devices` devices; a failure of any device ends the job.
 
-    If `terms` has no failure rate, the published rate of Llama 3 is used. The uncertainty range then spans the goodput
-    with each rate in `PUBLISHED`.
+    If `terms` has no failure rate, the published rate of Llama 3 is used. In this case, the uncertainty range goes from
+    the lowest to the highest goodput that any rate in `PUBLISHED` gives.
     """
     own = terms.device_mtbf_s
     rates = [own] if own else [one.device_mtbf_s for one in (LLAMA_3, *PUBLISHED)]

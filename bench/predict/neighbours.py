@@ -18,7 +18,7 @@ from bench.predict.step_time.network import read_link_speed
 
 ENOUGH = 2
 """Minimum number of measured runs for a correction of predicted memory, since a single run may have been disturbed. If
-at least this many runs used the engine in question, the runs of other engines are ignored."""
+at least this many runs used the engine whose prediction is corrected, the runs of other engines are ignored."""
 
 
 class PredictedRun(NamedTuple):
@@ -93,16 +93,17 @@ def identify_model(model: Mapping[str, Any]) -> str:
 
 
 def select_nearest(known: Sequence[Neighbour], model: str, engine: str, machine: str) -> list[Neighbour]:
-    """Return the runs in `known` that used this model on this machine. If at least ENOUGH of them used `engine`, return
-    only the runs with this engine."""
+    """Return the runs in `known` that used this model on this machine. If at least ENOUGH (2) of these runs used
+    `engine`, return only the runs with this engine."""
     of_model = [found for found in known if (found.model, found.machine) == (model, machine)]
     of_engine = [found for found in of_model if found.engine == engine]
     return of_engine if len(of_engine) >= ENOUGH else of_model
 
 
 def compute_correction(known: Sequence[Neighbour]) -> Correction:
-    """Return the geometric means of the measured-to-predicted ratios of step time and of memory. A factor is 1 if no
-    run has such a ratio. The factor for memory is also 1 if fewer than ENOUGH runs have one."""
+    """Return the factors that correct a prediction: the geometric means of the measured-to-predicted ratios of step
+    time and of memory. The factor for step time is 1 if no run has this ratio. The factor for memory is 1 if fewer than
+    ENOUGH (2) runs have this ratio."""
     steps = [found.step for found in known if found.step]
     memory = [found.memory for found in known if found.memory]
     return Correction(
@@ -119,8 +120,8 @@ class TimedPoint(NamedTuple):
     """Measured step time of one configuration in seconds, with an uncertainty interval. The step time is the median
     over runs of each run's median.
 
-    The interval contains the confidence interval of each run's median. If a run is too short for a confidence interval,
-    the interval contains all measured step times of this run.
+    The uncertainty interval contains the confidence interval of each run's median. For a run that is too short for a
+    confidence interval, it contains all measured step times of the run instead.
     """
 
     step_s: float
@@ -151,8 +152,8 @@ class MeasuredPoints(NamedTuple):
 
 
 def format_decisive(spec: RunSpec, part: str | None = None) -> str:
-    """Return the fields of a spec that decide a step's time, as JSON text. Names, data, seed and protocol are excluded.
-    `part` selects one section of the spec, such as `model`."""
+    """Return the fields of a spec that decide the time of a step, as JSON text. Fields that do not, such as names,
+    data, seed and measurement protocol, are excluded. `part` selects one section of the spec, such as `model`."""
     decisive = select(spec.model_dump(mode="json", by_alias=True), "step_time")
     return json.dumps(decisive if part is None else decisive[part], sort_keys=True)
 

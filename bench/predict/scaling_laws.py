@@ -1,8 +1,8 @@
 """Scaling laws: the loss that a network of N parameters reaches, the tokens and steps needed for it, and the critical
 batch size. Also the global batches of published trainings.
 
-Losses are in nats per token; batches and data are in tokens. The laws were fitted to decoder-only transformers on their
-authors' web text with their tokenizers. A loss with another network, text or tokenizer is not comparable.
+Losses are in nats per token; batches and data are in tokens. The authors of each law fitted it to decoder-only
+transformers, with their own web text and tokenizer. A loss with another network, text or tokenizer is not comparable.
 
 Cost of a larger batch (arXiv 1812.06162, and 2001.08361 section 5.1): S_min is the number of steps to reach a given
 loss with a very large batch. E_min = S_min · B_crit is the number of tokens to reach it with a very small batch. With a
@@ -78,8 +78,9 @@ class KaplanLaw:
 @dataclass(frozen=True)
 class ParametricLaw:
     """Scaling law L(N, D) = E + A/N^α + B/D^β, where N counts all parameters and D all tokens. The law was fitted to
-    runs whose batches were not above the critical batch. The class uses D as E_min, the tokens with very small batches.
-    Those runs needed more tokens than that, so E_min is overestimated."""
+    runs whose batches were not above the critical batch. This class uses D as E_min, the number of tokens needed with
+    very small batches. However, the fitted runs had larger batches and needed more tokens than E_min, so E_min is
+    overestimated."""
 
     e: float
     a: float
@@ -145,9 +146,9 @@ REFERENCE_BATCHES = {
         (5e10, "GPT-3 of 175B", 3_200_000),
     ),
 }  # fmt: skip
-"""Global batches of published pre-trainings, by model family. Each entry has the smallest parameter count for which it
-applies, the name of the published model, and tokens per optimizer step (sum of all token kinds). mT5: arXiv 2010.11934;
-Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
+"""Global batches of published pre-trainings, by model family. Each entry has the smallest number of model parameters
+for which the entry applies, the name of the published model, and the tokens per optimizer step (sum over encoder and
+decoder tokens). mT5: arXiv 2010.11934; Llama 2: 2307.09288; GPT-3: 2005.14165, table 2.1."""
 FAR_BATCH = 2
 """A global batch that is more than this multiple of the batch of a published training is reported as unusual."""
 
@@ -160,8 +161,8 @@ class ReferenceBatch(NamedTuple):
 
 
 def find_reference_batch(spec: RunSpec) -> ReferenceBatch | None:
-    """Return the global batch of a published training of the same model family. Of several, choose the training of the
-    largest model that is not larger than this model. None if there is no such training."""
+    """Return the global batch of a published training of the same model family. If several trainings are known, choose
+    the training of the largest model that is not larger than the model of `spec`. None if there is no such training."""
     network = get_network(spec)
     rotary = any(isinstance(part, Attention) and part.rotary for stack in network.stacks for part in stack.block)
     known = REFERENCE_BATCHES.get("llama" if rotary else spec.model.family, ())

@@ -17,10 +17,11 @@ from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
 from bench.predict.workload import OWN, Workload, find_live, get_network, is_fused, is_output_reached
 
 RMS_PASSES = 6
-"""Number of fp32 reads and writes of the whole tensor in T5LayerNorm, which squares, averages and scales it."""
+"""Number of times that T5LayerNorm reads or writes its whole input tensor in fp32. The norm squares, averages and
+scales this tensor."""
 LAYER_NORM_PASSES = 3
-"""Number of reads and writes of the whole tensor in torch's layer norm. It is read for mean and deviation, read again,
-and written."""
+"""Number of times that torch's layer norm reads or writes its whole tensor. The input is read for mean and deviation,
+and read again to be scaled. Then the output is written."""
 ROTARY_PASSES = 10
 """Number of reads and writes of queries and keys in a rotary embedding: product with cosines, swap of halves, product
 with sines, and sum."""
@@ -33,9 +34,10 @@ and for softmax with all work on scores. For the softmax, values of 2 to 6 are p
 together with the constant BESIDE in bench.predict.step_time.compute, so that predicted times agree with published ones.
 """
 ADAPTER_PASSES, COMPILED_ADAPTER_PASSES = 5, 3
-"""Number of reads and writes of a whole output by a low-rank adapter, without and with compiled blocks. Without
-compilation, scaling its output takes a read and a write. Adding it to the output of the frozen matrix takes two reads
-and a write. Compiled blocks scale and add in one operation, with two reads and a write."""
+"""Number of times that a low-rank adapter reads or writes a tensor of the size of its output: without compiled blocks,
+and with them. Without compilation, scaling the adapter's output takes a read and a write. Adding it to the output of
+the frozen matrix takes two reads and a write. Compiled blocks scale and add in one operation, with two reads and a
+write."""
 Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
@@ -106,7 +108,7 @@ def compute_backward(forward: PassWork) -> PassWork:
 
     Every product of forward has two products of equal size in backward, for the gradients of its two factors. There is
     no product for the gradient of a frozen weight, or of a tensor before the first trained parameter. A fused attention
-    kernel has five products in backward for its two in forward, since it recomputes the scores (arXiv 2307.08691,
+    kernel has two products in forward and five products in backward, since it recomputes the scores (arXiv 2307.08691,
     section 3.1). Element-wise traffic is twice that of forward, since the gradient of every result is read and the
     gradient of every operand is written. The number of operations doubles.
     """
@@ -177,7 +179,7 @@ def compute_blocks(network: Stacks, load: Workload, *, whole: bool = True) -> Pa
 
 
 def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool, reached: bool) -> PassWork:
-    """Return the work of one block in a forward pass. If `whole` is False, its last matrix product is excluded.
+    """Return the work of one block in a forward pass. If `whole` is False, the block's last matrix product is excluded.
     `reached` says whether backward computes the gradient of the block's input."""
     block, length = PassWork(), load.tokens(stack.tokens)
     for place, part in enumerate(stack.block, 1):
@@ -194,9 +196,9 @@ def _compute_block(network: Stacks, stack: Stack, load: Workload, *, whole: bool
 def _compute_attention(
     network: Stacks, part: Attention, load: Workload, queries: int, keys: int, *, whole: bool, reached: bool
 ) -> PassWork:
-    """Return the forward work of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. If
-    `whole` is False, its last product (the output projection) is excluded. `reached` says whether backward computes the
-    gradient of its input."""
+    """Return the forward work of an attention sub-layer with its norm; `queries` and `keys` are numbers of tokens per
+    sample. If `whole` is False, the sub-layer's last product (the output projection) is excluded. `reached` says
+    whether backward computes the gradient of the sub-layer's input."""
     rows, others = load.micro * queries, load.micro * keys
     pairs = load.micro * part.heads * queries * keys
     flops = 2 * 2 * pairs * part.head_width
@@ -230,11 +232,11 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes moved between the two products of an attention that writes its scores to memory, per pair of a
-    query and a key.
+    """Return the bytes moved between the two products (scores and weighted values) of an attention that writes its
+    scores to memory, per pair of a query and a key.
 
     transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax. Each operation reads and
-    writes all scores. Llama's softmax is in fp32, so it also converts them.
+    writes all scores. Llama's softmax is in fp32, which adds the bytes of converting the scores.
     """
     width, biased = load.width, bool(part.position_bias) or part.zero_bias
     if load.device == "cpu":  # torch's own kernel; its products are not part of calibrated attention
@@ -269,8 +271,8 @@ def _compute_matrices(
     network: Stacks, load: Workload, named: Sequence[tuple[str, tuple[int, int]]], rows: int, reached: bool, *,
     whole: bool = True,
 ) -> PassWork:  # fmt: skip
-    """Return the work of weight matrices of equal shape that read the same input, with their adapters. `reached` says
-    whether backward computes the gradient of the input.
+    """Return the work of the weight matrices in `named`, with their adapters. The matrices have equal shapes and read
+    the same input of `rows` tokens. `reached` says whether backward computes the gradient of this input.
 
     If `whole` is False, the last product is excluded: the second product of the adapters, or without adapters the
     product of the matrices.
@@ -294,8 +296,9 @@ def _compute_matrices(
 
 
 def _compute_mlp(network: Stacks, part: Mlp, load: Workload, rows: int, *, whole: bool, reached: bool) -> PassWork:
-    """Return the forward work of an MLP with its norm; `rows` is the tokens of the micro-batch. If `whole` is False,
-    its last matrix product is excluded. `reached` says whether backward computes the gradient of its input."""
+    """Return the forward work of an MLP with its norm; `rows` is the number of tokens in the micro-batch. If `whole` is
+    False, the MLP's last matrix product is excluded. `reached` says whether backward computes the gradient of the MLP's
+    input."""
     *named, last = list_named_matrices(network, part)
     first = _compute_matrices(network, load, named, rows, reached)
     live = reached or network.adapter is None or any(network.adapter.adapts(name) for name, _ in named)
@@ -343,8 +346,8 @@ def compute_flops_per_step(spec: RunSpec) -> StepFlops:
 
 
 def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
-    """Return the model FLOPs of one sample: matmul FLOPs of forward and backward. `sample` has its number of tokens by
-    kind.
+    """Return the model FLOPs of one sample: matmul FLOPs of forward and backward. `sample` has the sample's number of
+    tokens by kind (such as encoder tokens).
 
     A multiply and an add are two FLOPs. Element-wise work is excluded. Attention counts all pairs of tokens, masked or
     not. Scores count once, although fused kernels recompute them in backward (the convention of PaLM, arXiv 2204.02311,
@@ -362,14 +365,14 @@ def compute_recomputed_flops(
     precision: Precision = "bf16",
     compiled: bool = False,
 ) -> int:
-    """Return the matmul FLOPs that activation checkpointing of every block adds for one sample. `sample` has its number
-    of tokens by kind.
+    """Return the matmul FLOPs that activation checkpointing of every block adds for one sample. `sample` has the
+    sample's number of tokens by kind (such as encoder tokens).
 
-    torch stops a recomputation at the last tensor that backward needs. This is the input of the block's last matmul, so
-    that matmul is not recomputed. There are two exceptions. The first is an operation after the last matmul that saves
-    a tensor as well: dropout saves its mask, and the clamp with which transformers guards T5's fp16 activations saves
-    its input. The second is a `compiled` block, which is recomputed completely. The function assumes that weights have
-    `precision`, as without autocast.
+    torch stops a recomputation at the last tensor that backward needs. This tensor is usually the input of the block's
+    last matmul, so the last matmul is not recomputed. There are two exceptions. The first is an operation after the
+    last matmul that saves a tensor as well: dropout saves its mask, and the clamp with which transformers guards T5's
+    fp16 activations saves its input. The second is a `compiled` block, which is recomputed completely. The function
+    assumes that weights have the dtype `precision`, so there is no autocast.
     """
     load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
     return _count_recomputed_flops(network, load)

@@ -24,11 +24,11 @@ from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
 
 
 class Software(NamedTuple):
-    """Class of training software, by how much its kernels are optimized.
+    """Class of training software. Classes differ in how much the kernels of the software are optimized.
 
     The class determines the operations of a block, the host's time to start an operation, and the uncertainty of
-    predictions. The uncertainty comes from a comparison with published step times. A calibration on the machine
-    replaces `start_s`, `pace` and `interval`.
+    predicted step times. The uncertainty comes from a comparison of predictions with published step times. If the
+    machine was calibrated, the calibration replaces the fields `start_s`, `pace` and `interval`.
     """
 
     name: str = "usual"
@@ -43,10 +43,10 @@ class Software(NamedTuple):
 USUAL = Software()
 """Default class of software: FSDP and similar software, neither tuned nor old.
 
-Its `interval` contained 89 to 90 % of the published step times of decoders. The steps of each publication were
-predicted with constants chosen on the other publications. An operation of a Python module takes the host 10 to 35 µs,
-depending on its processor; the launch alone takes 5 µs. None of the published steps is limited by the host, so they do
-not determine `start_s`, and the middle of that range is used.
+The `interval` of this class contained 89 to 90 % of the published step times of decoders. For this test, the steps of
+each publication were predicted with constants that had been chosen on the other publications only. An operation of a
+Python module takes the host 10 to 35 µs, depending on the processor; the launch alone takes 5 µs. `start_s` is the
+middle of this range. It cannot be determined from the published steps, because the host limits none of them.
 """
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
 """Class of software that is little optimised, such as Hugging Face Transformers with DeepSpeed, and software of 2021.
@@ -72,8 +72,8 @@ def find_software(name: str) -> Software:
 
 
 def format_class(software: Software) -> str:
-    """Return a sentence that names the class of a run's software. Step times that are predicted without a calibration
-    have the uncertainty interval of this class."""
+    """Return a sentence for the user that names the class of training software for which an uncertainty interval of the
+    step time holds. The interval of a class applies only to step times that are predicted without a calibration."""
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."
@@ -108,7 +108,7 @@ class Workload(NamedTuple):
 def get_network(spec: RunSpec) -> Stacks:
     """Return the network of a spec's model, with its adapters. Raises NoPrediction if the model family does not
     describe its network. Raises it also if `adapter.frozen` selects frozen parameters by a pattern of their names,
-    since the description has no names."""
+    since the description of a network does not have the names of parameters."""
     network = models.build_network(spec.model)
     if network is None:
         rule = "no prediction: the family does not describe this model's network"
@@ -120,8 +120,8 @@ def get_network(spec: RunSpec) -> Stacks:
 
 
 def describe_parameters(spec: RunSpec) -> str:
-    """Return the numbers of trained and of all parameters as text. Empty if all are trained. Raises NoPrediction if
-    they are unknown."""
+    """Return the numbers of trained and of all parameters as text. The text is empty if all parameters are trained.
+    Raises NoPrediction if the numbers are unknown."""
     network = get_network(spec)
     trained, total = count_trained_parameters(network), count_parameters(network)
     return "" if trained == total else f"{trained:,} trained of {total:,} ({100 * trained / total:.2g} %)"
@@ -151,8 +151,8 @@ def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
     On a CPU, torch's sdpa writes the scores to memory if there is dropout, or if a position bias needs a gradient. A
-    frozen bias needs no gradient. With checkpointing, transformers also computes a gradient for the tensor of zeros
-    that it uses in place of a bias.
+    frozen bias needs no gradient. Where transformers uses a tensor of zeros in place of a bias, checkpointing makes it
+    compute a gradient for this tensor too.
     """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
@@ -162,7 +162,7 @@ def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
 
 
 class Live(NamedTuple):
-    """Operands of an attention whose gradients backward computes."""
+    """Operands of an attention. A field is True if backward computes the gradient of this operand."""
 
     queries: bool
     keys: bool
@@ -170,9 +170,9 @@ class Live(NamedTuple):
 
 
 def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
-    """Return the operands of an attention whose gradients backward computes. `reached` says whether it also computes
-    the gradient of the attention's input. In cross-attention, keys and values come from another stack's output, which
-    always has a gradient."""
+    """Return, for each of the operands of an attention (queries, keys, values), whether backward computes its gradient.
+    `reached` says whether backward also computes the gradient of the attention's input. In cross-attention, keys and
+    values come from another stack's output, which always has a gradient."""
     adapter, names = network.adapter, [name for name, _ in list_named_matrices(network, part)[:-1]]
     found = [reached or adapter is None or adapter.adapts(name) for name in names]
     if part.over is not None:
@@ -222,8 +222,8 @@ def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) 
 
 
 def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
-    """Return the costs with one more all-reduce if the loss is weighted by target tokens. Before the passes, this
-    all-reduce sums the number of target tokens, one fp64 value per rank."""
+    """Return the costs `step`. If the loss is weighted by target tokens, one all-reduce is added. It sums the number of
+    target tokens (one fp64 value per rank) before the passes."""
     if spec.world_size == 1 or not objectives.weighs_targets(spec):
         return step
     counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)

@@ -1,8 +1,8 @@
 """Text corpora: reading with Hugging Face `datasets`, tokenising, and dividing into training text and held-out text.
 
-The tokens are stored in the cache of `datasets` (the variable HF_DATASETS_CACHE moves it). The cache has a file lock.
-One rank tokenises the corpus while the other ranks wait for the lock, and then all ranks map the same file. If a file,
-an option or the tokenizer changes, the corpus is tokenised again.
+The tokens are stored in the cache of `datasets`, whose folder the environment variable HF_DATASETS_CACHE sets. The
+cache has a file lock. One rank tokenises the corpus while the other ranks wait for the lock, and then all ranks map the
+same file. If a file, an option or the tokenizer changes, the corpus is tokenised again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ _BUILDERS = {".txt": "text", ".md": "text", ".py": "text", ".json": "json", ".js
 _COMPRESSED = {*COMPRESSED, ".zst"}
 _BATCH_CHARACTERS = 2**20
 FIRST_BYTES, FIRST_DOCUMENTS = 4_000_000, 5_000
-"""Maximum number of bytes and of documents that are read before a run starts. The run reads and checks all of them."""
+"""Maximum number of bytes and of documents that are read and checked before a run starts. The run itself reads and
+checks the whole corpus."""
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _LAYOUT = 1  # part of the cache key: raise it when the output of `_list_documents` changes
 
@@ -182,7 +183,7 @@ def _build_corpus(selection: CorpusSelection, tokens: Tokens, lengths: Any, last
 
 
 class Beginning(NamedTuple):
-    """The first documents of a corpus in bytes, as by the tokenizer "byt5"."""
+    """The first documents of a corpus, with their bytes as tokens, as the tokenizer "byt5" makes them."""
 
     corpus: Corpus
     is_whole: bool  # True: there are no further documents
@@ -190,7 +191,8 @@ class Beginning(NamedTuple):
 
 def read_beginning(selection: CorpusSelection) -> Beginning | None:
     """Return the beginning of a corpus from local files: at most FIRST_BYTES and FIRST_DOCUMENTS. Return None if only
-    `datasets`, which is slow to import, can read the files. Raise the UserError of `load` for an unusable line."""
+    the library `datasets`, which is slow to import, can read the files. Raise the same UserError as `load` for an
+    unusable line."""
     import numpy as np
 
     if not all(map(_is_readable_here, list_files(selection))):
@@ -270,7 +272,8 @@ def _get_text(place: str, row: dict[str, Any], field: str) -> str | None:
 
 
 def _list_rows(selection: CorpusSelection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place of each row for an error message, if it is known, and the row. Only used rows are read."""
+    """Yield each row together with its file and line, as text for an error message. The text is empty if file and line
+    are unknown. A row is read only when the caller asks for it."""
     paths = [] if selection.hub else list_files(selection)
     if not paths or not all(map(_is_readable_here, paths)):
         yield from (("", row) for row in _open_rows(selection, paths))
@@ -415,7 +418,8 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     """Divide a corpus into training text and held-out text. Raise UserError for a corpus with one document.
 
     Whole documents are held out, in a random order that depends only on `seed`, until they contain the share `share` of
-    all tokens. Documents with equal text go to the same side, so that a model is never trained on a held-out text.
+    all tokens. Documents with equal text are either all held out or all used for training, so that a model is never
+    trained on a held-out text.
     """
     import numpy as np
 

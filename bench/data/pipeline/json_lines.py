@@ -107,8 +107,8 @@ def generate_lines(fields: Fields) -> Iterator[Line]:
 
 
 def list_segments(fields: Fields, words: Tokenizer, line: Line, *, joined: bool) -> list[Segment]:
-    """Return the text of a sample in segments. `joined` means that prompt and answer form one sequence, as for a
-    decoder-only model. Otherwise the segments are one prompt and one answer."""
+    """Return the text of a sample in segments. If `joined` is true, prompt and answer form one sequence, as for a
+    decoder-only model. If it is false, there are two segments: the prompt and the answer."""
     if fields.messages is None:
         question, answer = (_get_text(line, line.content, field) for field in (fields.prompt, fields.answer))
         if joined and not question + fields.separator:
@@ -163,8 +163,8 @@ def _join_turns(turns: Sequence[dict[str, str]]) -> Iterator[Segment]:
 
 
 def _apply_template(words: Tokenizer, line: Line, turns: list[dict[str, str]]) -> list[Segment]:
-    """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat,
-    or if it writes earlier turns differently once later turns follow."""
+    """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat.
+    Raise it also if the text that the template writes for a turn changes when further turns are added."""
     from jinja2 import TemplateError
 
     assert words.format_chat is not None

@@ -144,7 +144,7 @@ def _by_document(
     places: Sequence[NDArray[Any]], length: int, kind: TokenKind, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the position of each token in its document, and labels in which the first token of each document is
-    ignored. Without this, the model would have to predict that token from the previous document."""
+    ignored. If it had a loss, the model would have to predict it from the previous document."""
     assert kind.positions
     # Padding also counts as the first token of a document, since its labels are ignored anyway.
     begins = _fill_rows(places, length, 0) == 0

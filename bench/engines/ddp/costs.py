@@ -23,11 +23,12 @@ from bench.engines.precision import count_model_moment_bytes, count_update_bytes
 
 MIB = 2**20
 BROADCAST_BYTES = 250 * MIB
-"""Size of the flat tensor in which DDP broadcasts the weights of the first rank when it is built."""
+"""Size of the flat tensor in which DDP broadcasts the weights of the first rank when DDP wraps the model."""
 
 
 class DdpMemory(NamedTuple):
-    """DDP's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for DDP: weights, gradients, optimizer state and buckets, without activations. Implements the
+    interface `bench.core.engine_costs.EngineMemory`."""
 
     spec: RunSpec
     model: ModelSizes
@@ -62,9 +63,9 @@ class DdpMemory(NamedTuple):
         return SegmentBytes(none, none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes of gradients while each segment of the model runs its backward. A new gradient lies next
-        to its bucket until it is copied there. Without `gradient_as_bucket_view`, the gradient stays allocated after
-        the copy."""
+        """Return the bytes of gradients while each segment of the model runs its backward. A new gradient is a tensor
+        of its own until it is copied into its bucket. Without `gradient_as_bucket_view`, this tensor stays allocated
+        after the copy."""
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)  # (segments,)
         done = np.cumsum(work.parameters[::-1])[::-1]  # (segments,): summed from the last segment to this one

@@ -1,13 +1,13 @@
 """Engine for torch's DistributedDataParallel with AdamW. Its losses are the reference for the losses of all other
 engines.
 
-In bf16 and fp16 it trains as ZeRO does. Weights and gradients have the low precision, in which gradients are summed
-over micro-steps and all-reduced. Norm, clipping and AdamW use fp32 and master weights. Every rank holds all weights,
-gradients and optimizer state. Between steps they take 2 + 2 + 12 bytes per parameter: weights, gradients, and fp32
-master weights with two moments. An update needs 4 more bytes per parameter for fp32 gradients.
+In bf16 and fp16 the engine trains as ZeRO does. Weights and gradients have the low precision. Gradients are also summed
+over micro-steps and all-reduced in this precision. Norm, clipping and AdamW use fp32 and master weights. Every rank
+holds all weights, gradients and optimizer state. Between steps they take 2 + 2 + 12 bytes per parameter: weights,
+gradients, and fp32 master weights with two moments. An update needs 4 more bytes per parameter for fp32 gradients.
 
-A single rank also trains under DDP, including its buckets. Otherwise, the first point of a scaling curve would
-measure a different program than the other points.
+A single rank also trains under DDP, with gradient buckets, although it has no gradients to exchange. Without DDP, the
+first point of a scaling curve would measure a different program than the other points.
 """
 
 from collections.abc import Iterable, Iterator

@@ -112,8 +112,8 @@ def find_frozen(options: Options) -> FrozenWeights:
     """Return the forms of frozen weights (not quantised, nf4, int8) that a ZeRO stage supports. Stages 0 to 2 do not
     change frozen weights, so they support every form of them.
 
-    Stage 3 partitions nf4's packed bytes like other weights. Until backward, bitsandbytes keeps the packed weights that
-    were gathered for forward.
+    Stage 3 partitions the packed bytes of nf4 weights like other weights. However, bitsandbytes keeps the packed
+    weights that were gathered for forward until the backward pass, so they stay whole for that time.
     """
     if options.stage < 3:
         return FrozenWeights(FROZEN_FORMS)
@@ -144,8 +144,8 @@ def _list_operations(options: Options, spec: RunSpec) -> tuple[str, ...]:
     deepspeed.ops.op_builder, without `Builder`.
 
     Sources in DeepSpeed 0.19: runtime/engine.py (get_optimizer_configuration), runtime/swap_tensor and CUDAQuantizer in
-    runtime/zero/partition_parameters.py. The shared-memory op is excluded, because `library.load_deepspeed` prevents
-    its build.
+    runtime/zero/partition_parameters.py. DeepSpeed's op for communication over shared memory is excluded, because
+    `library.load_deepspeed` prevents its build.
     """
     native, on_disk = spec.optimizer.implementation == "native", bool(options.disk_tiers)
     loaded = {

@@ -1,5 +1,5 @@
-"""Options of DeepSpeed 0.19, and the check of specs for this engine. The options are the whole ZeRO section, and those
-outside it that affect speed, memory or numerical results.
+"""Options of DeepSpeed 0.19, and the check of specs for this engine. The options are all options of the ZeRO section in
+DeepSpeed's config, and the options outside this section that affect speed, memory or numerical results.
 
 Names and defaults of options are those of DeepSpeed (runtime/zero/config.py, runtime/zero/offload_config.py,
 runtime/zenflow/zenflow_config.py, runtime/zero/leaf_module_config.py, runtime/precision_config.py), with two
@@ -185,11 +185,11 @@ WRITTEN_OUT = frozenset({
 """Options without a default. A spec must set each of them at the stages where the option has an effect."""
 
 FITTED_TO_MODEL = ("reduce_bucket_size",)
-"""Options of a preset that are sizes in elements. If the model has fewer parameters than such a size, the option is
-lowered to the number of parameters.
+"""Names of options that are sizes in elements, in the presets in conf/engine. If the model has fewer parameters than
+such a size, the option is lowered to the number of parameters.
 
-DeepSpeed allocates the full size of a bucket. Without this reduction, a preset's bucket of 50,000,000 elements would
-dominate the memory of a tiny model.
+DeepSpeed allocates the full size of a bucket. If the size were not lowered, a preset's bucket of 50,000,000 elements
+would dominate the memory of a tiny model.
 """
 
 STAGES: dict[str, tuple[int, ...]] = {

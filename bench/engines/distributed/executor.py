@@ -1,9 +1,9 @@
 """Torch module with the pipeline stages of one rank, and the executor that runs the rank's actions of a schedule.
 
 Autograd computes the passes; isend and irecv transfer their results. The input of a forward pass stays in its receive
-buffer until the backward of this pass. The output of a stage is freed once it is sent; its gradient edge alone keeps
-the autograd graph alive. Memory therefore depends on the number of forward passes whose backward is still to come, not
-on the number of micro-batches.
+buffer until the backward of this pass. The output of a stage is freed once it is sent. The autograd graph stays alive,
+because the executor keeps the output's gradient edge. Memory therefore depends on the number of forward passes whose
+backward is still to come, not on the number of micro-batches.
 """
 
 import time
@@ -110,7 +110,7 @@ class Neighbours:
         self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
-        """Start to receive, from stage `source`, the input of the pass `states_of`."""
+        """Start to receive the input of the pass `states_of`, which stage `source` sends."""
         buffers = [torch.empty(shape, dtype=self._like.dtype, device=self._like.device) for shape in self._shapes]
         works = [_require(dist.irecv(buffer, self._find_rank(source))) for buffer in buffers]
         self._coming[states_of] = buffers, works
@@ -170,14 +170,15 @@ class PassUnderWay(NamedTuple):
 
 
 class ScheduleExecutor:
-    """Executor of one rank's actions in a schedule, step after step."""
+    """Executor of the actions (passes, sends, receives and others) that a schedule lists for one rank. It runs the list
+    once per step."""
 
     def __init__(
         self, stages: Mapping[int, Module], order: Order, size: PipelineSize, neighbours: Neighbours,
         gathered: Mapping[int, GatheredParameters],
     ) -> None:  # fmt: skip
-        """Argument `gathered`: weights that are partitioned among data-parallel copies and gathered when needed, by
-        stage number."""
+        """Arguments: `order` has the rank's actions in a step. `gathered` has, by stage number, the weights that are
+        partitioned among data-parallel copies and gathered when needed."""
         self._stages, self._order, self._size, self._neighbours = stages, order, size, neighbours
         self._gathered = gathered
         self._ran: tuple[Any, Any] | None = None  # begin and end of the last step
@@ -220,8 +221,8 @@ class ScheduleExecutor:
         return read_s(*self._ran) if self._ran else 0.0, sum(read_s(*span) for span in self._neighbours.waited)
 
     def list_passes(self) -> list[tuple[Action, float, float]]:
-        """Return the forward and backward passes of the last step in execution order, with their start and end. Both
-        times are in seconds since the start of the step. A pass starts when its input has arrived."""
+        """Return the forward and backward passes of the last step in execution order, each with its start and end in
+        seconds since the start of the step. A pass starts when its input has arrived."""
         read_s, start = self._neighbours.read_s, self._ran[0] if self._ran else None
         return [(action, read_s(start, begin), read_s(start, end)) for action, begin, end in self._passes]
 

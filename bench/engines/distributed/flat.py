@@ -2,8 +2,8 @@
 
 `WholeParameters` work as in ZeRO stage 1: weights and gradients stay whole. Gradients are reduce-scattered once per
 step, and updated partitions are gathered. `GatheredParameters` work as in ZeRO stage 3: each rank keeps only its
-partition, and a stage's weights are whole while the stage computes. Neither uses hooks in backward, so both work with
-every pipeline schedule.
+partition, and a stage's weights are whole while the stage computes. Neither class uses hooks in backward, so both
+classes work with every pipeline schedule.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,8 +39,8 @@ class FlatLayout(NamedTuple):
         return cls(tuple(spans), slice(rank * size // ranks, (rank + 1) * size // ranks), size)
 
     def list_own(self, chosen: Collection[int]) -> list[slice]:
-        """Return the slices of this rank's partition that belong to the chosen parameters, counted from the start of
-        the partition. `chosen` has the indices of these parameters."""
+        """Return the slices of this rank's partition that hold elements of chosen parameters. Indices of a slice count
+        from the start of the partition. `chosen` has the indices of the parameters."""
         begin = self.own.start
         cut = (
             slice(max(span.start, begin) - begin, min(span.stop, self.own.stop) - begin)
@@ -65,8 +65,8 @@ class DividedParameters(Protocol):
     counted: list[slice]  # slices of the partition that this rank counts in the gradient norm
 
     def take_gradient(self) -> Tensor:
-        """Return this rank's partition of the gradients in fp32: their mean over the ranks with copies of the
-        parameters. Collective."""
+        """Return this rank's partition of the gradients in fp32, averaged over the ranks with copies of the parameters.
+        Collective."""
         ...
 
     def publish(self) -> None:
@@ -87,8 +87,8 @@ class WholeParameters:
         the gradient norm on this rank; a parameter that several stages share is counted on only one of their ranks.
         `among` are the tensor-parallel ranks that share each matrix; None if matrices are whole. `holders` are the
         ranks of one model copy whose stages share these parameters, such as a tied embedding; None if no other rank has
-        them. Each of these ranks computes only the gradient of its own use of the parameter, so their gradients are
-        summed.
+        them. A holder computes only the gradient of its own stage's use of a parameter, so the gradients of all holders
+        are summed.
         """
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders
@@ -215,8 +215,8 @@ class DividedUpdate:
 
     def _compute_norms(self) -> tuple[Tensor, Tensor]:
         """Return two global gradient norms, 0-d: the norm for clipping, and a more exact norm for verification. A
-        parameter that several ranks hold counts once. After the first SUMMED_STEPS steps, both results are the norm for
-        clipping."""
+        parameter that several ranks hold counts once. The more exact norm is computed only in the first SUMMED_STEPS
+        steps; afterwards, the second result is the norm for clipping too."""
         found = [
             part.master.grad[span] for part in self._parts for span in part.counted if part.master.grad is not None
         ]

@@ -58,12 +58,13 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     Collective.
 
     Weights differ from 1 only if the loss is the mean over target tokens, and samples may have different numbers of
-    them (`objectives.weighs_targets`). The number of target tokens in the whole step is then needed before the first
-    backward. All micro-batches are therefore loaded at once, and their numbers of target tokens are summed over the
-    ranks. In all other runs, each micro-batch is loaded when it is needed.
+    target tokens (`objectives.weighs_targets`). In this case, the number of target tokens in the whole step is needed
+    before the first backward. All micro-batches are therefore loaded at once, and their numbers of target tokens are
+    summed over the ranks. In all other runs, each micro-batch is loaded when it is needed.
 
-    A micro-batch without any target token has weight 0. Its mean loss would be 0 / 0 = NaN, and NaN × 0 is still NaN.
-    One of its tokens is therefore made a target token. The loss of a step without any target token is NaN.
+    A micro-batch without any target token has weight 0. However, its mean loss would be 0 / 0 = NaN, and NaN × 0 is
+    still NaN. One of its tokens is therefore made a target token, which does not affect the weighted loss. If a whole
+    step has no target token, its loss is NaN.
     """
     if not objectives.weighs_targets(spec):
         yield from (WeightedBatch(batch, None) for batch in micro_batches)

@@ -155,12 +155,12 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
-    """Return the lists of passes in `computation` with sends and receives added. Each send follows the pass whose
-    result it sends. If all passes take equally long, the receiving rank reaches its receive when the sending rank
-    reaches the send.
+    """Return the passes of each rank in `computation` with sends and receives added. Each send follows the pass whose
+    result it sends. Each receive is placed so that its rank reaches it at the same time as the other rank reaches the
+    send, if all passes take equally long.
 
-    All lists follow one global order of actions. Two transfers between the same ranks therefore have the same order on
-    both ranks. So there is no deadlock, even if both ends of a transfer wait for each other.
+    The actions of all ranks follow one global order. Two transfers between the same ranks therefore have the same order
+    on both ranks. So there is no deadlock, even if a send and its receive block until both have started.
     """
     lists: list[list[Action]] = [[] for _ in range(size.ranks)]
     places, done = [0] * size.ranks, set[Action | None]([None])
@@ -196,9 +196,9 @@ def _append_transfer(lists: list[list[Action]], action: Action, size: PipelineSi
 def add_gathers(order: Order, ahead: int = 1) -> Order:
     """Return the actions of a rank (`order`) with the gathers, releases and reductions of its stages added.
 
-    The weights of a stage are whole while it computes. Meanwhile, the weights of the `ahead` stages that compute next
-    are gathered. Weights that are already whole and belong to one of these stages are not released. All weights are
-    released at the end of the step. The gradients of a stage are reduced after its last backward.
+    The weights of a stage are whole while the stage computes. Meanwhile, the weights of the `ahead` stages that compute
+    next are gathered. If the weights of one of these stages are already whole, they are kept and not gathered again.
+    All weights are released at the end of the step. The gradients of a stage are reduced after its last backward.
     """
     stages = [action.stage for action in order if action.computes]
     last = {action.stage: action for action in order if action.kind == "backward"}

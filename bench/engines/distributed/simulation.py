@@ -1,5 +1,5 @@
-"""Simulation of a pipeline schedule: the end time of each pass, and the data that a rank holds during each of its
-actions.
+"""Simulation of a pipeline schedule. The results are the end time of each pass, and the data that a rank holds during
+each of the rank's actions.
 
 Four kinds of data are counted: inputs that passes keep for their backward, activations and gradients that wait to be
 used or sent, whole weights of stages, and whole gradients of stages. Lifetimes are as in the module `executor`: an
@@ -68,8 +68,8 @@ def simulate_passes(
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
     """Return the points in time (passes and reductions) at which a rank's memory can be at its peak. A point in time is
-    dropped if the rank holds at least as much of every kind of data at another one with the same stage and the same
-    kind of action."""
+    dropped if another point makes it redundant: one with the same stage and the same kind of action, at which the rank
+    holds at least as much of every kind of data."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
@@ -84,7 +84,8 @@ def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMome
 
 
 class _Walk:
-    """Counts of the data that a rank holds, updated with each action."""
+    """Walk through the actions of one rank. It counts the data of each kind that the rank holds, and updates the counts
+    with each action."""
 
     def __init__(self, size: PipelineSize, rank: int) -> None:
         self._size, self._stages = size, size.stages_of(rank)

@@ -75,8 +75,9 @@ Exchange = Callable[[Tensor, "TensorRanks"], Tensor]
 
 
 class _Boundary(torch.autograd.Function):
-    """Autograd function at the start or end of a region of tensor-parallel layers. Forward exchanges the states among
-    the ranks with `forwards`, and backward exchanges their gradient with `backwards`."""
+    """Autograd function at the start or end of a region of tensor-parallel layers. Its forward pass exchanges the
+    states among the ranks with the function `forwards`. Its backward pass exchanges the gradient of the states with the
+    function `backwards`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, among: TensorRanks, forwards: Exchange, backwards: Exchange) -> Tensor:
@@ -95,8 +96,8 @@ def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
 
 
 def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the sum of `tensor` over all ranks as a new tensor. Autograd may use `tensor` as another gradient too, so
-    it is not overwritten."""
+    """Return the sum of `tensor` over all ranks as a new tensor. `tensor` is not overwritten, because autograd may use
+    the same tensor as another gradient too."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=among.group)
     return total
@@ -147,7 +148,7 @@ class Slice(NamedTuple):
         return whole.chunk(self.ranks, self.dimension)[self.rank]
 
     def size_of_whole(self, part: Tensor) -> list[int]:
-        """Return the size of the whole parameter from its slice `part`."""
+        """Return the shape of the whole parameter to which the slice `part` belongs."""
         size = list(part.shape)
         size[self.dimension] *= self.ranks
         return size
@@ -264,8 +265,9 @@ def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Te
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy over a vocabulary that is divided among ranks, with two all-reduces. The first finds the largest
-    logit of each token. The second sums, for each token, the exponentials of all logits and the logit of the label."""
+    """Cross-entropy over a vocabulary that is divided among ranks, with two all-reduces. The first all-reduce finds the
+    largest logit of each token. The second all-reduce computes two sums over the ranks for each token: the exponentials
+    of all logits, and the logit of the label (zero on ranks without this label)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, among: TensorRanks, reduction: str) -> Tensor:

@@ -44,8 +44,9 @@ NORM_BYTES = 4
 
 
 class Sizes(NamedTuple):
-    """Elements of the FSDP units, padded so that every rank has the same number of rows of each parameter. A segment is
-    an embedding, a sub-layer or another piece of the model, in forward order."""
+    """Numbers of elements of the FSDP units (each block of layers, and all parameters outside blocks). Parameters are
+    padded so that every rank has the same number of rows of each parameter. A segment is an embedding, a sub-layer or
+    another piece of the model, in forward order."""
 
     root: int  # elements of parameters outside blocks
     blocks: Array  # (blocks,): elements of each block in the order of forward
@@ -118,7 +119,7 @@ class FsdpRun(NamedTuple):
 
     @property
     def accumulates_whole(self) -> bool:
-        """True if earlier micro-steps leave gradients whole on each rank, not partitioned."""
+        """True if each rank keeps the whole gradients of earlier micro-steps, not only its partition of them."""
         return self.spec.accumulation > 1 and not self.options.reduce_every_micro_step
 
 
@@ -135,7 +136,8 @@ def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearse
 
 
 class FsdpMemory(NamedTuple):
-    """FSDP2's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for FSDP2: weights, gradients and optimizer state, without activations. Implements the interface
+    `bench.core.engine_costs.EngineMemory`."""
 
     run: FsdpRun
 
@@ -213,9 +215,9 @@ class FsdpMemory(NamedTuple):
 
 
 def _keep(run: FsdpRun) -> Array:
-    """Return the bytes of weights that earlier blocks keep from forward to backward, for each segment of the model,
-    (segments,). Depending on the option reshard_after_forward, a block keeps all of its weights (false), a share of
-    them (a number of ranks) or none (true)."""
+    """Return, for each segment of the model, (segments,), the bytes of gathered weights that earlier blocks keep from
+    their forward to their backward. Depending on the option reshard_after_forward, a block keeps all of its weights
+    (false), a share of them (a number of ranks) or none (true)."""
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -231,8 +233,8 @@ def _cast(run: FsdpRun, elements: Array) -> Array:
 
 def _count_earlier_gradients(run: FsdpRun) -> int:
     """Return the bytes of gradients that earlier micro-steps leave, whole or partitioned. With several copies of the
-    model, gradients are averaged over copies only in the last micro-step. Until then they have the dtype of the
-    reduction."""
+    model, gradients are averaged over the copies only in the last micro-step. The gradients of earlier micro-steps
+    therefore still have the dtype of the reduction."""
     if run.spec.accumulation == 1:
         return 0
     if run.accumulates_whole:
@@ -275,8 +277,8 @@ def _count_other_gradients(run: FsdpRun) -> Array:
 
 def _reduce(run: FsdpRun, elements: Array) -> Array:
     """Return the peak bytes of a reduction in addition to the gradients that it reduces. The reduction first copies the
-    gradients to its input. Then it frees the gradients. It allocates gloo's copy of the input, the output, and a copy
-    of the output in fp32."""
+    gradients to its input tensor, and frees them. Then it allocates gloo's copy of the input, the output, and a copy of
+    the output in fp32."""
     copied = run.reduced * elements
     output = run.reduced + (FULL if run.reduced < FULL else 0)
     gone = (run.reduced if run.accumulates_whole else run.width) * elements
@@ -298,8 +300,9 @@ def _list_transfers(run: FsdpRun) -> list[Transfer]:
     """Return the collectives of one rank in an optimizer step; empty for a single rank. On a CPU, no collective
     overlaps with computation.
 
-    Gradients are reduce-scattered among the ranks of a copy. Each rank then all-reduces its share over the copies. The
-    ranks of a node do this at the same time, and share the node's link to the other nodes.
+    Gradients are reduce-scattered among the ranks that share a copy of the model. Each rank then all-reduces its share
+    over the copies. All ranks of a node make this all-reduce at the same time, so they share the node's link to the
+    other nodes.
     """
     if run.ranks == 1:
         return []

@@ -4,11 +4,12 @@ blocks.
 Trained weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take
 12 bytes per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Frozen
 weights have the run's precision, and neither gradients nor moments. Embedding, head and last norms are gathered once
-per micro-step and stay whole until its backward ends, because forward and backward begin or end with them.
+per micro-step and stay whole until the end of its backward. They are not partitioned in between, because forward and
+backward begin or end with these parameters.
 
 fully_shard partitions a model that already exists. A whole model might not fit on one rank, so each parameter moves to
-the meta device as soon as it is built. After its values are drawn, a `Shard` holds only this rank's rows of it. No rank
-therefore ever holds more than one whole tensor.
+the meta device as soon as it is built. After the values of a parameter are drawn, a `Shard` object keeps only this
+rank's rows of them. No rank therefore ever holds more than one whole tensor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,7 +58,7 @@ REPLICATE, SHARD = "replicate", "shard"
 _SAVED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Options for checkpoints: only trained weights are saved. A resumed run rebuilds frozen weights as at its start."""
 _HERE = "_zeroscale_shard"
-"""Attribute under which a parameter on the meta device holds its `Shard`."""
+"""Name of the attribute in which a parameter on the meta device keeps its `Shard` (this rank's rows of its values)."""
 
 
 @dataclass
@@ -133,8 +134,9 @@ def whole(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 def hold(parameter: Parameter, like: Parameter) -> Parameter:
-    """Return a frozen parameter on the meta device whose `Shard` holds this rank's rows of `parameter`, which is whole
-    and equal on all ranks. `like` is another parameter of the same model; the `Shard` gets its device mesh."""
+    """Return a frozen parameter on the meta device, with a `Shard` object that holds this rank's rows of `parameter`.
+    `parameter` is whole, and equal on all ranks. The device mesh is taken from `like`, another parameter of the same
+    model."""
     empty, shard = Parameter(torch.empty_like(parameter.data, device="meta"), False), Shard(_get_shard(like).mesh)
     shard.keep(parameter.data)
     setattr(empty, _HERE, shard)
@@ -189,7 +191,8 @@ class ShardedUpdate:
 
     def _add_over_ranks(self, square: Tensor) -> Tensor:
         """Return the sum of `square`, a squared norm of this rank's gradients, over the ranks that share a copy of the
-        model. It takes one collective; DTensor's own norm takes one for every parameter."""
+        model. This sum needs one collective in total, whereas DTensor's own norm needs one collective for every
+        parameter."""
         parameter = self._parameters[0]
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
@@ -243,7 +246,8 @@ class FullyShardedEngine:
         return tokens
 
     def _reshard(self) -> None:
-        """Partition the weights again. A forward pass that no backward pass follows leaves them whole."""
+        """Partition the weights again. Call this after a forward pass that no backward pass follows, because such a
+        pass leaves the weights whole."""
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -351,9 +355,9 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter with this rank's rows in its dtype. FSDP reads these rows later, when it
-    initialises itself in the first forward pass. `kept` has the parameters whose `Shard` holds the rows, by name. The
-    rows move to the device `place` if it is not None."""
+    """Fill each partitioned parameter with this rank's rows, in the parameter's dtype. FSDP reads these rows later,
+    when it initialises itself in the first forward pass. `kept` has, by name, the original parameters, whose `Shard`
+    objects hold the rows. If `place` is not None, the rows move to this device."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

@@ -1,5 +1,5 @@
-"""Facts about the FSDP2 engine: the partition of weights, gradients and optimizer state, the ranks that share it, and
-its optional methods."""
+"""Facts about the FSDP2 engine: how weights, gradients and optimizer state are partitioned, among which ranks, and
+which optional methods the engine has."""
 
 from typing import TYPE_CHECKING
 

@@ -52,8 +52,8 @@ This was compared with simulations of whole schedules for 300 random schedules. 
 equally fast. If one stage was up to three times as slow as another, step times were within 1 %.
 """
 FILLED = 3
-"""Number of groups of micro-batches after which the memory of activations on a rank no longer grows. A group has one
-micro-batch for each rank of the pipeline. This holds for schedules whose backwards begin as early as possible."""
+"""Number of groups of micro-batches after which the memory of activations on a rank no longer grows, in schedules whose
+backward passes begin as early as possible. A group has one micro-batch for each rank of the pipeline."""
 
 
 class PipelineRun(NamedTuple):
@@ -74,8 +74,8 @@ class PipelineRun(NamedTuple):
 
 
 class FlatTensors(NamedTuple):
-    """Sizes in elements of the flat tensors on a rank at one position in the pipeline, padded so that all data-parallel
-    copies have equal partitions."""
+    """Sizes in elements of the flat tensors on a rank at one position in the pipeline. The sizes include padding, which
+    makes the partitions of all data-parallel copies equal."""
 
     kept: tuple[int, ...]  # whole on every copy: parameters of this position alone, then of each set of positions
     gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
@@ -160,8 +160,9 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
-    """Return the flat tensors at one position in the pipeline. Parameters that several stages share are never gathered;
-    they stay whole. If positions share parameters, these are in a separate flat tensor for each set of positions."""
+    """Return the flat tensors at one position in the pipeline. Parameters that several stages share stay whole, so they
+    are never gathered. If these stages are at several positions in the pipeline, their parameters are in a separate
+    flat tensor for each combination of positions."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)
@@ -178,8 +179,8 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the number of parameter elements that one position in the pipeline shares with other positions. The keys
-    are the sorted positions that share them."""
+    """Return the number of parameter elements that one position in the pipeline shares with other positions. The
+    numbers are given for each combination of sharing positions; the keys are these positions, sorted."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -227,8 +228,8 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
     """Return the memory peak of the optimizer's step in bytes, by kind. AdamW updates this rank's partition in fp32.
 
     Gradients that are kept whole are reduced first. When the reduction ends, this rank's partition of the gradients
-    exists in the run's precision and in fp32. After the step, updated weights are gathered. In both collectives, gloo
-    works on a copy.
+    exists twice, in the run's precision and in fp32. After the step, updated weights are gathered. For the reduction
+    and for the gather, gloo needs a copy.
     """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
@@ -269,8 +270,8 @@ def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return two lists of stages, each in the order in which their weights are gathered. The first list has the gathers
-    before the rank's first backward pass, the second those after it. A stage is given by its index among the rank's
-    stages."""
+    before the rank's first backward pass, and the second list has the gathers after that pass begins. A stage is given
+    by its index among the rank's stages."""
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:
@@ -339,9 +340,10 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass at each position in the pipeline, in seconds. A long schedule is simulated twice,
-    with two smaller numbers of micro-batches. The two end times give the mean time of a group of micro-batches (see
-    SETTLED). Each group that is not simulated is assumed to take this time."""
+    """Return the end of the last pass at each position in the pipeline, in seconds. A schedule with many micro-batches
+    is not simulated as a whole. It is simulated twice, with two smaller numbers of micro-batches. The difference of the
+    two end times gives the mean time of a group of micro-batches (see SETTLED). Each further group is assumed to take
+    this time."""
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)

@@ -1,9 +1,9 @@
 """Engine for a pipeline: each rank has some stages of the model and executes its list of actions in a schedule.
 
-Activations and their gradients are sent from rank to rank. Tensor-parallel ranks each have a slice of every matrix of
-a stage. Data-parallel copies of a stage partition AdamW's states (as ZeRO stage 1), or gradients and weights too (as
-ZeRO stage 3). Weights and gradients have the run's precision. In bf16, norm, clipping and AdamW use fp32 and master
-weights.
+Activations and their gradients are sent from rank to rank. Tensor-parallel ranks each have a slice of every matrix of a
+stage. Data-parallel copies of a stage partition only AdamW's states (as in ZeRO stage 1), or also gradients and weights
+(as in ZeRO stage 3). Weights and gradients have the run's precision. In bf16, norm, clipping and AdamW use fp32 and
+master weights.
 """
 
 from collections.abc import Iterable
@@ -98,8 +98,9 @@ class PipelineEngine:
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the groups of ranks that share parameters within this data-parallel copy and tensor-parallel slice.
-        The keys are the positions in the pipeline that share them. Every rank creates all groups in the same order."""
+        """Return the process groups of ranks that share parameters, such as a tied embedding, within this data-parallel
+        copy and tensor-parallel slice. The keys are the positions in the pipeline of the sharing ranks. Every rank
+        creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice
@@ -132,9 +133,9 @@ class PipelineEngine:
         return self._executor.run([one.tensors for one in weighed], [one.weight for one in weighed])
 
     def idle_s(self) -> float:
-        """Return the seconds that this rank waited for neighbours, plus the seconds by which the longest step of any
-        rank exceeds the step of this rank. These are the two parts of the pipeline bubble: waits during the schedule
-        and a wait after it. Return 0 without a pipeline."""
+        """Return the seconds of this rank's pipeline bubble, the sum of two waits. During the schedule, the rank waits
+        for its neighbours. After the schedule, it waits until the slowest rank has finished: by these seconds, the
+        slowest rank's step is longer than its own. Return 0 without a pipeline."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0

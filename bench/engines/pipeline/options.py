@@ -41,7 +41,7 @@ _FIRST: dict[ScheduleName, str] = {
     "interleaved": "parallel.pipeline=2 parallel.stages_per_rank=2 batch.accumulation=8",
     "breadth_first": "parallel.stages_per_rank=2 batch.accumulation=8, and parallel.pipeline=2 if ranks share a copy",
 }
-"""Settings for a first run of each schedule on two ranks. All settings of a schedule are needed."""
+"""Settings with which each schedule can be tried on two ranks. A schedule needs all of its settings."""
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:

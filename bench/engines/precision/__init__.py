@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from bench.core.engine_costs import ModelSizes
 
 DRAWN_AT_ONCE = 2**24
-"""Number of elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules). A large
-parameter then needs no second whole copy in fp32, which would raise the peak of memory."""
+"""Number of elements that are drawn in fp32 at a time when a model is initialised (bench.models.modules). Because of
+this limit, a large parameter never exists a second time as a whole in fp32, which would raise the peak of memory."""
 BLOCK_8BIT, SMALLEST_8BIT = 256, 4096
 """Two constants of bitsandbytes, in elements: the size of a block, which has its own scale, and the size of the
 smallest tensor whose moments have 8 bits."""
@@ -27,8 +27,8 @@ TABLES_8BIT = 2 * FULL * 256
 """Bytes of two lookup tables, one for each of AdamW's moments. Each has the fp32 values of the 256 codes of an 8-bit
 moment."""
 SCARCE = 2
-"""Number up to which tensors of equal size are assumed not to follow each other in the optimizer's list of tensors.
-Examples are embedding and head, or the position biases of two stacks."""
+"""If a model has at most this many tensors of one size, they are assumed not to follow each other in the optimizer's
+list of tensors. Examples are embedding and head, or the position biases of two stacks."""
 
 
 class LossScale(Frozen):
@@ -95,7 +95,7 @@ def check_optimizer(spec: RunSpec) -> None:
 
 def check_whole(spec: RunSpec, updated: str) -> None:
     """Raise UserError if the spec sets optimizer.name=adafactor. Engines whose ranks do not update whole parameters
-    call this check. `updated` names what a rank has instead, for the message."""
+    call this check. `updated` is the text with which the message names the part of a parameter that a rank updates."""
     if spec.optimizer.name == "adafactor":
         rule = f"its sums by row and column need whole matrices, and a rank of engine {spec.engine.name} has {updated}"
         raise UserError("optimizer.name=adafactor", rule, "choose engine=ddp or zero0, or optimizer.name=adamw_8bit")
@@ -140,7 +140,7 @@ def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence
 
     On a GPU torch 2.13's AdamW computes the square roots of all tensors at once. On a CPU it computes one tensor's root
     and quotient while the temporaries of the previous tensor are still allocated. Adafactor has as many temporaries at
-    once: the squared gradient, its sum with a constant, and the previous tensor's update.
+    the same time as AdamW on a CPU: the squared gradient, its sum with a constant, and the previous tensor's update.
 
     On a CPU bitsandbytes has five temporaries: the tensor's two moments in fp32, a copy of the gradient, a root and a
     quotient. Kernels that update in place have no temporaries.

@@ -1,7 +1,7 @@
 """Construction of models in a run's precision, and the optimizer's update after backward, computed as in ZeRO.
 
-Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. `construction`, `whole` and
-`parameter_count` are the plug-in functions for engines whose ranks hold whole parameters.
+Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. An engine whose ranks hold whole
+parameters uses the functions `construction`, `whole` and `parameter_count` of this module as its own.
 """
 
 import os
@@ -37,8 +37,9 @@ ADAFACTOR: dict[str, Any] = {
 """Settings of Adafactor that a spec does not have. The first row has the constants of its paper (arXiv 1804.04235),
 without a first moment.
 
-The step size of the paper follows from the step number and the norm of each parameter. This rule is off, so that `lr`
-and learning-rate schedules mean the same for all optimizers. torch.optim.Adafactor cannot turn the rule off.
+In the paper, the step size follows from the step number and the norm of each parameter. This rule is off here, so that
+`lr` and learning-rate schedules mean the same for all optimizers. transformers' class is used because
+torch.optim.Adafactor cannot turn the rule off.
 """
 
 
@@ -53,8 +54,8 @@ def on_device(precision: Precision) -> Iterator[None]:
     deepspeed.zero.Init does.
 
     A random generator draws different numbers on a GPU than on a CPU. Engines therefore start from the same weights
-    only if each of them initialises on the device. Weights have the run's precision from the start, so no fp32 copy of
-    the model raises the peak of memory.
+    only if all of them initialise the weights on the device. Weights have the run's precision from the start, so no
+    fp32 copy of the model raises the peak of memory.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch_dtype(precision))
@@ -85,7 +86,7 @@ def parameter_count(parameters: Iterable[Parameter]) -> int:
 
 def build_optimizer(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **more: Any) -> torch.optim.Optimizer:
     """Return the optimizer with the settings of a spec. `more` has further arguments for torch's AdamW. Raise UserError
-    if its library is not installed."""
+    if the library of the optimizer (such as bitsandbytes) is not installed."""
     settings = optimizer.model_dump(include={"lr", "betas", "eps", "weight_decay"})
     found: torch.optim.Optimizer
     if optimizer.name == "adamw_8bit":
@@ -124,9 +125,9 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
     """Return the sum of the squares of all gradients in fp64, 0-d. It is on the device of the gradients, or on the host
     if there are none.
 
-    Used for verification in the first steps only. On a CPU, torch 2.13 sums the squares of a large fp32 tensor with
-    errors that grow with its size. For example, its norm of 2^27 elements is 1.4 % too small. Clipping uses torch's
-    norm in every step.
+    The sum is used for verification in the first steps only; clipping uses torch's norm in every step. torch's norm is
+    not exact enough for verification: on a CPU, torch 2.13 sums the squares of a large fp32 tensor with errors that
+    grow with its size. For example, its norm of 2^27 elements is 1.4 % too small.
     """
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
@@ -137,8 +138,8 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the factor, 0-d and at most 1, by which clipping multiplies gradients that have this norm. Their norm is
-    then at most `limit`."""
+    """Return the factor, 0-d and at most 1, by which clipping multiplies gradients with the norm `norm`. After that,
+    the norm of the gradients is at most `limit`."""
     return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 

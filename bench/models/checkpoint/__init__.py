@@ -18,8 +18,8 @@ ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.j
 FILES = CONFIG, INDEX, "*.safetensors"
 """Names of the files that are fetched from the Hub."""
 _LENGTH_BYTES, _LONGEST_HEADER = 8, 100_000_000
-"""Bytes of the number at the begin of a safetensors file, which is the length of its header, and the limit of that
-length in the library safetensors."""
+"""Two numbers of the safetensors format. A file begins with a number of _LENGTH_BYTES bytes, which is the length of the
+header. The library safetensors accepts headers of up to _LONGEST_HEADER bytes."""
 _POINTER = b"version "
 """First 8 bytes of a pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?")
@@ -38,8 +38,9 @@ def split_name(checkpoint: str) -> tuple[str, str | None]:
 
 
 def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
-    """Return the folder of a checkpoint. If it is a name on the Hub, fetch its files that match the patterns `files`
-    and are not in the local cache. Raise UserError if there is no such folder or name, or if the Hub cannot be reached.
+    """Return the folder of a checkpoint. If the checkpoint is a name on the Hub, first fetch those of its files that
+    match the patterns `files` and are not in the local cache. Raise UserError if there is no such folder or name, or if
+    the Hub cannot be reached.
     """
     if is_folder(checkpoint):
         return Path(checkpoint)
@@ -113,7 +114,8 @@ def list_files(checkpoint: str, folder: Path) -> list[Path]:
 
 
 def _read_index(checkpoint: str, folder: Path) -> dict[str, str]:
-    """Return the name of the file of each tensor; empty if the checkpoint has no index."""
+    """Return a mapping from the name of each tensor to the name of the file that contains it; empty if the checkpoint
+    has no index."""
     index = folder / INDEX
     try:
         return dict(json.loads(index.read_text())["weight_map"].items()) if index.exists() else {}
@@ -145,7 +147,7 @@ def _check_headers(checkpoint: str, stamps: tuple[tuple[str, int, int], ...]) ->
 
 def read_headers(checkpoint: str, folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a checkpoint by name, from the headers of its files. Raise UserError for a damaged or
-    truncated file, and for a tensor that is not in the file that the index names."""
+    truncated file. Raise it also if a tensor is not in the file in which it should be according to the index."""
     value, found = f"model.checkpoint={checkpoint}", dict[str, StoredTensor]()
     for path in list_files(checkpoint, folder):
         try:
@@ -183,8 +185,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def check_shape(model: str, shape: Mapping[str, Any], stored: Mapping[str, Any], checkpoint: str) -> None:
-    """Raise UserError if a value of `stored`, the shape in a checkpoint's config.json, differs from that of `shape`,
-    the shape of the model named `model`."""
+    """Raise UserError if two sets of model sizes differ in a value. `stored` has the sizes from a checkpoint's
+    config.json, and `shape` has the sizes of the model named `model`."""
     for name, value in stored.items():
         if shape.get(name) != value:
             rule = f"its {CONFIG} has {name}={value}, and model={model} has {shape.get(name)}"

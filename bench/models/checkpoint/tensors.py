@@ -1,6 +1,7 @@
 """Reading and writing of weights in safetensors, one tensor at a time, so that no rank holds the whole model.
 
-Files are mapped into memory. A rank therefore reads only the bytes that it copies: one tensor, or its slice of one.
+Files are mapped into memory. A rank therefore reads only the bytes that it copies: one tensor, or the rank's slice of
+one tensor.
 """
 
 import json
@@ -34,13 +35,13 @@ from bench.models.checkpoint import (
 )
 
 SHARD_BYTES = 2**30
-"""Size in bytes at which a file of weights is complete. The writing rank holds at most this many bytes and one more
-tensor."""
+"""Size in bytes from which a file of weights is written and the next file begins. The writing rank therefore holds at
+most this many bytes and one more tensor."""
 _ADAPTER = re.compile(r"(?P<owner>.+)\.(?P<kind>lora_[AB])\.default\.weight")
 """Pattern of the names that peft gives to the two matrices of an adapter. `owner` is the name of the adapted matrix."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHOWN = 3
-"""Maximum number of tensors that an error names; it counts the others."""
+"""Maximum number of tensors that an error message names. Of further tensors, the message has only the number."""
 
 
 def _keep(tensor: Tensor) -> Tensor:
@@ -93,7 +94,8 @@ class StoredTensors:
 
     def find(self, name: str) -> str | None:
         """Return the name under which a tensor is stored; None if it is not in the checkpoint. A checkpoint of a model
-        without a head, such as GPT-2's, has each name without its first component."""
+        without a head, such as GPT-2's, stores each tensor without the first component of its name (`h.0` instead of
+        `transformer.h.0`)."""
         return next((stored for stored in (name, name.partition(".")[2]) if stored in self._headers), None)
 
     def read(self, stored: str) -> Tensor:
@@ -115,8 +117,9 @@ class StoredTensors:
 def load_weights(module: Module, spec: RunSpec, whole: Whole, folder: Path, *, is_main: bool) -> None:
     """Set every weight of `module` from the checkpoint in `folder`, in the dtype that the parameter has.
 
-    Arguments: `module` is the model or this rank's part of it, `whole` is `EngineBuilder.whole`, and `is_main` is True
-    on rank 0. Raise UserError unless the checkpoint has exactly the tensors of the model. Collective.
+    Arguments: `module` is the model or this rank's part of the model. `whole` is the engine's function that makes
+    partitioned parameters whole (`EngineBuilder.whole`). `is_main` is True on rank 0. Raise UserError unless the
+    checkpoint has exactly the tensors of the model. Collective.
     """
     checkpoint, facts = str(spec.model.checkpoint), engines.facts(spec)
     family = models.load_stored_builder(spec.model.family)
@@ -147,8 +150,9 @@ def count_tensors(spec: RunSpec) -> int:
 
 
 def _match(spec: RunSpec, family: StoredFamilyBuilder, stored: StoredTensors) -> dict[str, list[str]]:
-    """Return the names under which each parameter of the whole model is stored, by the parameter's name. A tied
-    parameter may be stored several times. Raise UserError if the stored tensors are not exactly those of the model."""
+    """Return a mapping from the name of each parameter of the whole model to the names under which it is stored. A tied
+    parameter may be stored under several names. Raise UserError if the stored tensors are not exactly those of the
+    model."""
     model = family.build(spec, torch.device("meta"))
     aliases: dict[Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -228,9 +232,9 @@ def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: 
 
 
 def build_config(spec: RunSpec) -> dict[str, Any]:
-    """Return the content of the config.json of a model. If the run began with a checkpoint, its config.json is the
-    basis, because it also has the ids of special tokens. Otherwise ids of special tokens that are outside the model's
-    vocabulary are removed. Raise UserError if transformers has no such model."""
+    """Return the content of the config.json of a model. If the run began with a checkpoint, the checkpoint's
+    config.json is the basis, because it also has the ids of special tokens. If it did not, transformers' default ids
+    are used, except ids outside the model's vocabulary. Raise UserError if transformers has no such model."""
     family = models.load_stored_builder(spec.model.family)
     checkpoint = spec.model.checkpoint
     config = family.transformers_config(spec).to_dict() if checkpoint is None else read_config(checkpoint)

@@ -45,7 +45,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
-    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
+    documents the arguments."""
     shape = Shape.model_validate(spec.model.shape)
     made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
     made.finish(spec.model.loss_chunk_tokens)
@@ -67,11 +68,11 @@ def find_shared(spec: RunSpec, parts: Sequence[Part]) -> dict[str, list[int]]:
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the name and layout of a parameter in transformers. A model with fused attention matrices is a GPT-2
-    there. Every other model is a Llama there, with the same names and layout as here.
+    """Return the name and layout of a parameter in transformers. In transformers, a model with fused attention matrices
+    is a GPT-2. Every other model is a Llama, for which transformers has the same names and layout as this project.
 
-    In transformers, GPT-2's matrices are transposed. Its fused matrix has the queries of all heads, then the keys, then
-    the values. The fused matrix of this model is ordered by head.
+    In transformers, GPT-2's matrices are transposed, and the fused matrix has the queries of all heads, then the keys,
+    then the values. In contrast, this project's fused matrix is ordered by head.
     """
     shape = Shape.model_validate(spec.model.shape)
     if not shape.fused:
@@ -115,7 +116,8 @@ def _complete(shape: Shape) -> Shape:
 
 
 def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
-    """Return the values of a GPT2Config or LlamaConfig that are not simply fields of a Shape under another name."""
+    """Return the values of a GPT2Config or LlamaConfig that the tables GPT2 and LLAMA lack. These tables map fields of
+    a Shape to keys of the config with the same meaning."""
     head = {"tie_word_embeddings": not shape.separate_head, "use_cache": False}
     if shape.fused:
         drops = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)

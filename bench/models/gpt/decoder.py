@@ -1,7 +1,7 @@
 """Decoder-only model in torch. Fields of `Shape` choose among its architectures.
 
-Modules have the names that they have in transformers' Llama, so its weights can be loaded by name. Modules that Llama
-lacks have the names that they have in OPT and Phi-3.
+Modules have the names that they have in transformers' Llama, so Llama's weights can be loaded by name. Modules that
+Llama lacks have the names that they have in transformers' OPT and Phi-3.
 """
 
 import math
@@ -47,9 +47,9 @@ def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def _scale_frequencies(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     """Return the rotary frequencies of Llama 3.1, (d_head / 2,).
 
-    The turns of a dimension are the number of its rotations over the context length of the original pre-training.
-    Dimensions with fewer than `low_freq_factor` turns are slowed down by `factor`. Dimensions with more than
-    `high_freq_factor` turns are unchanged. Frequencies in between are interpolated.
+    Each dimension rotates a number of times (turns) over the context length of the original pre-training. Dimensions
+    with fewer than `low_freq_factor` turns are slowed down by `factor`. Dimensions with more than `high_freq_factor`
+    turns are unchanged. For dimensions in between, the frequency is interpolated.
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -134,9 +134,9 @@ class SelfAttention(nn.Module):
     def by_kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention computed by torch's scaled_dot_product_attention. `mask` is true where a token may attend.
 
-        On a GPU, torch's kernels for grouped heads support neither a mask nor fp32. With a mask or in fp32, keys and
-        values are therefore repeated for each head. Without this repetition, torch would choose a kernel that stores
-        all attention scores.
+        On a GPU, torch's kernels for grouped heads (several heads that share keys and values) support neither a mask
+        nor fp32. With a mask or in fp32, keys and values are therefore repeated for each head. Without this repetition,
+        torch would choose a kernel that stores all attention scores.
         """
         takes_groups = mask is None and (not query.is_cuda or query.dtype != torch.float32)
         if self.groups > 1 and not takes_groups:
@@ -147,8 +147,8 @@ class SelfAttention(nn.Module):
         )
 
     def repeated(self, of_groups: Tensor) -> Tensor:
-        """Return keys or values, (batch, heads, length, d_head), with each group's tensor repeated for all heads that
-        share it."""
+        """Return keys or values, (batch, heads, length, d_head), from one tensor per group of heads. The tensor of a
+        group is repeated for all heads that share it."""
         return of_groups if self.groups == 1 else of_groups.repeat_interleave(self.groups, dim=1)
 
 
@@ -260,8 +260,8 @@ class CausalLanguageModel(nn.Module):
     """Decoder with its head and next-token loss."""
 
     _keys_to_ignore_on_load_unexpected = r"\.attn\.(masked_)?bias$", r"rotary_emb\.inv_freq$"
-    """Patterns for the names of constant tensors in older checkpoints, which are ignored, as in transformers. They are
-    GPT-2's mask buffers and Llama's rotary frequencies."""
+    """Patterns for the names of tensors that are ignored in a checkpoint, as in transformers. Older checkpoints contain
+    these constants: GPT-2's mask buffers and Llama's rotary frequencies."""
 
     def __init__(self, shape: Shape, model: ModelSpec, *, checkpointing: bool, reduction: str) -> None:
         super().__init__()

@@ -84,7 +84,8 @@ class DecoderPart(CausalLanguageModel):
             slice_part(self, among)
 
     def finish(self, loss_chunk_tokens: int | None) -> None:
-        """Tie the head and add the chunked loss. Call it after the parameters have left the meta device."""
+        """If this part has the head, tie it to the embedding where the model shares them, and add the chunked loss.
+        Call this method after memory has been allocated for the parameters, which are on the meta device until then."""
         if not self.part.last:
             return
         assert isinstance(self.lm_head, nn.Linear)

@@ -35,7 +35,7 @@ USUAL: dict[str, dict[str, Any]] = {
     },
     "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
 }
-"""Values in a config.json that this family requires, by model type."""
+"""Keys of a config.json for which this family supports only one value, with this value, by model type."""
 _GENERAL = "choose model.family=hugging_face"
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 """Number of layers. The limit is far above any trained model; it bounds the time of predictions, which loop over
@@ -96,8 +96,8 @@ def _read_llama(config: Config) -> dict[str, Any]:
 
 
 class RotaryScaling(Frozen):
-    """Scaling of rotary embeddings as in Llama 3.1 (`rope_type=llama3` in transformers). It slows down the slowly
-    rotating dimensions, for contexts longer than in the original pre-training."""
+    """Scaling of rotary embeddings as in Llama 3.1 (`rope_type=llama3` in transformers). Dimensions that rotate slowly
+    are slowed down further, for contexts longer than in the original pre-training."""
 
     factor: float = Field(gt=1)
     low_freq_factor: float = Field(gt=0)

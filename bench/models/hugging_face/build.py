@@ -41,7 +41,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the parameter's own name and layout, because the model is transformers' own."""
+    """Return the parameter's own name and layout. They are also those of the stored form, because transformers itself
+    builds the model."""
     return StoredForm(name)
 
 
@@ -53,8 +54,8 @@ def transformers_config(spec: RunSpec) -> Any:
 def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight with transformers' own rules. Values depend only on spec.seed and the module's name.
 
-    A module is initialised together with its leaves (child modules without children), because the rule of the module
-    may set the weights of its leaves again. For example, GPT-2's rule does so for residual projections. Weights are
+    A module is initialised together with its leaves (child modules without children), because the module's rule may set
+    the weights of these leaves a second time. For example, GPT-2's rule does so for residual projections. Weights are
     drawn in the run's precision, on their device, and are the same on every rank. Raise ValueError for a parameter that
     transformers does not initialise.
     """
@@ -85,13 +86,14 @@ def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> Non
 
 
 def _mark_kept(parameter: Parameter, keeps: bool) -> None:
-    """Set transformers' own flag for parameters that its initialisation leaves unchanged."""
+    """Set the flag with which transformers marks parameters that its initialisation must leave unchanged."""
     parameter._is_hf_initialized = keeps  # type: ignore[attr-defined]
 
 
 def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
-    """Yield each module that has children, the deepest first, as a group: the PreTrainedModel whose rules initialise
-    the module, and the module with its leaves by name."""
+    """Yield a group for each module that has children, the deepest module first. A group consists of the
+    PreTrainedModel whose rules initialise the module, and of the module and its leaves (children without children) by
+    name."""
     models: dict[str, Any] = {}
     groups: list[tuple[Any, dict[str, Module]]] = []
     for name, parent in module.named_modules():  # a parent comes before its children

@@ -1,5 +1,5 @@
-"""Sizes of any transformers architecture: the values of its config. Missing values have the defaults of the config
-class."""
+"""Sizes of any transformers architecture: the values of its config. A value that is not given has the default of the
+architecture's config class."""
 
 from typing import Any
 

@@ -38,9 +38,9 @@ def draw(parameter: torch.nn.Parameter, deviation: float, seed: int) -> None:
 
 
 def materialise(make: Callable[[], AnyModule], construction: AbstractContextManager[Any] | None) -> AnyModule:
-    """Return the module that `make` creates on the meta device, after its memory is allocated on the device that the
-    context `construction` sets. No memory is allocated for modules that `make` drops. Tied parameters become separate
-    parameters."""
+    """Let `make` create a module on the meta device, then allocate the module's memory on the device that the context
+    `construction` sets, and return the module. No memory is allocated for submodules that `make` drops. Tied parameters
+    become separate parameters."""
     with construction or nullcontext(), SkippedInitialisation():
         # the context decides the final device; within it the module is built on the meta device
         place = torch.empty(()).device

@@ -1,8 +1,9 @@
 """Adapters for the models of all families: low-rank matrices next to frozen weights (LoRA, by peft), quantised frozen
 weights (QLoRA, by bitsandbytes), and parameters that are frozen without adapters.
 
-`adapt` changes an initialised model before its engine is built. The other weights therefore start as in a run without
-adapters. The second matrix of each adapter is zero at first, so the first loss is also the same as without adapters.
+`adapt` adds adapters to an initialised model before its engine is built. All weights other than adapters therefore
+start as in a run without adapters. The second matrix of each adapter is zero at first, so the first loss is also the
+same as without adapters.
 """
 
 import importlib
@@ -95,8 +96,8 @@ def _list_blocks(module: Module, prefix: str = "") -> Iterator[tuple[str, Module
 
 
 def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
-    """Return the full names of the adapted matrices: those that `adapter.targets` names, or all matrices of blocks if
-    it is empty."""
+    """Return the full names of the matrices that get adapters: the matrices that `adapter.targets` names, or all
+    matrices of blocks if `adapter.targets` is empty."""
     names = {name: name.rpartition(".")[2] for name in list_matrices(module)}
     if not names:
         raise UserError(f"adapter={adapter.name}", "the blocks of the model have no linear layers", "leave it out")
@@ -107,9 +108,9 @@ def _find_targets(module: Module, adapter: AdapterSpec) -> list[str]:
 def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
     """Replace the matrices of all blocks by quantised ones, one at a time.
 
-    Matrices that transformers keeps in fp32 are not quantised. T5 converts activations to the dtype of its matrix `wo`
-    before it multiplies them with it. If `wo` were packed into bytes, this conversion would destroy the activations
-    without any error.
+    Matrices that transformers keeps in fp32 are not quantised. An example is T5's matrix `wo`. T5 converts activations
+    to the dtype of `wo` before it multiplies them with `wo`. If `wo` were packed into bytes, this conversion would
+    destroy the activations without any error.
     """
     hold = getattr(engine, "hold", None)  # an engine that partitions parameters before it is built
     kept = frozenset(getattr(module, "_keep_in_fp32_modules", None) or ())

@@ -1,9 +1,9 @@
 """Head and cross-entropy computed together, a chunk of rows (tokens) at a time. All logits of a large vocabulary
 therefore never exist at once.
 
-Forward also computes the gradients of each chunk while its logits exist, as Liger Kernel does (arXiv 2410.10989).
-Nothing is computed twice: there are three matmuls per row, as with a plain head. From forward to backward, only the
-gradients of the head's matrix and of its input are kept, not logits or log-probabilities.
+Forward also computes the gradients of each chunk while the chunk's logits exist, as Liger Kernel does (arXiv
+2410.10989). Nothing is computed twice: there are three matmuls per row, as with a plain head. From forward to backward,
+only the gradients of the head's matrix and of the head's input are kept, not logits or log-probabilities.
 """
 
 from typing import Any
@@ -21,14 +21,15 @@ class ChunkedHead(torch.nn.Module):
     labels it returns logits, as a plain head does."""
 
     def __init__(self, head: torch.nn.Linear, rows: int) -> None:
-        """Arguments: `rows` is the number of tokens whose logits exist at once. The weight is that of `head`, even if
-        it is partitioned or shared."""
+        """Arguments: `rows` is the number of tokens whose logits exist at once. The new head uses the weight parameter
+        of `head` itself, even if this parameter is partitioned or shared."""
         super().__init__()
         self.weight = head.weight
         self.rows = rows
 
     def forward(self, states: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the loss, 0-d in fp32, from states (…, width) and labels (…), or logits (…, vocabulary)."""
+        """Return the loss, 0-d in fp32, from states (…, width) and labels (…). Without labels, return logits, (…,
+        vocabulary)."""
         if labels is None:
             return torch.nn.functional.linear(states, self.weight)
         loss: Tensor = _ChunkedCrossEntropy.apply(states.flatten(0, -2), self.weight, labels.flatten(), self.rows)

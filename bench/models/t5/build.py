@@ -93,7 +93,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> torch.nn.Module:
-    """Return a part of the uninitialised model. See `bench.core.plugins.DividedFamilyBuilder`."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
+    documents the arguments."""
     shape = Shape.model_validate(spec.model.shape)
 
     def make() -> T5Part:
@@ -120,7 +121,8 @@ def _enable_checkpointing(model: Any) -> None:
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the parameter's own name and layout, because the model is transformers' own."""
+    """Return the parameter's own name and layout. They are also those of the stored form, because transformers itself
+    builds the model."""
     return StoredForm(name)
 
 
@@ -162,9 +164,9 @@ def _register_flex_attention() -> str:
     """Register an attention function that uses torch's flex_attention and adds the position bias inside its kernel.
     Return its name.
 
-    transformers has a flex attention too. It indexes the bias by the number of the sample, although the bias is the
-    same for all samples (5.23, integrations/flex_attention.py, score_mod). From the second sample on, this index is out
-    of range.
+    transformers has a flex attention too, but it cannot be used here. It indexes the bias by the number of the sample,
+    although the bias is the same for all samples (5.23, integrations/flex_attention.py, score_mod). From the second
+    sample on, this index is out of range.
     """
     # imported only for models that use it
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -1,9 +1,9 @@
 """Part of a T5 model, for a pipeline or for tensor parallelism. In a pipeline, the activations of encoder and decoder
 are sent from part to part. Tensor-parallel ranks divide heads, feed-forward width and vocabulary among them.
 
-The first part embeds the tokens of both encoder and decoder, so only it needs the embedding for inputs. Encoder
-activations pass through all parts of the decoder, and autograd sums their gradients on the way back. The stacks are
-transformers' own, reduced to some of their blocks.
+The first part embeds the tokens of both encoder and decoder, so later parts need no embedding for inputs. The encoder's
+activations pass through all parts of the decoder, and autograd sums their gradients on the way back. Encoder and
+decoder are transformers' own modules, reduced to some of their blocks.
 """
 
 from typing import Any
@@ -91,7 +91,8 @@ class T5Part(nn.Module):
             slice_part(self, among)
 
     def finish(self, loss_chunk_tokens: int | None) -> None:
-        """Tie the head and add the chunked loss. Call it after the parameters have left the meta device."""
+        """If this part has the head, tie it to the embedding where the model shares them, and add the chunked loss.
+        Call this method after memory has been allocated for the parameters, which are on the meta device until then."""
         if not self.part.last:
             return
         assert isinstance(self.lm_head, nn.Linear)
@@ -131,8 +132,8 @@ class T5Part(nn.Module):
         return self.shared(input_ids), self.shared(before)
 
     def _compute_loss(self, decoded: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, 0-d. It is computed in the run's precision as in transformers, or in fp32 by a chunked head
-        or sliced logits."""
+        """Return the loss, 0-d. It is computed in fp32 if the head is chunked or the logits are sliced by tensor
+        parallelism, and in the run's precision otherwise, as in transformers."""
         # a tied head scales its input, as in T5 v1.0
         decoded = decoded if self.scale is None else decoded * self.scale
         if isinstance(self.lm_head, ChunkedHead):
@@ -145,8 +146,8 @@ class T5Part(nn.Module):
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:
-    """Return the stack reduced to some of its blocks. The table of position biases, which all blocks use, keeps its
-    name in block 0, even if block 0 itself is in another part of the model."""
+    """Return the stack (encoder or decoder) reduced to some of its blocks. All blocks use one table of position biases,
+    which belongs to block 0. The table keeps this name even if block 0 itself is in another part of the model."""
     table = None if shape.bias_per_layer else stack.block[0].layer[0].SelfAttention.relative_attention_bias
     kept = NumberedBlocks(stack.block, blocks)
     if table is not None and blocks.start > 0:

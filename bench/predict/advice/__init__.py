@@ -1,5 +1,5 @@
-"""Advice on which configuration to train with: the best configuration, the best for each engine and node count, and the
-configurations that are equally good within the error."""
+"""Advice on which configuration to train with. It contains the best configuration, the best configuration for each
+engine and for each node count, and the configurations that are as good as the best one within the prediction error."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -91,14 +91,14 @@ class AdviceQuestion(NamedTuple):
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
-        """Return the hours of the whole training if a step takes `step_s` seconds; None if its length is unknown. Time
-        lost to expected failures is included."""
+        """Return the hours of the whole training if a step takes `step_s` seconds, including time lost to expected
+        failures. None if the length of the training (its tokens) is unknown."""
         goodput = self.predict_goodput(choice)
         return self._compute_hours(choice, step_s, goodput.share if goodput else 1.0)
 
     def predict_hours(self, choice: Choice) -> HoursInterval | None:
-        """Return the hours of the whole training with an interval; None if its length is unknown. The interval covers
-        the error of the step time and the range of published failure rates."""
+        """Return the hours of the whole training with an interval; None if the length of the training (its tokens) is
+        unknown. The interval covers the error of the step time and the range of published failure rates."""
         goodput, (step_s, low_s, high_s, *_) = self.predict_goodput(choice), choice.estimate
         # the fast end of the interval has the lowest failure rate
         shares = (goodput.share, goodput.high, goodput.low) if goodput else (1.0, 1.0, 1.0)
@@ -116,17 +116,19 @@ class AdviceQuestion(NamedTuple):
         return tokens / choice.time.tokens * step_s / 3600 / goodput if goodput else math.inf
 
     def compute_weight(self, choice: Choice) -> float:
-        """Return the number of tokens that a training with `choice` must process, as a multiple of the minimum. Large
-        batches need more tokens to reach a loss, and failures make a training repeat tokens."""
+        """Return the number of tokens that a training with `choice` must process, divided by the number that it needs
+        with very small batches and without failures. Large batches need more tokens to reach a loss, and failures make
+        a training repeat tokens."""
         goodput = self.predict_goodput(choice)
         share = goodput.share if goodput else 1.0
         tokens = self.need.compute_tokens(choice.time.tokens) / self.need.least_tokens if self.need else 1.0
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Return True if `choice` keeps the limits on hours and node-hours even at the slow end of its interval. Return
-        False if it misses a limit at its likely time. Return None if only the slow end misses a limit. If the question
-        has no length of training, there are no hours to compare, and the result is True."""
+        """Return whether a training with `choice` keeps the limits on hours and node-hours. The result is True if it
+        does so even at the slow end of its interval. It is False if it misses a limit at its likely time, and None if
+        it misses a limit only at the slow end. If the length of the training is unknown, there are no hours to compare,
+        and the result is True."""
         hours = self.predict_hours(choice)
         if hours is None:
             return True
@@ -137,16 +139,16 @@ class AdviceQuestion(NamedTuple):
         yield self.node_hours is None or hours * choice.spec.nodes <= self.node_hours
 
     def compute_costs(self, choice: Choice) -> tuple[float, float]:
-        """Return the time (seconds) and the cost (device-seconds) per useful token. Both include the work on tokens
-        that are repeated after failures, and on the extra tokens that a large batch needs."""
+        """Return the time (seconds) and the cost (device-seconds) per useful token. Time and cost include the work on
+        tokens that are repeated after failures, and on the extra tokens that a large batch needs."""
         weight, step_s = self.compute_weight(choice), choice.estimate.step_s
         time_s, cost = (weight * compute_price(choice, step_s, per_device=each) for each in (False, True))
         return time_s, cost
 
 
 class Advice(NamedTuple):
-    """The advised configuration and the configurations compared with it. The lists `engines`, `nodes` and `adapters`
-    include the winner."""
+    """The advised configuration (the winner) and the configurations that were compared with it. The lists `engines`,
+    `nodes` and `adapters` include the winner."""
 
     question: AdviceQuestion
     winner: Choice
@@ -156,14 +158,14 @@ class Advice(NamedTuple):
     adapters: list[Choice]  # best choice of each adapter, full training included
 
     def is_distinct(self, rival: Choice) -> bool:
-        """Return True if the winner is better than `rival` for every combination of prediction errors within their
-        intervals. The ends of all intervals are tested."""
+        """Return True if the winner is better than `rival` for every combination of prediction errors within the
+        uncertainty intervals of these errors. Only the ends of the intervals are tested."""
         weight = self._compare_weights(rival)
         return is_surely_faster(self.winner, rival, per_device=self.question.per_device, weight=weight)
 
     def compute_extra_share(self, rival: Choice) -> float:
-        """Return how much more time (or cost) per token `rival` takes than the winner, as a share of the winner's.
-        Negative if `rival` is predicted to be better."""
+        """Return how much more time (or cost) per token `rival` takes than the winner, as a share of the winner's time
+        (or cost). The share is negative if `rival` is predicted to be better."""
         more = compute_extra_share(self.winner, rival, per_device=self.question.per_device)
         weight = self._compare_weights(rival)
         return more if weight == 1 else (1 + more) * weight - 1
@@ -181,15 +183,16 @@ class Advice(NamedTuple):
 
     @property
     def ties(self) -> list[Choice]:
-        """Rivals that cannot be told apart from the winner: the difference is within the prediction error, and both
-        have the same doubt (`rate_doubt`) about memory and limits."""
+        """Rivals that may be as good as the winner: the difference is within the prediction error, and both have the
+        same doubt (`rate_doubt`) about memory and limits."""
         doubt = rate_doubt(self.winner, self.question)
         sound = [rival for rival in self.rivals if rate_doubt(rival, self.question) == doubt]
         return [rival for rival in sound if not self.is_distinct(rival)]
 
     def explain_order(self, rival: Choice) -> str:
-        """Return the reason why a rival with a better prediction is ranked after the winner; empty for every other
-        rival."""
+        """Return the reason why `rival` is ranked after the winner although its prediction is better; empty if its
+        prediction is not better. The text is also empty if the rival has a higher doubt (`rate_doubt`) than the winner,
+        because this doubt already is the reason."""
         share = self.compute_extra_share(rival)
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
@@ -219,9 +222,9 @@ def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
 
 
 def find_front(points: Iterable[Point], take: Callable[[Point], tuple[float, float]]) -> list[Point]:
-    """Return the Pareto front of `points`: those for which no other point is both faster and cheaper. The fastest point
-    comes first. Of several points with equal time and cost only the first is returned. `take` returns time and cost of
-    a point."""
+    """Return the Pareto front of `points`: the points for which no other point is both faster and cheaper. The fastest
+    point comes first. Of several points with equal time and cost only the first is returned. `take` returns time and
+    cost of a point."""
     front: list[Point] = []
     for point in sorted(points, key=take):
         if not front or take(point)[1] < take(front[-1])[1]:
@@ -239,10 +242,10 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     ValueError if `choices` is empty.
 
     Choices are ordered by their doubt (`rate_doubt`), then by their time (or cost) per token at the slow end of their
-    own error. So of two choices with equal predictions, the more certain choice comes first, such as a measured
-    configuration. The winner is one of the choices that have the least doubt and whose time (or cost) is within CLOSE
-    (5 %) of the lowest. Among them the first rule that makes a difference decides: fewer nodes, a measured step time,
-    weights without quantisation, the larger micro-batch.
+    own error (the error that other choices do not share). So of two choices with equal predictions, the more certain
+    choice comes first, such as a measured configuration. The winner is one of the choices that have the least doubt and
+    whose time (or cost) is within CLOSE (5 %) of the lowest. Among them the first rule that makes a difference decides:
+    fewer nodes, a measured step time, weights without quantisation, the larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -272,8 +275,8 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the best choice of a list that is sorted by `order`. Only choices with the same doubt as the first are
-    considered."""
+    """Return the best choice of a list that is sorted by the field `order`. Only choices with the same doubt
+    (`rate_doubt`) as the first choice of the list are considered."""
     return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 
@@ -311,6 +314,7 @@ def format_hours(hours: float) -> str:
 
 
 def format_hours_interval(hours: float, low: float, high: float) -> str:
-    """Return hours with their interval as text; all three values have the same unit and three digits."""
+    """Return a duration in hours, and the ends `low` and `high` of its interval, as text. All three values are printed
+    in the same unit and with three digits."""
     _, size, unit = next(one for one in _UNITS if 3600 * high < one[0] or one[0] == math.inf)
     return f"{format_interval(*(3600 * value / size for value in (hours, low, high)))} {unit}"

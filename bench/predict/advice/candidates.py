@@ -14,8 +14,9 @@ STAGES = (1, 2, 4)
 """Numbers of stages per rank that the search tries if a pipeline has several ranks. If it has one rank, the search
 tries a single stage, and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
-"""Limit of the search: a model copy may have at most this many times the ranks of the smallest copy that fits. In a
-larger copy, each rank computes a smaller portion and waits longer. Layouts that the user names are not limited."""
+"""Limit of the search: a model copy may have at most this many times as many ranks as the smallest copy that fits. The
+limit is useful because in a larger copy, each rank computes a smaller portion and waits longer. Layouts that the user
+names are not limited."""
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
 batch is still reached, since the search also tries larger micro-batches and more model copies."""
@@ -26,9 +27,9 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class LayoutAxes(NamedTuple):
-    """Numbers of tensor-parallel ranks, of pipeline ranks and of stages per rank that the search tries. If a number of
-    ranks is None, the search tries powers of two; tensor-parallel ranks then stay within a node. If the number of
-    stages is None, it tries those of STAGES."""
+    """Numbers of tensor-parallel ranks, of pipeline ranks and of stages per rank that the search tries. If a field with
+    numbers of ranks is None, the search tries powers of two; tensor-parallel ranks then stay within a node. If the
+    field with numbers of stages is None, the search tries the numbers in STAGES."""
 
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
@@ -39,8 +40,8 @@ class Axes(NamedTuple):
     """Values and limits of the search.
 
     If `micro` is None, micro-batches are powers of two, the numbers halfway between them, and the largest number that
-    fits. If `accumulation` is None, it doubles until the largest global batch is reached. If the global batch is not
-    limited either, a step has one micro-batch per rank of a model copy.
+    fits. If `accumulation` is None, the accumulation is doubled until the largest global batch is reached. If the
+    global batch has no limit either, each model copy makes as many micro-batches in a step as it has ranks.
     """
 
     nodes: tuple[int, ...] = NODES
@@ -76,8 +77,9 @@ class Candidate(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """A configuration that does not fit into device memory, and the least number of bytes that it lacks. If the
-    prediction says that it may fit, but a measured run ran out of memory, the number is 0 or less."""
+    """A configuration that does not fit into device memory, and the least number of bytes that the device lacks. The
+    number is 0 or less if the configuration may fit according to the prediction, but a measured run of it ran out of
+    memory."""
 
     spec: RunSpec
     bytes: int
@@ -114,8 +116,8 @@ def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parall
 def _list_possible(spec: RunSpec, tensor: int, pipeline: int, axes: LayoutAxes, device: Device) -> list[Parallel]:
     """Return the layouts with these numbers of tensor-parallel and pipeline ranks that the engine can run.
 
-    By default only two numbers of stages per rank are kept: one, and the largest that runs. More stages on a rank
-    shorten its waits.
+    By default only two numbers of stages per rank are kept: one stage, and the largest number with which the engine can
+    run. The largest number is kept because more stages on a rank shorten the rank's waits.
     """
     stages_tried = axes.stages_per_rank
     if stages_tried is None:
@@ -133,7 +135,7 @@ def _list_possible(spec: RunSpec, tensor: int, pipeline: int, axes: LayoutAxes, 
 
 def apply_layout(spec: RunSpec, layout: Parallel) -> RunSpec:
     """Return `spec` with another layout. The accumulation is set to the number of ranks in a model copy, so that every
-    layout has the same samples per device."""
+    layout has the same number of samples per device."""
     placed = spec.model_copy(update={"parallel": layout})
     return _with_batch(placed, spec.batch.micro, layout.ranks)
 
@@ -202,7 +204,7 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
     """Add the candidates that differ from `start` only in their batch to `found`.
 
     Memory grows with the micro-batch, so the search ends at the first micro-batch that does not fit. The largest
-    micro-batch that surely fits lies between two that were tried, and is found by bisection.
+    micro-batch that surely fits lies between two micro-batches that were tried, and is found by bisection.
     """
     before, smallest, sure, unsure = len(found.candidates), None, 0, 0
     # the largest global batch limits the micro-batch as well
@@ -231,8 +233,9 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the candidates with the largest micro-batch between `sure` and `unsure` that surely fits; empty if there
-    is none. A micro-batch that allows no valid global batch counts as too large."""
+    """Return the candidates with the largest micro-batch that surely fits; empty if it is `sure`. `sure` is a
+    micro-batch that surely fits, and `unsure` is a larger one that may not fit. A micro-batch that allows no valid
+    global batch counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2
@@ -246,7 +249,8 @@ def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: Devi
 
 def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
     """Return the candidates with this micro-batch and an allowed global batch. Without a limit on the global batch,
-    accumulation equals the ranks of a model copy, so that all layouts have the same samples per device."""
+    accumulation equals the number of ranks in a model copy, so that all layouts have the same number of samples per
+    device."""
     samples = micro * start.data_parallel  # samples of all ranks in a micro-step
     most = axes.most_samples // samples
     if axes.accumulation:

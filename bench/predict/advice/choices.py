@@ -6,10 +6,10 @@ same machine. So they share two errors: the error of the machine's rates, and th
 with compute. One candidate is surely faster than another if it is faster at the low and at the high end of both errors.
 For this comparison, the same errors are applied to both candidates.
 
-If two candidates have the same engine, layout, micro-batch, checkpointing and adapter, they differ by no other error.
-Otherwise each candidate also has an error of its own. It is as large as the error of predictions from a rehearsal, in
-which one rank runs alone (REHEARSED). This error is larger for an engine with work on the host, which no calibrated
-rate includes.
+If two candidates have the same engine, layout, micro-batch, checkpointing and adapter, these two shared errors are
+their only errors. Otherwise each candidate also has an error of its own. This error is assumed as large as the error of
+predictions from a rehearsal, in which one rank runs alone (REHEARSED). It is larger for an engine with work on the
+host, because no calibrated rate includes this work.
 """
 
 import itertools
@@ -25,13 +25,12 @@ from bench.predict.step_time.network import MOVED
 
 _DIGITS = 6  # decimals of the factors, so that equal factors compare equal in spite of rounding
 SHOWN = 0.01
-"""Smallest contribution to the difference between two step times that is printed, as a share of the better step time: 1
-%."""
+"""Smallest contribution to the difference between two step times that is printed. It is 1 % of the better step time."""
 
 
 class StepEstimate(NamedTuple):
-    """Estimated time of a step in seconds with its uncertainty interval, and the evidence: measured, predicted, or
-    predicted and corrected by measured runs of neighbours."""
+    """Estimated time of a step in seconds with its uncertainty interval, and the source of the estimate (`evidence`):
+    measured, predicted, or predicted and corrected by measured runs of neighbouring configurations."""
 
     step_s: float
     low_s: float
@@ -89,8 +88,9 @@ class Choice(NamedTuple):
 
 
 def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choice:
-    """Return a candidate with the best estimate of its step time. The estimate is a measured time, or the prediction
-    `time` corrected by neighbouring runs, or `time` itself."""
+    """Return a candidate with the best estimate of its step time. The estimate is the measured time if the
+    configuration was measured. Otherwise it is the prediction `time`, corrected by runs of neighbouring configurations
+    if there are any."""
     if timed := known.timed.get(format_decisive(candidate.spec)) if known.timed else None:
         return Choice(candidate, time, StepEstimate(timed.step_s, timed.low_s, timed.high_s, "measured", timed.runs))
     if near_runs := known.near(candidate.spec.engine.name):
@@ -101,9 +101,9 @@ def choose(candidate: Candidate, known: MeasuredPoints, time: StepTime) -> Choic
 def _correct_estimate(step_s: float, near_runs: list[Neighbour], engine: str) -> StepEstimate:
     """Return a predicted step time multiplied by the mean measured-to-predicted ratio of neighbouring runs.
 
-    The interval goes from the smallest to the largest of these ratios, widened at both ends by the error of
-    predictions. This error is that of a rehearsal (REHEARSED) if all neighbours used the engine `engine`. Otherwise it
-    is the larger error of calibrated rates (CALIBRATED).
+    The interval goes from the smallest to the largest of these ratios, and is widened at both ends by a prediction
+    error. If all neighbours used the engine `engine`, this is the error of predictions from a rehearsal (REHEARSED).
+    Otherwise it is the error of predictions from calibrated rates (CALIBRATED), which is larger.
     """
     ratios = [found.step for found in near_runs if found.step]
     doubt = REHEARSED if all(found.engine == engine for found in near_runs) else CALIBRATED
@@ -119,9 +119,9 @@ def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
 
 
 def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
-    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`) at the low and at
-    the high end of every prediction error. `weight` is the number of tokens that the training needs with `b`, divided
-    by the number that it needs with `a`."""
+    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`) at the low end and
+    at the high end of every prediction error. `weight` is the number of tokens that the training needs with `b`,
+    divided by the number of tokens that it needs with `a`."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
         return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
@@ -134,8 +134,9 @@ def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 
 
 
 def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
-    """Return the seconds per token of `choice` (device-seconds per token if `per_device`) at the slow end of its own
-    error. The error that all candidates share does not affect their order, so it is excluded."""
+    """Return the seconds per token of `choice` (device-seconds per token if `per_device`) at the slow end of the error
+    that belongs to `choice` alone. The error that all candidates share is excluded, because it does not affect the
+    order of candidates."""
     if choice.estimate.evidence != "predicted":
         return compute_price(choice, choice.estimate.high_s, per_device=per_device)
     own = CALIBRATED[1] if choice.has_host_work else REHEARSED[1]
@@ -146,9 +147,9 @@ def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
     """Return the smallest and largest ratio of true to predicted computing time that `choice` may have because of
     errors that `other` does not share.
 
-    CALIBRATED is the range of measured ratios over all engines. Its high end comes from ZeRO stage 3, which works on
-    the host. The ratios of the other engines differed by no more than REHEARSED, the error of predictions from a
-    rehearsal.
+    CALIBRATED is the range of measured ratios over all engines. The high end of this range comes from ZeRO stage 3,
+    because this engine works on the host. The ratios of the other engines differed from each other by no more than
+    REHEARSED, the error of predictions from a rehearsal.
     """
     if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0
@@ -163,15 +164,15 @@ def _list_portions(choice: Choice) -> tuple[object, ...]:
 
 def compute_extra_share(a: Choice, b: Choice, *, per_device: bool) -> float:
     """Return how much more time per token `b` takes than `a` (device-seconds if `per_device`), as a share of the time
-    of `a`. Negative if `b` takes less."""
+    of `a`. The share is negative if `b` takes less time."""
     prices = [compute_price(one, one.estimate.step_s, per_device=per_device) for one in (a, b)]
     return prices[1] / prices[0] - 1
 
 
 def explain_difference(a: Choice, b: Choice, *, per_device: bool) -> dict[str, float]:
-    """Return the parts of a step, such as `backward`, in which `b` takes longer per token than `a`. The values are the
-    extra time as a share of the whole step of `a`, largest first. If `per_device`, device-seconds are compared instead
-    of seconds. Shares below SHOWN (1 %) are omitted."""
+    """Return a mapping with the parts of a step, such as `backward`, in which `b` takes longer per token than `a`. The
+    value of a part is the extra time of `b` as a share of the whole step of `a`; the largest value comes first. If
+    `per_device`, device-seconds are compared instead of seconds. Shares below SHOWN (1 %) are omitted."""
     whole = compute_price(a, a.estimate.step_s, per_device=per_device)
     ours, theirs = (
         {name: compute_price(c, c.scale * seconds, per_device=per_device) for name, seconds in c.time.parts.items()}

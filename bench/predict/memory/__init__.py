@@ -32,8 +32,9 @@ from bench.predict.workload import Workload, build_workload, get_network, predic
 
 FRAGMENTATION = (0.0, 0.1)
 """Bytes that torch's caching allocator reserves beyond live tensors, low and high, as a share of the temporary tensors'
-bytes. The low value is the best case. The high value is a tenth. Blocks of at least 10 MiB are rounded up to a multiple
-of 2 MiB. Their sizes differ from step to step, so a freed block does not always fit the next tensor."""
+bytes. The low value, 0, is the best case. The high value, a tenth, has two reasons. Blocks of at least 10 MiB are
+rounded up to a multiple of 2 MiB. Sizes of blocks differ from step to step, so a freed block does not always fit the
+next tensor."""
 LARGEST_MICRO_BATCH = 2**16
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
 """Resident bytes of a rank's process without tensors, low and high, by kind of device. The process has loaded torch,
@@ -144,8 +145,9 @@ def predict_memory_by_place(
 
 
 def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
-    """Return the prediction of a rank with these phases, to which the memory of its process and the reserve of the
-    allocator are added. `lasting` is the bytes that live between steps."""
+    """Return the prediction of a rank whose tensors have these phases. The memory of the rank's process, and the bytes
+    that the allocator reserves beyond tensors, are added. `lasting` is the number of bytes of tensors that live between
+    steps."""
     highest = max(phase.total for phase in phases)
     coming = max(0, highest - lasting)
     base = CUDA_BASE_BYTES if device == "cuda" else (0, 0)
@@ -201,8 +203,8 @@ def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple
 
 
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
-    """Return the largest micro-batches with which `spec` fits into `memory_bytes` per device. All other settings stay
-    as they are, so the global batch grows with the micro-batch."""
+    """Return the largest micro-batches with which `spec` surely fits and may fit into `memory_bytes` per device. All
+    other settings stay as they are, so the global batch grows with the micro-batch."""
 
     def fits(micro: int, end: int) -> bool:
         total = micro * spec.accumulation * spec.data_parallel
@@ -250,8 +252,8 @@ class HostMemory(NamedTuple):
 
 
 def predict_host_memory(spec: RunSpec, device: Device = "cuda", room: int | None = None) -> HostMemory | None:
-    """Return the host memory that each node needs; None if the engine cannot predict it. On a CPU, it includes the
-    tensors. `room` is the memory of a device in bytes."""
+    """Return the host memory that each node needs; None if the engine cannot predict it. If the device is the CPU, host
+    memory includes the tensors of the ranks. `room` is the memory of a device in bytes."""
     if device == "cpu":  # host and device are the same memory
         of_a_rank: dict[str, ByteRange] | None = {"tensors": predict_memory(spec, device).device}
     else:

@@ -22,9 +22,10 @@ FUSED_QUERIES = 32
 """torch's memory-efficient attention keeps a log-sum-exp for each query. It rounds the number of queries up to a
 multiple of this constant."""
 ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
-"""Two numbers for each activation function. The first is how many tensors, as wide as the MLP's inner layer, the
-function saves for backward. The second is 1 if its output is among them, and otherwise 0; the next matrix saves that
-output anyway. gelu_new is several Python operations, which save x, x/2, tanh and 1 + tanh."""
+"""Two numbers for each activation function. The first is the number of tensors, each as wide as the MLP's inner layer,
+that the function saves for backward. The second is 1 if the function's output is one of these tensors, and otherwise 0.
+The output is known separately because the next matrix saves it anyway. gelu_new is several Python operations, which
+save x, x/2, tanh and 1 + tanh."""
 
 
 class Segment(NamedTuple):
@@ -67,7 +68,7 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
     A checkpointed block keeps only its input, and is recomputed before its backward. The position bias is a tensor that
     all blocks of the stack add to their scores. It is kept while the forward of the blocks runs; with checkpointing it
     is kept until their backward has ended. Every block adds to the gradient of the bias, so that gradient exists from
-    the last block's backward to the first block's.
+    the backward of the last block to the backward of the first block.
     """
     length, trained = load.tokens(stack.tokens), network.trains_all
     rows = load.micro * length
@@ -96,9 +97,10 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
-    """Return True if the output of a stack is kept for backward. The head keeps the output of the last stack if the
-    head's matrix is trained. Cross-attention keeps the output of another stack if checkpoints hold it, or if the
-    matrices for keys and values need it for their gradients."""
+    """Return True if the output of a stack (of blocks: encoder or decoder) is kept for backward. The head keeps the
+    output of the last stack if the head's matrix is trained. The output of another stack is the input of
+    cross-attention. It is kept if activation checkpoints hold it, or if the matrices for keys and values need it for
+    their gradients."""
     if stack == network.stacks[-1]:
         return network.trains_all
     readers = [part for one in network.stacks for part in one.block if getattr(part, "over", None) == stack.name]
@@ -107,9 +109,9 @@ def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
 
 
 def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reached: bool) -> list[Segment]:
-    """Return the segments of one block. If the block attends to another stack, every block adds to the gradient of that
-    stack's output. This gradient is kept until the backward of that stack. `reached` says whether backward computes the
-    gradient of the block's input."""
+    """Return the segments of one block. If the block attends to another stack (a decoder block to the encoder), the
+    backward of every block adds to the gradient of that stack's output. The gradient is kept until the backward of that
+    stack. `reached` says whether backward computes the gradient of the block's input."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
     length, parts = load.tokens(stack.tokens), list[Segment]()
@@ -134,9 +136,9 @@ def _add_waiting(part: Segment, waiting: int) -> Segment:
 
 
 def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
-    """Return the segments of a block with activation checkpointing. Its forward keeps only `kept` bytes: its input and
-    a random state. The whole block is recomputed before its backward, which then frees the tensors of one segment after
-    the other."""
+    """Return the segments of a block with activation checkpointing. The forward of the block keeps only `kept` bytes:
+    the block's input and a random state. The whole block is recomputed before its backward. The backward then frees the
+    tensors of one segment after the other."""
     until = itertools.accumulate(part.saved for part in block)
     return [
         part._replace(
@@ -191,8 +193,8 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
 def _build_attention(
     network: Stacks, load: Workload, part: Attention, queries: int, keys: int, reached: bool
 ) -> Segment:
-    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are tokens per sample. `reached`
-    says whether backward computes the gradient of its input."""
+    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are numbers of tokens per
+    sample. `reached` says whether backward computes the gradient of the sub-layer's input."""
     rows, others = load.micro * queries, load.micro * keys
     *projections, (last, _) = (name for name in list_named_matrices(network, part))
     names = [name for name, _ in projections]
@@ -279,8 +281,8 @@ def _count_fused_kernel_bytes(
 
 
 def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: bool) -> Segment:
-    """Return the segment of an MLP with its norm; `rows` is the tokens of the micro-batch. `reached` says whether
-    backward computes the gradient of its input."""
+    """Return the segment of an MLP with its norm; `rows` is the number of tokens in the micro-batch. `reached` says
+    whether backward computes the gradient of the MLP's input."""
     wide, states = rows * part.inner, rows * network.width
     *first, last = (name for name, _ in list_named_matrices(network, part))
     kept, is_output = ACTIVATION[part.activation]
@@ -313,8 +315,9 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
 
 
 def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Mlp, segment: Segment) -> Segment:
-    """Return a copy of `segment` that includes the numbers of trained elements of its sub-layer. If the sub-layer's
-    matrices are quantised, forward and backward each also hold one dequantised matrix, in the run's precision."""
+    """Return a copy of `segment` in which the number of trained elements of the sub-layer `part` is filled in. If the
+    sub-layer's matrices are quantised, its forward and its backward also hold one dequantised matrix, in the run's
+    precision."""
     matrices = list_part_matrices(network, part)
     sizes = [matrix.elements for matrix in matrices if matrix.trained]
     dequantised = load.width * max((matrix.elements for matrix in matrices if matrix.packed), default=0)
@@ -325,10 +328,10 @@ def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Ml
 
 
 def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
-    """Return True if the tensor that matrices of these names read is kept for backward.
+    """Return True if the common input of the matrices with these names is kept for backward.
 
-    A trained matrix or an adapter needs this tensor for the gradient of its weight. An adapter with dropout keeps its
-    own copy after dropout instead. bitsandbytes always keeps the input of an int8 matrix.
+    A trained matrix or an adapter needs its input for the gradient of its weight. An adapter with dropout keeps its own
+    copy after dropout instead. bitsandbytes always keeps the input of an int8 matrix.
     """
     adapter = network.adapter
     if adapter is None:
@@ -375,8 +378,8 @@ def _count_mask_bytes(load: Workload, elements: int) -> int:
 
 
 def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
-    """Return the bytes that the clamp of fp16 activations in transformers saves for backward, which are those of its
-    input. 0 if nothing is clamped."""
+    """Return the bytes of the tensor that transformers' clamp of fp16 activations saves for backward: the input of the
+    clamp. Return 0 if nothing is clamped."""
     return states * load.width if load.fp16 and network.clamps_fp16 else 0
 
 

@@ -6,8 +6,8 @@ are called states in this module. At each point in time of the schedule, a rank 
 by the passes of its stages, states in transit between stages, and weights, gradients and optimizer states of its
 engine.
 
-States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted once,
-with the fields of `bench.core.engine_costs.StageMoment`, and excluded from the bytes kept by a pass.
+States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted as states
+in transit (by fields of `bench.core.engine_costs.StageMoment`), and therefore excluded from the bytes kept by a pass.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ def cut_network(network: Stacks, part: Part, tensor: int = 1) -> Stacks:
 
 @functools.lru_cache(maxsize=1024)
 def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
-    """Return for each stage the index of the first stage that is equal to it, so that equal stages are predicted only
-    once.
+    """Return a list with one entry per stage: the index of the first stage that is equal to this stage. With this list,
+    equal stages are predicted only once.
 
     Stages are equal if they have the same number of blocks of each stack and the same special layers: the last block of
     a stack, the model's embedding, and its head.
@@ -149,8 +149,9 @@ def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSli
 
 
 def _count_known_states(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of received states that the first norms and checkpoints of a stage keep for backward. They are
-    already counted as received states, so the caller subtracts them from the bytes that a pass keeps."""
+    """Return the bytes of received states that the first norms and the activation checkpoints of a stage keep for
+    backward. These bytes are already counted as received states, so the caller subtracts them from the bytes that a
+    pass keeps."""
     if part.first or (network.norm == "rms_wide" and load.width < FULL and not load.checkpointing):
         return 0
     here = part.blocks([stack.layers for stack in network.stacks])
@@ -189,7 +190,8 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
 def _divide_embedding(
     network: Stacks, stack: Stack, load: Workload, whole: Segment, slices: TensorSlices
 ) -> tuple[Segment, Segment]:
-    """Return two segments of a stack: its embedding, and the tables that its blocks use.
+    """Return two segments of a stack (encoder or decoder): its embedding, and the tables that its blocks use, such as
+    the table of position biases.
 
     The embedding of tokens and positions is on the first stage. The tables are made on every stage with blocks of this
     stack.
@@ -212,8 +214,8 @@ def _divide_by_tokens(
     """Return the segments of a block with sequence parallelism: the tensor-parallel ranks divide the states between
     sub-layers by tokens. Without sequence parallelism, return `block` unchanged.
 
-    A norm keeps only the tokens of its rank. The input of a sub-layer is gathered and kept for all tokens, as is
-    another stack's output that it attends to.
+    A norm keeps only the tokens of its rank. In contrast, the input of a sub-layer is gathered and kept for all tokens.
+    The same holds for another stack's output to which a sub-layer attends.
     """
     if slices.shares == 1:
         return block
@@ -311,8 +313,8 @@ def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, sample
 
 
 class MomentCounts(NamedTuple):
-    """Number of live objects of each kind at each point in time of the schedule, for one position of the pipeline.
-    Examples of kinds are received states and gathered weights."""
+    """Number of live objects of each kind, such as received states or gathered weights, at each point in time of the
+    schedule, for one position of the pipeline."""
 
     of_each: NDArray[np.float64]  # shape (points in time, kinds); `_list_sizes` has the bytes of each kind
     forwards: NDArray[np.int64]  # row indices of forward passes
@@ -334,9 +336,9 @@ def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...])
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
     """Return the bytes of one object of each kind that may live during a step but not between steps.
 
-    The counts of live objects at a point in time (a row of `MomentCounts`), times these sizes, give the bytes at that
-    point. The sum equals that of `_build_terms` without the resident terms. So one matrix product gives the totals of
-    all points in time.
+    The counts of live objects at a point in time (a row of `MomentCounts`), times these sizes, give the total bytes at
+    that point. So one matrix product gives the totals of all points in time. Each total equals the sum of the terms of
+    `_build_terms` without the bytes that live between steps.
     """
     return [
         states,

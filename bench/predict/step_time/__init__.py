@@ -1,5 +1,5 @@
-"""Predicted seconds of one optimizer step: each part (such as backward), the name of the largest part, and an
-uncertainty interval.
+"""Predicted time of one optimizer step: the seconds of each part (such as backward), the name of the largest part, and
+an uncertainty interval of the whole step's seconds.
 
 Compute time comes from the machine's rates or from a rehearsal of one rank. Communication time comes from the bytes
 that the engine moves and from the links that they cross. Overlap comes from the engine's schedule. Nothing is fitted to
@@ -19,8 +19,8 @@ from bench.predict.work import StepFlops, compute_flops_per_step
 from bench.predict.workload import OWN, Software, predict_engine_step, predict_pipeline
 
 COMPUTING = ("forward", "recomputation", "backward", "optimizer", "stragglers", "idle")
-"""Parts of a step whose time depends on the device's rates. In `stragglers` a rank waits for slower ranks, and in
-`idle` for other stages of a pipeline."""
+"""Names of the parts of a step whose time depends on the device's rates. In the part `stragglers` a rank waits for
+slower ranks, and in the part `idle` it waits for other stages of a pipeline."""
 MOST_PASSES = 4096
 """Largest number of passes of a step that `predict_passes` lists."""
 NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "reduce-scatter"}
@@ -57,13 +57,13 @@ def predict_step_time(
     spec: RunSpec, machine: Machine, device: Device = "cuda", *, rehearsed_s: float | None = None,
     straggler: float = 1.0, data_wait_s: float = 0.0, software: Software = OWN,
 ) -> StepTime:  # fmt: skip
-    """Return the predicted time of one step of `spec`. Raise UserError if the machine's file lacks a number, or if the
-    engine cannot predict its costs.
+    """Return the predicted time of one step of `spec`. Raise UserError if the machine's file lacks a number that is
+    needed, or if the engine cannot predict its costs.
 
-    `rehearsed_s` is the computing seconds of a step of this spec, from a rehearsal on this machine. `straggler` is the
-    computing time of the slowest rank divided by that of the other ranks. `data_wait_s` is the seconds for which a step
-    waits for its batches. `software` describes how much the kernels of the training software are optimised; the default
-    is that of this project's engines.
+    `rehearsed_s` is the number of computing seconds in a step of this spec, measured in a rehearsal (one rank alone) on
+    this machine. `straggler` is the computing time of the slowest rank divided by that of the other ranks.
+    `data_wait_s` is the number of seconds for which a step waits for its batches. `software` is the class of training
+    software, which says how much its kernels are optimised; the default is the class of this project's engines.
     """
     context = StepContext(spec=spec, machine=machine, device=device, software=software, rehearsed_s=rehearsed_s)
     own, moved, idle_s = _time_rank(context)
@@ -117,8 +117,8 @@ def predict_passes(
 
 
 def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], float]:
-    """Return computing time, transfers and idle seconds of one rank in a step. In a pipeline, the rank is the busiest
-    one."""
+    """Return computing time, transfers and idle seconds of one rank in a step. In a pipeline, they are those of the
+    rank that is busy longest."""
     spec = context.spec
     if costs := predict_pipeline(spec, context.device):
         found = time_pipeline(context, costs)

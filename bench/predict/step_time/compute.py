@@ -9,7 +9,8 @@ time and device time. On a CPU, the time to start operations is added to the pas
 A product on a GPU takes longer than its FLOPs divided by the best rate. Tiles and waves of tiles may be partly empty,
 and the start and end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one
 tile at a time (NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses
-the tile size, and the division of k, with the shortest time; so does this model.
+the tile size, and the number of slices of the inner dimension k, that give the shortest time. This module makes the
+same choice.
 """
 
 import functools
@@ -35,11 +36,11 @@ NEEDED_INTENSITY = 43.0
 """FLOPs per loaded byte below which a tile waits for memory. It is the ratio of two rates of an A100: 221,184 FLOPs per
 clock in 16 bits, and 5,120 bytes per clock from its L2 cache (NVIDIA, A100 white paper)."""
 STARTED_K = 160
-"""Time for the start and end of a tile, as the number of elements of the inner dimension k whose products take as long.
+"""Time for the start and end of a tile, in which the tile loads its operands from memory and writes its result back.
+The unit is elements of the inner dimension k: start and end take as long as computing this many elements of k.
 
-A tile loads its operands from memory and writes its result back. With this value, a product of k = 1024 loses 14 % of
-its rate. Values of 64 to 256 are plausible; they correspond to 1.5 to 6 µs for the largest tile of an A100. The value
-was chosen in that range together with the constant BESIDE.
+With this value, a product of k = 1024 loses 14 % of its rate. Values of 64 to 256 are plausible; they correspond to 1.5
+to 6 µs for the largest tile of an A100. The value was chosen in that range together with the constant BESIDE.
 """
 ALIGNMENT_BYTES = 16
 """Row alignment in bytes that tensor cores need to load whole vectors of the operands."""
@@ -57,9 +58,9 @@ accelerator benchmarks). fp32 needs far less memory bandwidth and power per FLOP
 share of 0.92 (arXiv 1804.06826 has 0.92 to 0.94).
 """
 ATTENTION_OF_MATMUL = 0.5
-"""Rate of a fused attention kernel as a share of the best product's rate, used if it was not calibrated. Fused kernels
-reach 0.3 to 0.5 of the peak for head width 64 (arXiv 2307.08691, figures 4 and 5, kernels that accept a bias). The best
-product reaches 0.87 of the peak."""
+"""Rate of a fused attention kernel as a share of the best matrix product's rate. Used if the rate of the kernel was not
+calibrated. Fused kernels reach 0.3 to 0.5 of the peak for head width 64 (arXiv 2307.08691, figures 4 and 5, kernels
+that accept a bias). The best product reaches 0.87 of the peak."""
 MEMORY_OF_PEAK = 0.88
 """Memory rate that element-wise work reaches, as a share of the published rate. Device copies reach 0.88 on V100, 0.87
 on A100 and 0.90 on H200 (the last in ml-engineering @744d01e)."""
@@ -69,9 +70,10 @@ sustained rate is not published. The value was derived from published step times
 BESIDE = 3.0
 """Order p of the norm that combines host time and device time of a pass, (host^p + device^p)^(1/p).
 
-Infinity would mean full overlap (the longer time), and 1 no overlap (the sum). During large products the host runs
-ahead of the device; small operations wait for the host. Each pass has both. The value was chosen on two thirds of the
-published traces of GPT; the other traces were held out (analysis.validation.published_times).
+p = ∞ would mean full overlap (the pass takes the longer of the two times). p = 1 would mean no overlap (the pass takes
+their sum). The value lies between, because each pass has two kinds of operations: during large products the host runs
+ahead of the device, whereas small operations wait for the host. The value was chosen on two thirds of the published
+traces of GPT; the other traces were held out (analysis.validation.published_times).
 """
 BETWEEN_S = 1.5e-6
 """Seconds between two operations on a GPU whose queue is never empty, from the end of one to the start of the next.
@@ -79,9 +81,9 @@ NVIDIA reports 1 to 2 µs (Getting Started with CUDA Graphs)."""
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values that AdamW reads and writes per parameter, by implementation.
 
-A fused kernel reads gradient, weight and two moments, and writes three of them. torch's unfused implementation runs a
-decay, a lerp, a product, a square root, a quotient, a sum and the update one after the other. Each of these reads its
-operands from memory and writes its result.
+A fused kernel reads gradient, weight and two moments, and writes weight and moments. torch's unfused implementation
+runs a decay, a lerp, a product, a square root, a quotient, a sum and the update one after the other. Each of these
+operations reads its operands from memory and writes its result.
 """
 OTHER_PASSES = {
     ("adamw_8bit", "cuda"): 4,
@@ -89,23 +91,25 @@ OTHER_PASSES = {
     ("adafactor", "cuda"): 23,
     ("adafactor", "cpu"): 23,
 }
-"""fp32 values that other optimizers read and write per parameter, by optimizer and device; not compared with
-measurements. bitsandbytes' kernel for GPUs reads and writes weight, gradient and a byte of each moment. Its code for
-CPUs runs operation by operation, and so does transformers' Adafactor."""
+"""fp32 values that other optimizers read and write per parameter, by optimizer and device. These numbers have not been
+compared with measurements. bitsandbytes' kernel for GPUs reads and writes weight, gradient and a byte of each moment.
+bitsandbytes' code for CPUs and transformers' Adafactor run operation by operation, so they read and write more."""
 UPDATE_PASSES = 4
 """fp32 values read and written per parameter by the rest of the update. The gradient is read for its norm, then read
 and written for its scaling, and the weights are copied."""
 UNCALIBRATED = OWN.interval
 """Low and high ratio of true to predicted computing time, without a calibration and for unknown software.
 
-The interval contained 89 to 90 % of the published step times of decoders. The steps of each publication were predicted
-with constants chosen on the other publications. Ratios vary more between publications than within a publication, so all
-steps of a publication may lie outside the interval (analysis.validation.published_steps).
+The interval contained 89 to 90 % of the published step times of decoders. For this test, the steps of each publication
+were predicted with constants that had been chosen on the other publications only. Ratios vary more between publications
+than within a publication, so all steps of one publication may lie outside the interval
+(analysis.validation.published_steps).
 """
 CALIBRATED = (0.8, 1.6)
-"""Low and high ratio of true to predicted computing time with calibrated rates. The high ratio is far above 1, since
-calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes within one
-machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor (results/predictions)."""
+"""Low and high ratio of true to predicted computing time, for predictions from calibrated rates. The high ratio is far
+above 1, since calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes
+within one machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor
+(results/predictions)."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""
@@ -116,9 +120,9 @@ ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (re
 
 @functools.lru_cache(maxsize=65536)  # points of a sweep share it
 def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
-    """Return the time of `product`, expressed in FLOPs: the number of FLOPs that the device would do in this time at
-    its best rate. This number exceeds the product's own FLOPs, since tiles may be partly empty and their start and end
-    take time. `width` is the bytes per element.
+    """Return the time of `product`, expressed in FLOPs: the number of FLOPs that the device could do in this time at
+    its best rate. This number exceeds the product's own FLOPs, since tiles may be partly empty and the start and end of
+    each tile take time. `width` is the number of bytes per element.
 
     If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
@@ -202,9 +206,11 @@ class DeviceRates(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # points of a sweep share it
 def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
-    """Return the rates of a machine, given as JSON so that calls can be cached. Raise UserError if a rate is unknown.
+    """Return the rates of a machine. The machine is given as JSON text, so that calls can be cached. Raise UserError if
+    a rate is unknown.
 
-    A calibration of the machine replaces two values of `software`: the host's time to start an operation, and the pace.
+    A calibration of the machine replaces two values of the class `software`: the host's time to start an operation, and
+    the pace (a factor on predicted times).
     """
     machine = Machine.model_validate_json(machine_json)
     found, memory = machine.calibration, machine.memory_bytes_per_s
@@ -236,8 +242,8 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
 def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:
     """Return the rate of large products in training, in TFLOP/s.
 
-    The machine file may have the sustained rate and the rate of the best product; the lower of them is returned. If it
-    has neither, the rate is a share of the device's peak.
+    The machine file may have two rates, the sustained rate and the rate of the best product; the lower of them is
+    returned. If the file has neither, the returned rate is a share of the device's peak.
     """
     sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
     if known := [rate for rate in (sustained, burst) if rate]:
@@ -303,8 +309,8 @@ class StepContext:
 
     @property
     def contention(self) -> float:
-        """Factor by which computing takes longer because several ranks share a processor; 1 on a GPU, or if the factor
-        was not calibrated."""
+        """Factor by which computing takes longer because several ranks share a processor. It is 1 on a GPU, and also if
+        the calibration did not measure it."""
         slowdown = self.machine.calibration.slowdown if self.machine.calibration else ()
         if self.device == "cuda" or not slowdown:
             return 1.0
@@ -325,9 +331,9 @@ class PassTimes(NamedTuple):
 
 
 def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
-    """Return the computing time of one rank in a step. Its optimizer updates `updated` elements. The total may come
-    from a rehearsal (one real rank, the other ranks simulated). It is then divided among the passes in proportion to
-    their predicted times. Raise UserError if a rate is unknown."""
+    """Return the computing time of one rank in a step. The rank's optimizer updates `updated` elements. If the total
+    time was measured in a rehearsal (one real rank, the other ranks simulated), this total is divided among the passes
+    in proportion to their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
     updating = compute_update_s(spec, updated, context.load.device, context.rates)

@@ -1,10 +1,11 @@
 """Predicted seconds of collectives, and of the transfers of a step. A transfer's exposed part is the time for which a
 step waits for it, because no computing overlaps.
 
-The time of a collective was calibrated on the machine, or follows from the links that a ring of ranks crosses. A ring
-over n ranks sends (n - 1) / n of the payload over every link, and an all-reduce sends twice that (Patarasuk and Yuan,
-doi 10.1016/j.jpdc.2008.09.002; nccl-tests, doc/PERFORMANCE.md). The ring enters and leaves each node once, for any
-number of devices in the node. So all network cards of a node share this traffic.
+If a collective was calibrated on the machine, its time is interpolated between measured times. Otherwise its time
+follows from the links that a ring of ranks crosses. A ring over n ranks sends (n - 1) / n of the payload over every
+link, and an all-reduce sends twice that (Patarasuk and Yuan, doi 10.1016/j.jpdc.2008.09.002; nccl-tests,
+doc/PERFORMANCE.md). The ring enters and leaves each node once, for any number of devices in the node. So all network
+cards of a node share this traffic.
 """
 
 import contextlib
@@ -69,8 +70,9 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
-    """Return the seconds of sending `payload_bytes` from one device to another in the same node. With `between_nodes`,
-    all devices of a node send to another node, and `payload_bytes` is the sum over these devices."""
+    """Return the seconds of sending `payload_bytes` from one device to another device in the same node. If
+    `between_nodes` is true, return instead the seconds in which all devices of a node together send `payload_bytes` to
+    another node."""
     return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
 
 
@@ -95,8 +97,9 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
 def _find_link_share(link: str, payload_bytes: float) -> float:
     """Return the share of a link's speed that an all-reduce of this payload reaches.
 
-    The time is interpolated linearly between published payloads. It is never shorter than the time of a smaller
-    payload. Below the smallest payload the time is constant. Above the largest payload the rate is constant.
+    The share follows from published times of all-reduces. The time is interpolated linearly between the published
+    payloads, and is never shorter than the time of a smaller payload. Below the smallest published payload the time is
+    constant, and above the largest the rate is constant.
     """
     reached, speed = SCALES[link]
     sizes, rates = np.array(reached).T
@@ -106,8 +109,8 @@ def _find_link_share(link: str, payload_bytes: float) -> float:
 
 
 def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:
-    """Return the seconds of a collective, interpolated linearly between calibrated payloads. Below the smallest payload
-    the time is constant. Above the largest payload the rate is constant."""
+    """Return the seconds of a collective, interpolated linearly between the payloads that the calibration measured
+    (`rows`). Below the smallest measured payload the time is constant, and above the largest the rate is constant."""
     sizes, seconds = [row.payload_bytes for row in rows], [row.s for row in rows]
     if payload_bytes > sizes[-1]:
         return seconds[-1] * payload_bytes / sizes[-1]
@@ -118,9 +121,9 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
     """Return the calibrated machine `slow` with another link speed, `bytes_per_s` between its nodes. `slow` and `fast`
     are calibrations of the same machine at two link speeds.
 
-    The time of a collective is modelled as a constant time of software, plus its bytes divided by the link speed. The
-    measurements at two speeds determine both terms. Raise UserError if the two link speeds are not known or not
-    different, or if either machine has no calibration.
+    The time of a collective is modelled as the sum of two terms: a constant time of software, and the collective's
+    bytes divided by the link speed. The measurements at two speeds determine both terms. Raise UserError if the two
+    link speeds are not known or not different, or if either machine has no calibration.
     """
     speeds = read_link_speed(slow), read_link_speed(fast)
     if None in speeds or speeds[0] == speeds[1] or not (slow.calibration and fast.calibration):
@@ -143,14 +146,16 @@ def change_link_speed(slow: Machine, fast: Machine, bytes_per_s: float) -> Machi
 
 
 def read_link_speed(machine: Machine) -> float | None:
-    """Return the published bytes/s between nodes, even if a calibration replaced the number; None if it is unknown."""
+    """Return the published bytes/s between nodes, even if a calibration has replaced this number in the machine; None
+    if the published number is unknown."""
     with contextlib.suppress(KeyError, ValueError):
         return float(machine.calibrated["inter_node_bytes_per_s"])
     return machine.inter_node_bytes_per_s
 
 
 class TransferTime(NamedTuple):
-    """A transfer of a step with all its seconds, and the exposed seconds for which the step waits."""
+    """A transfer of a step with two times: the seconds of all its calls, and the exposed seconds, for which the step
+    waits."""
 
     transfer: Transfer
     whole_s: float
@@ -163,8 +168,8 @@ def time_transfers(
     """Return the seconds of each transfer in a step of `micro_steps` micro-steps.
 
     Transfers that overlap with the same pass share the links. So each transfer overlaps with only a share of the pass's
-    computing time, in proportion to its own seconds. One call overlaps with nothing: the first call of a gather, for
-    which computing waits, or the last call of a reduction, after which no computing is left.
+    computing time, in proportion to its own seconds. One call of each transfer overlaps with nothing: the first call of
+    a gather, because computing waits for it, or the last call of a reduction, because no computing is left after it.
     """
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}

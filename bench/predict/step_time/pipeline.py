@@ -43,7 +43,7 @@ collective. The value was chosen together with BESIDE of bench.predict.step_time
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
-    """Return the share of time for which a rank is idle during the passes of a pipeline, as the mean over ranks. None
+    """Return the share of the time of a pipeline's passes for which a rank is idle, as the mean over ranks. None
     without a pipeline.
 
     The time of a stage is assumed proportional to its FLOPs. Transfers and the update are assumed to take no time.
@@ -59,8 +59,8 @@ def predict_idle_share(spec: RunSpec) -> float | None:
 
 
 def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
-    """Return start and end of each pass of a pipeline step. No machine is known, so the unit of time is one FLOP of one
-    sample.
+    """Return start and end of each pass of a pipeline step. Times are in FLOPs of one sample instead of seconds,
+    because no machine is known.
 
     Empty without a pipeline. The assumptions and errors are those of `predict_idle_share`.
     """
@@ -190,8 +190,9 @@ def _time_part(
 def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
     """Return the tensor-parallel exchanges of one stage in a forward and a backward pass.
 
-    States are exchanged before and after each sub-layer. The loss adds two all-reduces, of one and of two fp32 numbers
-    per label. A recomputation ends with its last product, so it skips the exchange after the last sub-layer of a block.
+    States are exchanged before and after each sub-layer. The loss adds two all-reduces: the first has one fp32 number
+    per label, and the second has two. The recomputation of a block ends with the block's last product, so it skips the
+    exchange after the last sub-layer.
     """
     if slices.ranks == 1:
         return []
@@ -218,11 +219,11 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of exchange
-    positions before a sub-layer, and `ends` the number of positions after a sub-layer.
+    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of places before
+    a sub-layer at which ranks exchange states, and `ends` is the number of such places after a sub-layer.
 
-    Without sequence parallelism, forward exchanges only after a sub-layer, and backward only before it. With sequence
-    parallelism, each pass exchanges at both positions.
+    Without sequence parallelism, forward exchanges only after a sub-layer, and backward only before a sub-layer. With
+    sequence parallelism, each pass exchanges at both places.
     """
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),
@@ -253,8 +254,8 @@ def _time_place(
 def _build_hop(context: StepContext) -> Callable[[int, int], float]:
     """Return a function that gives the seconds of sending states from one position of the pipeline to another.
 
-    All ranks of a position send at the same time. If the receivers are on other nodes, the ranks of a node share its
-    links.
+    All ranks of a position send at the same time. If the receivers are on other nodes, the ranks of a node share the
+    node's links to other nodes.
     """
     spec = context.spec
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)

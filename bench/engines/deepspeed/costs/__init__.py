@@ -13,8 +13,8 @@ measurement. Sources:
   partition_parameters.py, CPUAdam's state in ops/adam/cpu_adam.py.
 
 Models are built on the device at every ZeRO stage (see bench.engines). The host holds a copy of the weights in two
-cases only: they are offloaded, or stages 1 and 2 flatten them there because the device cannot hold them twice. The
-memory of ZenFlow is not predicted.
+cases only. In the first, the weights are offloaded. In the second, stages 1 and 2 make their flat copy of the weights
+in host memory, because the device cannot hold the weights twice. The memory of ZenFlow is not predicted.
 """
 
 import functools
@@ -66,7 +66,8 @@ def predict_step(options: Options, spec: RunSpec, model: ModelSizes, device: Dev
 
 
 class ZeroMemory(NamedTuple):
-    """ZeRO's share of a rank's memory. Implements `EngineMemory`."""
+    """Memory of a rank for ZeRO: weights, gradients, optimizer state and buckets, without activations. Implements the
+    interface `bench.core.engine_costs.EngineMemory`."""
 
     run: ZeroRun
 
@@ -90,9 +91,11 @@ class ZeroMemory(NamedTuple):
         return _count_bucket_bytes(self.run) if self.run.stage == 3 else 0
 
     def initialisation(self, discarded: int) -> Terms:
-        """Return the memory peak of initialisation in bytes, by kind. Stages 1 and 2 make a flat copy of the weights on
-        the device only if the device can hold the weights twice. Where this is unknown, the flat copy is not counted.
-        This cannot change whether a model fits: a flat copy for which the device has no room is made in host memory."""
+        """Return the memory peak of initialisation in bytes, by kind. Building the model allocates and frees
+        `discarded` elements that the finished model does not have. Stages 1 and 2 make a flat copy of the weights on
+        the device only if the device can hold the weights twice. If this is unknown, the flat copy is not counted. This
+        cannot change whether a model fits, because a flat copy for which the device has no room is made in host
+        memory."""
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * discarded // run.ranks)
@@ -163,14 +166,15 @@ class ZeroMemory(NamedTuple):
         return live._replace(gradients=live.gradients + run.width * work.transposed)
 
     def after_backward(self) -> int:
-        """Return the bytes of stage 0's bucket, into which it copies gradients for the all-reduce after backward; 0 at
+        """Return the bytes of the bucket into which stage 0 copies gradients for the all-reduce after backward; 0 at
         other stages."""
         run = self.run
         return run.width * min(run.model.elements, STAGE_0_BUCKET) if run.stage == 0 else 0
 
     def update(self) -> Terms:
-        """Return the memory peak of the optimizer's step in bytes, by kind. The gradient norm is computed in fp64.
-        Then the gradients are copied to one flat fp32 tensor."""
+        """Return the memory peak of the optimizer's step in bytes, by kind. First the gradient norm is computed in
+        fp64. Then the gradients are copied to one flat fp32 tensor, with which AdamW steps. The peak is in one of these
+        phases."""
         run, live = self.run, self.resident()
         averaged = 0  # bytes of gradients that backward leaves, in addition to those that are always resident
         if not run.optimizer_tier and run.stage < 3:
@@ -234,7 +238,8 @@ def _count_bucket_bytes(run: ZeroRun) -> int:
 
 
 def _count_moment_bytes(run: ZeroRun) -> int:
-    """Return the bytes of the optimizer's state on the device. Stages 1 to 3 count one flat tensor."""
+    """Return the bytes of the optimizer's state on the device. At stages 1 to 3, this state is counted as one flat
+    tensor per rank, not as one tensor per parameter."""
     if run.stage == 0:
         return count_model_moment_bytes(run.spec.optimizer, run.model)
     return count_moment_bytes(run.spec.optimizer, [EqualTensors(run.on_device, 1)])
@@ -281,9 +286,10 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets are counted from
     the first gradient on. This rank's averaged gradients are counted from the first full bucket on.
 
-    A bucket is reduced between two operations of backward, when their working memory is free. The reduction uses this
-    free memory for its copy of the bucket, so only the excess counts. At the first bucket the memory for averaged
-    gradients is free too, because they are allocated after its reduction.
+    A bucket is reduced between two operations of backward, when the working memory of these operations is free. The
+    reduction uses this free memory for a copy of the bucket. Only the bytes of the copy that exceed the free memory are
+    therefore counted. When the first bucket is reduced, the memory for averaged gradients is free too, because they are
+    allocated after this reduction.
     """
     oversize = np.where(fresh > run.width * run.bucket, fresh, 0)  # gradients that are larger than a bucket
     waiting = np.append(oversize[1:], 0)  # kept until its reduction in the next segment of backward
@@ -320,27 +326,30 @@ class SegmentPeak(NamedTuple):
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
     """Return the bytes of stage 3 while each segment of the model runs its forward (`number` 0) or backward (1). They
-    are the sum of two numbers: the peak in the replay of gathers and reductions, and the gradient bucket, which is
-    always allocated."""
+    are the sum of two numbers: the peak in a simulation of DeepSpeed's gathers and reductions, and the gradient bucket,
+    which is always allocated."""
     peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
     return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
 def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
-    """Return the memory peaks of forward and backward on one of `ranks` ranks. If `gloo` is true, a reduction makes
-    one more copy of its packed gradients."""
+    """Return the memory peaks of forward and backward on one of `ranks` ranks, from a simulation of DeepSpeed's gathers
+    and reductions within `limits`. If `gloo` is true, each reduction makes one more copy of the gradients that it
+    reduces."""
     sizes = np.array([size.elements for size in model.all_tensors])
     padded = np.array([pad_elements(size.elements, ranks) for size in model.all_tensors])
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the memory peak of each segment of the model in one pass. `sizes` and `padded`, (tensor sizes,), have the
-    elements of one tensor of each size, without and with padding. `gathers` is True if there are several ranks.
+    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`. Many tensors of
+    the model have equal sizes. For each different size, `sizes` and `padded`, (tensor sizes,), have the elements of one
+    tensor, without and with padding. `gathers` is True if there are several ranks.
 
-    Before a bucket is reduced, its gradients are packed by rank into a new tensor. A single gradient that needs no
-    padding is reduced in place. The padding is allocated as a further tensor.
+    Before a bucket is reduced, its gradients are packed by rank into a new tensor. The padding is allocated as a
+    further tensor. A bucket with a single gradient that needs no padding is reduced in place, without these two
+    tensors.
     """
     whole = (walk.exact + walk.padded @ padded) * gathers  # (stops,)
     plain, packed = walk.reduced @ sizes, walk.reduced @ padded
@@ -382,9 +391,9 @@ def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRa
 
 
 def _offload_weights(run: ZeroRun, tier: OffloadParam) -> dict[str, ByteRange]:
-    """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. Before, each
-    tensor lay in a buffer of its own. The upper bound adds these buffers, because torch's allocator of page-locked
-    memory keeps the memory of freed buffers."""
+    """Return the bytes of host memory for stage 3's offloaded weights, which lie in one flat tensor. Before this flat
+    tensor is made, each weight lies in a buffer of its own. The upper bound includes these buffers although they are
+    freed, because torch's allocator of page-locked memory keeps the memory of freed buffers."""
     low, high = _pin(run.width * run.partitioned, pin=True)  # DeepSpeed pins this tensor even if pin_memory is false
     parts = [(run.width * run.padded(size.elements) // run.ranks, size.number) for size in run.model.all_tensors]
     before = sum(_round_up_to_power_of_two(part) * number for part, number in parts)
@@ -395,7 +404,7 @@ def _pin(size: int, pin: bool, piece: int | None = None) -> ByteRange:
     """Return the lower and upper bound of host memory for `size` bytes, allocated in pieces of `piece` bytes (None: one
     piece). Without page-locked memory (`pin`), both bounds are `size`.
 
-    torch rounds each page-locked piece up to a power of two unless a setting prevents it (its docs on
+    torch rounds each page-locked piece up to a power of two unless a setting of torch prevents this (torch's docs on
     host_memory_stats; https://github.com/pytorch/pytorch/issues/95823 and 150517).
     """
     if not pin or not size:

@@ -1,5 +1,5 @@
-"""Replay of a step of ZeRO stage 3, module by module: the weights that DeepSpeed's coordinator gathers and releases,
-and the gradients that are reduced.
+"""Replay (simulation) of a step of ZeRO stage 3, module by module: the weights that DeepSpeed's coordinator gathers and
+releases, and the gradients that are reduced.
 
 The replay follows DeepSpeed 0.19.8 in the steps after it has recorded the order in which modules run (its trace):
 _fetch_sub_module_impl, __params_to_release and __release_param of runtime/zero/partitioned_param_coordinator.py,
@@ -36,8 +36,9 @@ class PassReplay(NamedTuple):
     """Weights and gradients in memory at each stop of a forward or backward pass, one row per stop. A stop is the
     execution of one module.
 
-    Some fields are numbers of elements. The others are numbers of tensors, with one column for each tensor size (each
-    entry of the model's `all_tensors`). Padding depends on the number of ranks, so it is added to these tensors later.
+    Some fields are numbers of elements. The other fields are numbers of tensors, with one column for each tensor size
+    (each entry of the model's `all_tensors`). They count tensors instead of elements because padding depends on the
+    number of ranks, which the replay does not know.
     """
 
     segment: Array  # (stops,)
@@ -50,7 +51,8 @@ class PassReplay(NamedTuple):
 
 
 class WeightFetch(NamedTuple):
-    """One stop: the execution of a module in forward, in recomputation for its backward, or in backward."""
+    """One stop of the replay (simulation) of a step: the execution of one module in forward, in the recomputation of a
+    checkpointed block, or in backward."""
 
     module: WeightModule
     releases: bool  # its weight may be released afterwards
@@ -86,8 +88,8 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops of backward. The backward of a checkpointed block begins with the gather of its last module's
-    weight. Then the block is recomputed, except for that module."""
+    """Yield the stops (executions of one module) of backward. The backward of a checkpointed block begins with a gather
+    of the weight of the block's last module. Then the block is recomputed without this module."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
@@ -165,8 +167,8 @@ class WeightCoordinator:
 
     def _wait(self, weight: int) -> None:
         """Copy all weights out of the flat tensor into which `weight` was gathered, unless this has already been done.
-        The flat tensor is freed after all its weights have been used. A weight that was gathered alone stays in its
-        tensor."""
+        The flat tensor is freed after all its weights have been used. A weight that was gathered alone has no flat
+        tensor, so it is not copied."""
         pack = self._packs.pop(weight, None)
         if pack is None:
             return
@@ -217,9 +219,9 @@ class Bucket:
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
     def add(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Add a gradient. `size` is the index of its tensor size. Return the elements of gradients outside the bucket
-        during this call, and the content of the bucket that was reduced before the gradient was added (zeros if none
-        was). The content is a number of gradients by tensor size.
+        """Add a gradient, given by the index `size` of its tensor size. If the bucket has no room, reduce its content
+        first. Return two values: the number of elements of gradients that are outside the bucket during this call, and
+        the number of reduced gradients of each tensor size. All these numbers are 0 if nothing was reduced.
 
         A gradient larger than the bucket stays outside it until the next gradient comes.
         """

@@ -92,8 +92,8 @@ class ZeroRun(NamedTuple):
     @property
     def flattens_on_host(self) -> bool | None:
         """True if stages 1 and 2 flatten the weights in host memory. DeepSpeed does so if the device's free memory
-        cannot hold a second copy of the weights. None if this depends on how much memory CUDA itself uses, which is
-        known only between the bounds CUDA_BASE_BYTES."""
+        cannot hold a second copy of the weights. None if this depends on how much memory CUDA itself uses, since only a
+        lower and an upper bound of that are known (CUDA_BASE_BYTES)."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
         copies = self.width * (self.model.elements + self.partition * self.ranks)
@@ -103,7 +103,8 @@ class ZeroRun(NamedTuple):
 
     @property
     def limits(self) -> GatheringLimits:
-        """Limits for the replay of stage 3's gathers and reductions."""
+        """Options of this run that limit gathered weights and gradient buckets, for the simulation of stage 3's gathers
+        and reductions."""
         o = self.options
         return GatheringLimits(
             prefetch=o.stage3_prefetch_bucket_size or 0,
@@ -138,7 +139,8 @@ def build_zero_run(
 
 
 def _count_partition(sizes: Sequence[EqualTensors], ranks: int) -> int:
-    """Return the elements of one rank's partition of tensors that are padded separately."""
+    """Return the number of elements of one rank's partition of all tensors together, if each tensor is padded
+    separately."""
     return sum(pad_elements(size.elements, ranks) // ranks * size.number for size in sizes)
 
 
