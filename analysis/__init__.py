@@ -40,7 +40,7 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
 def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
     """Return the unit and meaning of each column of `frame`, or of all columns of the run table if `frame` is None.
 
-    Columns are recognised by name, so this also works for a table that has lost its `attrs` in an operation.
+    Columns are recognised by name. So the function also works for a table whose `attrs` a pandas operation has dropped.
     """
     from analysis.columns import tabulate_columns  # imported here, so that `import analysis` stays fast
 

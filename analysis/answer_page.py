@@ -261,8 +261,8 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield tables of exact values. For a single point, these are the bytes and the seconds of each part. For several
-    points, it is one table with a row per point."""
+    """Yield tables of exact values. A point is a predicted configuration. A single point gets a table of the bytes in
+    each phase and a table of the parts of the step time. Several points get one table with a row per point."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -295,7 +295,8 @@ VALUES = (
 
 
 def list_values(one: "Prediction") -> list[str]:
-    """Return the predicted values of a point as texts, in the order of VALUES; unknown values are empty texts."""
+    """Return the predicted values of a point (a configuration) as texts, in the order of the headings VALUES. Unknown
+    values are empty texts."""
     memory = "–".join(dict.fromkeys(number(size / _GB) for size in one.memory.device)) if one.memory else ""
     if (time := one.time) is None:
         return [memory, *[""] * (len(VALUES) - 1)]
@@ -407,7 +408,7 @@ def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[st
 
 
 def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
-    """Return the settings that identify a point as texts, by column name."""
+    """Return the settings that identify a point (a configuration on a machine) as texts, by column name."""
     return {
         "model": spec.model.name, "engine": spec.engine.name, "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",

@@ -186,7 +186,8 @@ def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) 
 
 
 class AllocatedTime(NamedTuple):
-    """Time for which the jobs of some studies held devices. A period is one allocation of nodes to a job."""
+    """Time for which the scheduler jobs of some studies held devices. `periods` counts the allocations of nodes to a
+    job."""
 
     device_hours: float
     periods: int
@@ -215,7 +216,8 @@ def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
 def _count_devices_per_node(folder: Path) -> int | None:
     """Return the number of devices that a job used on each node; None if the job's file cannot be read.
 
-    It is the largest number of devices per node among the configurations that the job runs.
+    If the configurations of the job use different numbers of devices per node, the largest of these numbers is
+    returned.
     """
     try:
         return max(spec.devices_per_node for spec in jobs.read(folder).list_specs(None))

@@ -57,8 +57,8 @@ class ClaimSide(NamedTuple):
 
 
 class ClaimComparison(NamedTuple):
-    """Comparison of two configurations that differ in one respect only. `differ` holds what each of them is in that
-    respect, such as its engine. `shared_text` describes what they have in common."""
+    """Comparison of two configurations that differ in one respect only. `differ` holds the two values of the setting in
+    which they differ, such as their engines. `shared_text` describes the settings that they have in common."""
 
     before: Row
     after: Row
@@ -99,5 +99,6 @@ class ClaimFinding(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict if all these comparisons tested the claim."""
+        """Verdict on the claim that would follow if every comparison here really tested the claim. Whether a comparison
+        does so is decided in `analysis.claims.verdicts`."""
         return self.claim.judge(self.counts)

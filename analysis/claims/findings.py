@@ -31,8 +31,8 @@ _NUMBERS = (
 def find_findings(results: Results) -> list[ClaimFinding]:
     """Return the findings for every claim, machine and model.
 
-    The findings for the claims of a publication on one machine with one model are omitted if none of their comparisons
-    involves several nodes.
+    For each publication, machine and model, all findings are omitted if no comparison among them involves several
+    nodes.
     """
 
     @functools.cache  # reading a record is slow
@@ -68,8 +68,8 @@ def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
 
 
 def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list[ClaimFinding]:
-    """Return the findings with `is_slow_network` set for some comparisons for claims about a slow network: those whose
-    two configurations were also compared on a faster network."""
+    """Return the findings, with `is_slow_network` set for some comparisons. This applies to claims about a slow
+    network. Such a comparison is marked if the same two configurations were also compared on a faster network."""
 
     def name_pair(one: ClaimComparison) -> tuple[str, str]:
         return one.before["config_id"], one.after["config_id"]
@@ -184,7 +184,8 @@ def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comp
 
 
 def _list_values(row: Row, column: str, results: Results) -> Runs:
-    """Return the values of a run-table column for the runs that a summary row combines, by allocation."""
+    """Return the values of a run-table column for the runs that a summary row combines, grouped by allocation (one
+    start of a scheduler job)."""
     # background load changes how long ranks are idle, but not how many bytes they move
     places = results.with_disturbed.behind(row) if column == "moved_bytes" else results.list_timed(row)
     found: Runs = {}

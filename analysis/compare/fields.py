@@ -35,7 +35,8 @@ class VariedField(NamedTuple):
 
 
 class FieldDifference(NamedTuple):
-    """A field with different values in A and B. The value is None on a side that does not have the field."""
+    """A field with different values in A and B. The value is None for the configuration (of A or of B) that does not
+    have the field."""
 
     field: str
     a: str | None
@@ -73,7 +74,8 @@ def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None
 
 
 def find_value(name: str, one: Fields) -> str | None:
-    """Return the value of a field; None if it does not exist. For a group such as `engine`, return its `name`."""
+    """Return the value of a field; None if the field does not exist. If `name` is a group of fields, such as `engine`,
+    return the value of its field `name`."""
     return one.get(name, one.get(f"{name}.name"))
 
 

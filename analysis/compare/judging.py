@@ -129,8 +129,8 @@ class Gate(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Confidence level of each judgement. It is set so high that the probability that any of the `looks` judgements
-        is wrong is at most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each judgement. While runs are added, the gate is judged `looks` times. The level is so
+        high that the probability of any wrong judgement among these is at most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
@@ -217,7 +217,7 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
-    """Return a warning if repeats of one side share nodes and the other side ran on other nodes; otherwise empty.
+    """Return a warning if repeats of A share nodes and B ran on other nodes, or the reverse; otherwise empty.
 
     Such repeats are not independent, so a slow node looks like a slow configuration.
     """

@@ -43,7 +43,8 @@ _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
 
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
-    """Return the rows of the summary table with their fields, without early failures of points that were retried."""
+    """Return the rows of the summary table with their fields. Attempts that failed before their environment was
+    recorded are omitted if the same configuration was tried again."""
     # Environments of one class agree in all compared fields, so parsing one environment per class is enough.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
@@ -89,8 +90,8 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of one group of configurations, the most similar pair first. Configurations that remain without
-    a counterpart come last."""
+    """Yield the pairs of configurations of A (`ours`) and of B (`theirs`), the most similar pair first. Configurations
+    that remain without a counterpart come last."""
     possible = []
     for a in ours:
         for b in theirs:

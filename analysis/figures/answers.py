@@ -99,7 +99,8 @@ def picture(results: Results) -> Picture:
 
 
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
-    """Return the panels of at most MOST_PANELS questions that have rivals, and the number of omitted questions."""
+    """Return the panels, and the number of questions omitted. A question is a group of configurations that do the same
+    work on equal hardware. At most MOST_PANELS questions with several configurations get a panel."""
     decided = [one for one in found if one.fastest and one.rivals]
     # The sort is stable: questions with equally many rivals keep their order.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
@@ -159,8 +160,8 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
 def _draw_panel(
     axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
 ) -> None:
-    """Draw one row per configuration. Its label and words stand next to it, or above it if the left margin is too
-    narrow."""
+    """Draw one row per configuration. The label and the text of a configuration stand next to its row, or above the row
+    if the left margin is too narrow."""
     room = get_room_in(axes)
     stacked = room * axes.get_position().x0 / axes.get_position().width < 1
     axes.set_xlim(*limits)

@@ -34,7 +34,8 @@ _LETTERS_PER_IN = 19
 
 
 class BestCell(NamedTuple):
-    """The best configuration of a model on some number of nodes. `efficiency` is None if there is no number."""
+    """The best configuration of a model on some number of nodes. `efficiency` is None if no efficiency can be computed,
+    because a time was not measured."""
 
     found: Best
     efficiency: IntervalEstimate | None
@@ -63,8 +64,8 @@ def picture(results: Results) -> Picture:
 
 
 def _list_lines(results: Results) -> list[Line]:
-    """Return the rows of the figure. Efficiencies are relative to the smallest node count of a row that has a
-    number."""
+    """Return the rows of the figure. In each row, efficiencies are relative to the smallest node count that has a
+    measured time."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
     # A rehearsal is never ranked, so its question would be a row of empty cells.
     for found in (one for one in best(results) if one.question["evidence"] == "measured"):

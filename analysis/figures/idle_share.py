@@ -30,8 +30,8 @@ _NOTE = (
 
 
 def picture(results: Results) -> Picture:
-    """Return the idle share of every pipeline, with one panel per question, micro-batch and pipeline degree
-    (`parallel.pipeline`)."""
+    """Return the figure of the idle share of every pipeline. It has one panel for each micro-batch and pipeline degree
+    (`parallel.pipeline`) of each question (configurations that do the same work on equal hardware)."""
     return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 

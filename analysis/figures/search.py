@@ -70,8 +70,8 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
 
 
 def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
-    """Return the corner points of a step function: the best objective found so far, up to the last trial. `place`
-    returns the x coordinate of a trial."""
+    """Return the corner points of a step function that shows the best value of the objective found so far, over the
+    trials of a search. `place` returns the x coordinate of a trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
     # Two points per trial make a step function: the best value is constant until a better trial ends.

@@ -40,7 +40,7 @@ _KEYS = (
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per step against the step's number, with one panel per run."""
+    """Return the figure of seconds per step against the number of the step, with one panel per run."""
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
