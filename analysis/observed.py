@@ -86,8 +86,8 @@ def find_job(environment: Environment | None) -> ScheduledJob | None:
 
 @remember_latest
 def compute_steps_per_s(record: RunRecord) -> float | None:
-    """Return the steps per second over the window: their number divided by the window's duration. This is not the mean
-    of the rates of single steps."""
+    """Return the steps per second over the timed window: the number of its steps divided by its duration. This differs
+    from the mean of the rates of single steps."""
     timed = get_window(record)
     return len(timed.step_s) / timed.seconds if timed else None
 
@@ -103,14 +103,14 @@ def compute_step_quantile(record: RunRecord, share: float) -> float | None:
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
-    """Return the interval of the median step time, in seconds, computed from the steps of the run alone."""
+    """Return the confidence interval of the median step time, in seconds, computed from the steps of the run alone."""
     timed = get_window(record)
     return describe_window(timed.step_s).median if timed else None
 
 
 def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
-    """Return the interval of a rate over the window, computed from the steps of the run alone; None if the rate is
-    None."""
+    """Return the confidence interval of a rate over the timed window, computed from the steps of the run alone; None if
+    `rate` is None."""
     timed = get_window(record)
     if timed is None or rate is None:
         return None
@@ -118,7 +118,8 @@ def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | N
 
 
 def get_tokens(record: RunRecord) -> Tokens | None:
-    """Return the tokens per optimizer step, counted in the window; None if the window has no steps."""
+    """Return the tokens per optimizer step, counted in the timed window after warm-up; None if this window has no
+    steps."""
     observed = record.observations
     if observed is None or observed.steps is None or observed.steps.cut >= len(observed.steps.step_s):
         return None

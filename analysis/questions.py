@@ -44,7 +44,8 @@ _PROTOCOL = "measure."
 def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     """Return the rows of a summary grouped by question, in the order in which questions first appear.
 
-    A point that was predicted to be infeasible joins the measured rows of its question, unless it was measured itself.
+    A question is a group of configurations that do the same work on equal hardware. If a point was predicted to be
+    infeasible and was not measured, its row joins the measured rows of the same question.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
@@ -59,8 +60,8 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the values of a row in the columns `QUESTION`, with None as its environment. A predicted row has the same
-    key as a measured row, so that both belong to one question."""
+    """Return the values of a row in the columns `QUESTION`, but None in the column of the environment. A predicted row
+    has the same key as a measured row, so that both belong to one question."""
     asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
     return tuple(asked[name] for name in QUESTION)
 
@@ -74,7 +75,8 @@ def add_lengths(row: Row) -> Row:
 
 
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
-    """Return the name of a question: its model and ranks, and how it differs from other questions about the model."""
+    """Return the name of a question, which is a group of configurations that do the same work on equal hardware. The
+    name states model and ranks, and how the question differs from other questions about the model."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 
@@ -85,7 +87,8 @@ def format_ranks(question: Question | Row) -> str:
 
 
 def describe_differences(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return texts of a question's values, apart from ranks, that differ from those of other questions on its model."""
+    """Return texts of those values of a question (such as precision) that differ between questions about the same
+    model. Ranks are not among these values."""
     texts = []
     for part in _MORE:
         # an environment class contains the devices per node, so only questions with equal ranks can be compared in it
@@ -98,12 +101,14 @@ def describe_differences(question: Question, all_questions: Sequence[Question]) 
 
 
 def describe_choice(row: Row) -> str:
-    """Return the name of a row's configuration within its question: engine, layout, options and micro-batch."""
+    """Return a name that distinguishes a row's configuration from others that do the same work on equal hardware:
+    engine, layout, options and micro-batch."""
     return f"{describe_series(row)}, micro {row['micro']}"
 
 
 def describe_series(row: Row) -> str:
-    """Return the name of a row's configuration within its question, without the micro-batch.
+    """Return a name that distinguishes a row's configuration from others that do the same work on equal hardware, but
+    does not contain the micro-batch.
 
     A `protocol` column, if present, distinguishes rows that differ only in the measurement protocol (`tell_apart`).
     """
@@ -136,7 +141,8 @@ def has_failed_early(row: Row) -> bool:
 
 
 def drop_retried(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without early failures that were retried. A rehearsal does not count as a retry of a real run."""
+    """Return the rows, except attempts that failed before their environment was recorded and were tried again. A
+    rehearsal does not count as another try at a real run."""
 
     def build_key(row: Row) -> tuple[str, str, bool]:
         return row["config_id"], row["machine"], row["evidence"] == "rehearsed"
@@ -239,7 +245,7 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
 
 
 def list_varied(specs: Mapping[str, RunSpec]) -> dict[str, tuple[str, ...]]:
-    """Return the values of the fields by which `describe_variants` distinguishes configurations, sorted, by field."""
+    """Return the fields by which `describe_variants` distinguishes configurations, each with its sorted values."""
     values: dict[str, dict[str, None]] = {}
     for fields in _list_variant_fields(specs).values():
         for name, value in fields.items():
@@ -280,7 +286,7 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
     """Return rows of a summary with a column `protocol`, which distinguishes rows of equal name (by the function
-    `name`). It is empty for all other rows.
+    `name`). The column is empty for all other rows.
 
     The column states one field of the measurement protocol if this field distinguishes all rows of the name, and
     otherwise all fields that differ. Tables show the column. Figures join rows of equal name to one series.

@@ -157,7 +157,8 @@ def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
 
 
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
-    """Return the last attempt of each repeat with each seed. Earlier attempts are superseded."""
+    """Return the last attempt (try at a run) of each repeat with each seed. The last attempt supersedes the earlier
+    ones."""
     last: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=itemgetter("study", "seed", "repeat", "attempt")):
         last[row["study"], row["seed"], row["repeat"]] = row
@@ -194,8 +195,8 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 
 def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
-    """Return the cells of the columns for trainings that the run table has. `good` has all runs that ended ok, and
-    `timed` has the runs whose times count."""
+    """Return the cells of the columns that describe trainings, such as the held-out loss, as far as the run table has
+    them. `good` has all runs that ended ok, and `timed` has the runs whose times count."""
     names = [name for name in LEARNED if good and name in good[0]]
     cells: Row = dict.fromkeys(LEARNED) | {
         name: _compute_median(timed, name) for name in LEARNED_TIMES if name in names

@@ -73,7 +73,8 @@ wrong factor.
 
 
 class VerificationCase(NamedTuple):
-    """The data of one record that verification needs."""
+    """The data of one record that are needed to compare its losses and gradient norms with those of the reference
+    engine."""
 
     reference: bool  # True for a run of the reference engine
     question: str | None = None  # hash of everything that determines the losses; None if they are not comparable
@@ -119,8 +120,9 @@ class Judgement(NamedTuple):
 
 
 def judge(cases: VerificationCases) -> Judgement:
-    """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. This is
-    the first run of the reference engine with the same `question`.
+    """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. The
+    reference run is the first run of the reference engine with the same `question`, which is a hash of all settings
+    that determine the losses.
 
     A run is unverified if it has no reference run, if the two runs skipped different updates, or if the first norm of
     either run is unknown. Losses alone do not verify a run.

@@ -68,8 +68,8 @@ def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
 
 
 def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list[ClaimFinding]:
-    """Return the findings, with `is_slow_network` set for some comparisons. This applies to claims about a slow
-    network. Such a comparison is marked if the same two configurations were also compared on a faster network."""
+    """Return the findings, with `is_slow_network` set for some comparisons of claims about a slow network. A comparison
+    is marked if the same two configurations were also compared on a faster network."""
 
     def name_pair(one: ClaimComparison) -> tuple[str, str]:
         return one.before["config_id"], one.after["config_id"]

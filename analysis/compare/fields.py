@@ -75,7 +75,7 @@ def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None
 
 def find_value(name: str, one: Fields) -> str | None:
     """Return the value of a field; None if the field does not exist. If `name` is a group of fields, such as `engine`,
-    return the value of its field `name`."""
+    return the name of the selected choice, such as `zero2`."""
     return one.get(name, one.get(f"{name}.name"))
 
 

@@ -18,7 +18,8 @@ _THINGS = {"commit": "commit", "version": "version set", "date": "day"}
 
 
 def describe_axis(history: History) -> str:
-    """Describe the places of a history: their number, their order and the days of the measurements."""
+    """Describe the places (commits, versions or days) of a history: their number, their order and the days of the
+    measurements."""
     axis = history.axis
     days = f"; measured {' to '.join(history.days)}" if history.days else ""
     return f"{format_count(len(axis.places), _THINGS[axis.by])}, {axis.order}{days}."
@@ -82,7 +83,8 @@ VALUES = (
 
 
 def list_changes(history: History) -> list[tuple[HistorySeries, HistoryChange]]:
-    """Return every change with its series, sorted by place, the latest first."""
+    """Return every change with its series, sorted by the commit, version or day at which the change happened, the
+    latest first."""
     found = [(one, change) for one in history.series for change in one.changes]
     return sorted(found, key=lambda pair: -pair[1].change.after)
 

@@ -58,8 +58,8 @@ def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
 
 
 def compute_attempt_s(record: RunRecord) -> float | None:
-    """Return the seconds of an attempt from the start of its processes to its last step, with its evaluations and
-    checkpoints.
+    """Return the seconds of an attempt (one try at a run) from the start of its processes to its last step, with its
+    evaluations and checkpoints.
 
     None if the record has no times: the attempt was lost, or failed before its observations were written.
     """
@@ -74,7 +74,8 @@ def compute_attempt_s(record: RunRecord) -> float | None:
 
 
 def compute_startup_s(record: RunRecord) -> float | None:
-    """Return the seconds of an attempt before its first step; None if the record has no times."""
+    """Return the seconds of an attempt (one try at a run) from the start of its processes to its first step; None if
+    the record has no times."""
     observed = record.observations
     return math.fsum(observed.phases_s.values()) or None if observed else None
 
@@ -105,7 +106,8 @@ def _compute_earlier_s(record: RunRecord) -> float:
     """Return the duration of the steps of earlier attempts at a resumed training, in seconds; 0 for a training that was
     not resumed.
 
-    The times of a resumed training's evaluations count these steps, but the record's own steps do not include them.
+    They must be known because the recorded times of a resumed training's evaluations include these steps, although the
+    record lists only the steps after the resumption.
     """
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:

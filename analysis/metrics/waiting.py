@@ -59,8 +59,8 @@ def compute_moved_bytes(record: RunRecord) -> int | None:
     """Return the payload bytes of a step's collectives and sends, summed over kinds of operation. For each kind, the
     value is that of the rank with the most bytes.
 
-    The payload follows the convention of nccl-tests. In a ring, almost twice the payload of an all-reduce crosses each
-    link, but only once that of an all-gather.
+    The payload follows the convention of nccl-tests. In a ring, almost twice the payload crosses each link during an
+    all-reduce, but only once the payload during an all-gather.
     """
     observed = record.observations
     if observed is None or observed.collectives is None:

@@ -56,8 +56,8 @@ class RecordFile(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """Rows of a set of records. Traces are loaded on demand, because they take most of the memory and are seldom
-    needed."""
+    """Rows of a set of records. Traces, which are lists of values by step or rank, are loaded on demand, because they
+    take most of the memory and are seldom needed."""
 
     core: pa.Table  # columns of the file, the run table and verification
     traces: Callable[[], pa.Table]
@@ -118,7 +118,8 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
 
 
 def build_cases(core: pa.Table) -> verify.VerificationCases:
-    """Return the data for verification of all rows, as arrays with one entry per row."""
+    """Return the data that are needed to compare losses and gradient norms with those of the reference engine, as
+    arrays with one entry per row."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
     precision = core.column("precision").combine_chunks().dictionary_encode()

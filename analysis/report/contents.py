@@ -98,7 +98,7 @@ class PageTable(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """Places of the columns of numbers, from 1."""
+        """Positions of the columns that contain numbers, counted from 1."""
         return [place for place, heading in enumerate(self.head, 1) if heading.number]
 
     @property
@@ -135,10 +135,11 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
 
 
 def find_place(rows: Sequence[Row], page_facets: Sequence[Facet]) -> str:
-    """Return, for each filter, the indices of the values of these rows. Filters are separated by commas, and the
-    indices of one filter by "|".
+    """Return a text that lists, for each filter of the page, the values that these rows have in the filter's column. A
+    value is given by its index in the filter. Filters are separated by commas, and the indices of one filter by "|".
 
-    There is no index if no row has a value in that column. The filter then hides none of them.
+    If no row has a value in the column of a filter, the list of that filter is empty, and the filter hides none of
+    these rows.
     """
     values = ((facet, dict.fromkeys(row.get(facet.column) for row in rows)) for facet in page_facets)
     return ",".join(
@@ -152,8 +153,8 @@ def build_page_table(
     """Return a table as the page shows it.
 
     `rows` holds, for each row of `content`, the rows of the run table or summary that it shows. A filter hides a row of
-    the page if it excludes the values of all of these. `all_rows` is the number of rows that the table would have
-    without the page's limit. If `opens` is set, a click on a row opens its details.
+    the page if it excludes all these rows of the run table or summary. `all_rows` is the number of rows that the table
+    would have without the page's limit. If `opens` is set, a click on a row opens its details.
     """
     # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
@@ -186,7 +187,8 @@ def build_details(
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
     `left` holds the records and logs of `runs`. If they are too long for one page, records and logs of failed runs are
-    included first. `configuration_ids` are those of `Results`.
+    included first. `configuration_ids` maps the config_id of a training to that of its configuration
+    (`Results.configuration_ids`).
     """
     # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0

@@ -53,7 +53,8 @@ class Provenance(NamedTuple):
 
     @property
     def differences(self) -> tuple[ProvenanceFact, ...]:
-        """Differences because of which the classes must not be pooled."""
+        """Facts, such as versions, that differ between the environment classes, because of which runs of different
+        classes must not be pooled."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
@@ -73,12 +74,13 @@ class ReportFindings(NamedTuple):
 
     @property
     def answers(self) -> list[Best]:
-        """The best configurations of each question. Questions without an answer come last."""
+        """The best configurations of each question. A question is a group of configurations that do the same work on
+        equal hardware. Questions in which no configuration has a time come last."""
         return sorted(self.best, key=lambda one: one.fastest is None)
 
     def list_configurations(self, most: int) -> list[Row]:
-        """Return the first `most` rows of the summary, with a column `protocol`. It distinguishes rows that would have
-        the same name by the settings of their measurement protocol."""
+        """Return the first `most` rows of the summary, with a column `protocol`. If several rows would have the same
+        name, this column distinguishes them by the settings of their measurement protocol."""
         rows = list_rows(self.summary[:most])
         return tell_apart(
             rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))

@@ -78,7 +78,7 @@ class PageFigure(NamedTuple):
 
     @property
     def folded(self) -> int:
-        """Number of panels that the script adds."""
+        """Number of panels that the page's script adds when a reader opens the rest of the figure."""
         return sum(map(len, self.rows[self.shown :]))
 
 
@@ -149,7 +149,8 @@ def pack(data: Mapping[str, Any]) -> str:
 
 
 class SharedStyles:
-    """Style attributes of the SVG elements of a page, as classes. Each style is stored once."""
+    """CSS classes that replace the style attributes of the SVG elements of a page, so that each style is stored
+    once."""
 
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
@@ -208,7 +209,8 @@ def render_figure(
 
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
-    """Return the values of the first sections: the answer, its certainty, and the settings of the runs."""
+    """Return the values that the template needs for the first sections: the answer, the certainty of the answer, and
+    the settings of the runs."""
     studies = sorted({row["study"] for row in found.rows})
     asking = [[{"flags": ""} | (one.fastest or {}) | one.question] for one in found.answers]
     best = tables.build_best_table(found.answers, found.rows)
@@ -229,8 +231,8 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
 
 
 def title_page(studies: Sequence[str], questions: Sequence[str]) -> str:
-    """Return the title: the names of the studies, and their question if all have the same question. A list of more than
-    MOST_STUDIES names is cut and ends in "and N more"."""
+    """Return the title of the page: the names of the studies and, if it is the same for all studies, the question that
+    they investigate. A list of more than MOST_STUDIES names is cut and ends in "and N more"."""
     omitted = len(studies) - MOST_STUDIES
     names = ", ".join(studies[:MOST_STUDIES]) + f" and {omitted} more" * (omitted > 0)
     return f"{names}: {questions[0]}" if len(questions) == 1 else names
@@ -260,8 +262,8 @@ def _build_tables(
 def _build_failures(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
-    """Return the values of the section on failures: runs that did not end ok, with evidence, and files that are not
-    records."""
+    """Return the values that the template needs for the section on failures: runs that did not end ok, with their
+    records and logs, and files that are not records."""
     failures = []
     for place in select_failures(found.rows):
         row, record = found.rows[place], left[place].record

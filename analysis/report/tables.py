@@ -97,7 +97,7 @@ class TableCell(NamedTuple):
 
     @property
     def sort_text(self) -> str:
-        """The sort key as text. Eight digits of a number are enough for its place."""
+        """The sort key as text. Numbers have eight digits, which are enough to sort them."""
         return f"{self.key:.8g}" if isinstance(self.key, float) else str(self.key)
 
     @property
@@ -173,7 +173,8 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 
 
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
-    """Return one row per pair of ZeRO stages: which of them is faster as nodes are added."""
+    """Return a table with one row per compared pair of ZeRO stages. It states which of the two stages is faster as
+    nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
     rows = tuple(
         tuple(map(_build_text_cell, (

@@ -59,7 +59,8 @@ def read_once(work: Callable[[Results], Result]) -> Callable[[Results], Result]:
 
 
 class IntervalEstimate(NamedTuple):
-    """A value with its interval. The interval is None if it is unknown, or if the value holds by definition."""
+    """A value with its interval. The interval is None if it is unknown, or if the value has no uncertainty because it
+    holds by definition."""
 
     value: float
     interval: Interval | None = None

@@ -55,7 +55,8 @@ from bench.core.statistics import LEVEL
 
 
 class Rival(NamedTuple):
-    """A configuration that is compared with the fastest one of its question."""
+    """A configuration that is compared with the fastest of all configurations that do the same work on equal
+    hardware."""
 
     row: Row
     comparison: (
@@ -107,7 +108,8 @@ class RankedFamily:
         return Comparison(float(np.exp(value)), interval, p_value, superiority(ours, theirs), "run", runs)
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """Return the verdict on a comparison of two configurations of the family."""
+        """Return the verdict on a comparison of two configurations of the family (the configurations that are ranked
+        together)."""
         if not comparison.decides or comparison.interval is None:
             return TOO_FEW
         return judge_interval(comparison.interval)
@@ -247,7 +249,7 @@ class Best(NamedTuple):
 
     @property
     def undecided(self) -> tuple[Row, ...]:
-        """The rivals with too few repeats for a verdict."""
+        """The configurations with too few repeats for a verdict on whether they are slower than the fastest."""
         return tuple(rival.row for rival in self.rivals if rival.verdict == TOO_FEW)
 
     @property
@@ -306,8 +308,9 @@ class LossRanking(NamedTuple):
 
 @read_once
 def rank_losses(results: Results) -> tuple[LossRanking, ...]:
-    """Return the measured trainings ranked by held-out loss, one ranking for each value of the fields `_EVALUATED`. It
-    is empty if no training has a held-out loss."""
+    """Return the measured trainings ranked by held-out loss, one ranking for each combination of values of the fields
+    `_EVALUATED`. Losses are only comparable if these fields, such as the model and the held-out samples, are equal. The
+    result is empty if no training has a held-out loss."""
     if "validation_loss" not in results.summary:
         return ()
     rows = [row for row in list_rows(results.summary) if row["seeds"] and row["evidence"] == "measured"]
@@ -355,8 +358,8 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest of the configurations that need no more memory. If this one is not
-    faster, none of the others is."""
+    """Compare each configuration with the fastest of the configurations that need no more memory. One comparison is
+    enough: if the fastest of them does not beat the configuration, no other of them does."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

@@ -87,7 +87,8 @@ class Track(NamedTuple):
 
     @property
     def environment_id(self) -> str | None:
-        """The environment class; None if all rows failed before it was known."""
+        """The environment class (hash of device and software versions). None if all rows failed before their
+        environment was recorded."""
         known = (row["environment_id"] for rows in self.by_nodes.values() for row in rows)
         return next((name for name in known if name), None)
 
@@ -115,7 +116,8 @@ class Track(NamedTuple):
 
 @read_once
 def list_tracks(results: Results) -> tuple[Track, ...]:
-    """Return every track of at least two node counts, in the order of the summary.
+    """Return every track of at least two node counts, in the order of the summary. A track is the set of rows that one
+    scaling curve joins.
 
     A track of the best micro-batch exists only if some node count has two micro-batches, and some micro-batch was
     measured at two node counts. Without these, there is no choice of micro-batch.

@@ -78,7 +78,7 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
 
 
 class LevelChange(NamedTuple):
-    """A change of the level of a series, between two of its places. Places are indices of the series."""
+    """A change of the level of a series between two of its values. A place is the index of a value in the series."""
 
     before: int  # last place of the old level, at the most likely position of the change
     after: int  # first place of the new level, at that position
@@ -96,8 +96,8 @@ class _Stretch(NamedTuple):
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
-    """Return the changes of each series, in order of place. Each series has shape (places,), with NaN at places without
-    a value.
+    """Return the changes of each series, from its beginning to its end. A series has shape (places,), where a place is
+    for example a commit. It has NaN at places without a value.
 
     If no level changes, the probability that any change is reported in the whole set of series is at most 1 - `level`.
     """
@@ -126,7 +126,7 @@ def _select_changed(
     keys: Array,
     level: float,
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return the segments in which a change is detected, each with the positions where a new level begins.
+    """Return the segments of series in which a change is detected, each with the positions where a new level begins.
 
     `known` holds for each series the indices of its places with a value. `keys` has shape (draws, places) and holds
     random numbers. Sorting a row gives a permutation of the places, which all series share.
@@ -191,7 +191,8 @@ def _compute_scores(explained: Array, total: float, n: int, positions: int) -> A
     """Return the score of each row: minus the logarithm of the two-sided p-value of Student's t, corrected for the
     number of positions. Shape (rows,).
 
-    `explained` are the sums of squares that the changes explain, of the sum `total` over `n` places.
+    `explained` holds for each row the part of the sum of squares that the changes explain. `total` is the whole sum of
+    squares over the `n` values of a row.
     """
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)

@@ -34,7 +34,8 @@ class Interval(NamedTuple):
     """Range that contains the true value with probability `level`.
 
     An interval within a run predicts further steps of that run. Only an interval between repeats predicts another run.
-    `n` is the number of steps or repeats that the interval was computed from, the sum of both sides for a comparison.
+    `n` is the number of steps or repeats from which the interval was computed. In a comparison of two configurations,
+    `n` is the sum over both.
     """
 
     low: float

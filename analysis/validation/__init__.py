@@ -89,7 +89,9 @@ def compute_error_percent(predicted: float, truth: float) -> float:
 def build_point(
     what: str, predicted: float, truth: float, each: float, rival: float | None = None, reason: str = ""
 ) -> PredictionPoint:
-    """Return a point whose error may be up to `each` percent. `reason` is recorded only if the error is larger."""
+    """Return a point: a prediction compared with the true value. Its verdict is `ok` if the error is at most `each`
+    percent. Otherwise it is `exception`, and `reason` is recorded. `rival`, if given, is the value that the usual
+    formula predicts."""
     error = compute_error_percent(predicted, truth)
     right = abs(error) <= each
     return PredictionPoint(

@@ -107,7 +107,7 @@ def _compare_memory(places: Sequence[MemoryPrediction]) -> PredictionComparison:
 
 
 def _count_passes_peak(place: MemoryPrediction) -> int:
-    """Return the bytes at the higher of the two peaks of forward and backward."""
+    """Return the peak bytes of the forward pass or of the backward pass, whichever is higher."""
     return max(phase.total for phase in place.phases if phase.name in ("forward", "backward"))
 
 

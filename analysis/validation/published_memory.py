@@ -4,7 +4,7 @@ reports on whether a run fitted a device.
 The published numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed
 0.19.8: estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and
 estimate_zero3_model_states_mem_needs in stage3.py. A test compares the formulas with these functions. The estimators
-assume the model states of 16-bit training, whatever the precision. There are none for stages 0 and 1.
+assume the model states of 16-bit training, whatever the precision. DeepSpeed has no estimators for stages 0 and 1.
 """
 
 import itertools
@@ -142,8 +142,8 @@ HOST = (
 
 
 class FitReport(NamedTuple):
-    """A published report on whether a run fitted its device, as a configuration. If the report does not state the
-    lengths or whether activations were checkpointed, the field lists all possible values."""
+    """The configuration of a run of which a user reported whether it fitted its device. If the report does not state
+    the lengths, `lengths` lists all possible values. The same holds for `checkpointing` of activations."""
 
     memory_bytes: int
     precision: str

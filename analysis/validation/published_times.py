@@ -55,8 +55,9 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return four comparisons: of the held-out traces of GPT, of the same traces predicted with the middle of HOST_S as
-    host time, of the other traces, and of the steps of T5-3B. HOST_S does not come from the source of the traces."""
+    """Return four comparisons of published times with predictions. They cover the held-out traces of GPT, the same
+    traces with another host time, the other traces of GPT, and the steps of T5-3B. The other host time is the middle of
+    the range HOST_S, the host's seconds to start one operation. HOST_S does not come from the source of the traces."""
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
