@@ -330,8 +330,8 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 
 
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the points that the cost figure shows: all points of `kept`, and for each combination of engine and node
-    count the first BEST of `points`, which are sorted by cost."""
+    """Return the points that the cost figure shows: all points of `kept`, and the BEST cheapest points of each
+    combination of engine and node count. `points` is sorted by cost."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -400,7 +400,7 @@ def _describe_cost(point: CostPoint, units: tuple[str, str]) -> str:
 
 
 def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[str]:
-    """Return the table cells of a configuration on the Pareto front."""
+    """Return the table cells of a configuration on the Pareto front. `place` is its number in the table."""
     intervals = [format_interval(*ends) for ends in zip(point.at, point.low, point.high, strict=True)]
     memory = "–".join(dict.fromkeys(map(format_gigabytes, point.choice.candidate.memory.device)))
     spec, note = point.choice.spec, "the answer" if point is winner else ""

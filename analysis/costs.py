@@ -295,7 +295,8 @@ def list_omitted_first(head: Sequence[str]) -> list[str]:
     """Return the headings that may be omitted from a table with the headings `head` to make it narrower, in the order
     in which they are omitted.
 
-    The most specific of the costs is never omitted. Without a price, the device-hours are never omitted.
+    Of the cost columns in the table, the most specific one is never omitted. A table without costs always keeps the
+    device-hours.
     """
     found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
     kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]

@@ -34,7 +34,8 @@ def list_flags(record: RunRecord) -> tuple[str, ...]:
 
 
 def list_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return the names of the notes of a record, in the order of NOTES."""
+    """Return the names of the notes of a record, in the order of NOTES. A note qualifies the interval of the step time,
+    in contrast to a flag, which casts doubt on the measurement itself."""
     return tuple(name for name, note in NOTES.items() if note.raised(record))
 
 

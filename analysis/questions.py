@@ -128,7 +128,8 @@ def describe_series(row: Row) -> str:
 
 
 class PlacedRow(NamedTuple):
-    """A row with its environment class. The class is None if no row of the same question has a known environment."""
+    """A row with its environment class (hash of device and software versions). The class is None if the environment of
+    this row is unknown, and also that of all rows with the same work on equal hardware."""
 
     row: Row
     environment_id: str | None
@@ -154,8 +155,9 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
 def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
     """Return each row with its environment class. Rows with a known class come first.
 
-    An early failure gets the class of the first row of the same question that has measured values, or else of the first
-    row with a known class. `question_of` returns the key of a row's question.
+    A row of attempts that failed before their environment was recorded gets a class from another row of the same
+    question. This is the first row with measured values or, without any, the first row with a known class.
+    `question_of` returns the key of a row's question.
     """
     # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)

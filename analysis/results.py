@@ -94,8 +94,8 @@ class Results:
         return dataclasses.replace(self, keeps_disturbed=True)
 
     def take(self, places: Sequence[int]) -> "Results":
-        """Return results of the runs with these row numbers only. Their outcomes and flags remain those found by
-        comparison with the whole set of runs."""
+        """Return results of the runs with these row numbers only. Outcomes and flags of these runs do not change,
+        although some of them depend on a comparison with other runs of the whole set."""
         outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
         table, rows = (
             self.table.iloc[list(places)].reset_index(drop=True),

@@ -124,7 +124,8 @@ _NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
     """Judge the claim "not consistently faster" from the number of comparisons with each effect. The claim is supported
-    if at least one comparison is slower by 3 % or more, and contradicted if all comparisons are faster.
+    if the second configuration is slower by 3 % or more in at least one comparison. It is contradicted if the second
+    configuration is faster in all comparisons.
 
     A configuration that ran out of memory does not count as slower.
     """

@@ -62,8 +62,8 @@ class SetComparison(NamedTuple):
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results. Raise UserError if a field of `across` does not exist or leaves several possible
-    pairs."""
+    """Compare two sets of results. Raise UserError if a field of `across` does not exist, or if `across` leaves several
+    possible counterparts for a configuration."""
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)

@@ -62,8 +62,8 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Return True if `name` can be the name of a quantity. Names of calls and bytes are accepted for any kind of
-    collective."""
+    """Return True if `name` can be the name of a quantity. Names of numbers of calls and of bytes are accepted for any
+    kind of collective."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 

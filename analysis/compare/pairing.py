@@ -127,8 +127,8 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of a side differ only in the fields of `across`, since either could be
-    meant."""
+    """Raise UserError if two configurations of A, or two of B, differ only in the fields of `across`. It would then be
+    unclear which of the two to pair. `side` is "A" or "B"."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:

@@ -209,8 +209,8 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
 
 
 def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of every series by its label, whose first word is the engine. `engines` lists all engines of the
-    page."""
+    """Return the look (colour, marker and line style) of every series by its label. The first word of a label is the
+    engine. `engines` lists all engines of the page."""
     looks, turns = choose_looks(engines), Counter[str]()
     found = {}
     for label in sorted(set(labels)):

@@ -120,7 +120,7 @@ class ChartPanel(NamedTuple):
 
     @property
     def incomplete(self) -> list[ChartCurve]:
-        """The curves with gaps."""
+        """The curves that lack a number at one or more ticks of the x axis."""
         return [curve for curve in self.curves if curve.gaps]
 
     @property

@@ -91,7 +91,8 @@ def describe_omitted(number: int, what: str, why: str, most: int) -> str:
 
 
 def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
-    """Return the rows grouped by question and the column `part`. The value of `part` is added to the question."""
+    """Return the groups divided further, so that the rows of a group also have equal values in the column `part`. This
+    value is added to the question, which names the settings that are equal in a group."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
@@ -113,7 +114,8 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return the words of a panel's title: the question, and the settings that are equal in all rows."""
+    """Return the words of a panel's title: the question (the work and hardware that its rows share), and further
+    settings that are equal in all rows."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:

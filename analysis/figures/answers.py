@@ -68,7 +68,8 @@ class AnswerPanel(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return one panel per question with at least two configurations. All panels have the same x axis."""
+    """Return a figure with one panel per question that has at least two configurations. A question is a group of
+    configurations that do the same work on equal hardware. All panels have the same x axis."""
     panels, omitted = build_panels(best(results))
     if not panels:
         return Picture()

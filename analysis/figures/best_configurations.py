@@ -46,8 +46,8 @@ Line = tuple[Question, Mapping[int, BestCell]]
 
 
 def picture(results: Results) -> Picture:
-    """Return a figure with one row per model and one column per node count. It is empty if no question has two node
-    counts.
+    """Return a figure with one row per model and one column per node count. It is empty if no set of comparable rows
+    has two node counts.
 
     Rows are also divided by precision, machine and so on, if these differ.
     """

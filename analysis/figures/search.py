@@ -33,7 +33,8 @@ _Place = Callable[[SearchTrial], float]
 
 
 def picture(results: Results) -> Picture:
-    """Return the panels of every search."""
+    """Return the figure of the searches, each with panels for its progress, the importance of fields, each field alone,
+    and time against memory and cost."""
     panels = [panel for search in results.searches[:_MOST] for panel in _list_panels(search)]
     keys = [Key(_TRIAL, TRIAL.style_marks())]
     return Picture(panels, [*keys, *(Key(label, BEST.line) for label in (_SO_FAR, _FRONT))], _NOTE)

@@ -274,7 +274,8 @@ def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, 
 
 
 def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAxis) -> HistorySeries:
-    """Return the series of one configuration, before its changes are detected."""
+    """Return the series of one configuration, without changes. The changes are detected later, for all series
+    together."""
     index = {place.key: number for number, place in enumerate(axis.places)}
     times: dict[int, dict[str, list[float]]] = {}
     firsts: dict[int, Origin] = {}

@@ -98,7 +98,8 @@ def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
 
 
 def is_resumed(record: RunRecord) -> bool:
-    """Return True if a training resumed from a checkpoint, so that its record has steps of earlier attempts."""
+    """Return True if a training resumed from a checkpoint, so that the times of its evaluations include steps of
+    earlier attempts."""
     return _compute_earlier_s(record) > 0
 
 
@@ -106,8 +107,8 @@ def _compute_earlier_s(record: RunRecord) -> float:
     """Return the duration of the steps of earlier attempts at a resumed training, in seconds; 0 for a training that was
     not resumed.
 
-    They must be known because the recorded times of a resumed training's evaluations include these steps, although the
-    record lists only the steps after the resumption.
+    The duration is needed because the recorded times of a resumed training's evaluations include the steps of earlier
+    attempts, although the record itself lists only later steps.
     """
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:

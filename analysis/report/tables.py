@@ -236,8 +236,8 @@ def _describe_rivals(best: Best) -> str:
 
 
 def _name_choice(row: Row) -> str:
-    """Return the name of a configuration. If repeats of it were excluded from its numbers, their number and the reason
-    follow in parentheses."""
+    """Return the name of a configuration. If repeats of the configuration were excluded from its numbers, the count of
+    excluded repeats and the reason follow in parentheses."""
     return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 

@@ -226,7 +226,7 @@ class ParetoPoint(NamedTuple):
 
 class Best(NamedTuple):
     """The fastest configuration of one question, its rivals, and the Pareto front of all of them, as rows of the
-    summary."""
+    summary. A question is a group of configurations that do the same work on equal hardware."""
 
     question: Question
     fastest: Row | None  # lowest seconds per sample as measured; None if nothing was measured
@@ -260,7 +260,8 @@ class Best(NamedTuple):
 
 @read_once
 def best(results: Results) -> tuple[Best, ...]:
-    """Return the best configurations of each question, in the order of `group_by_question`.
+    """Return the best configurations of each question, in the order of `group_by_question`. A question is a group of
+    configurations that do the same work on equal hardware.
 
     Only measured runs are ranked. A rehearsal does not communicate, so its times cannot rank configurations.
     """
@@ -353,7 +354,8 @@ def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
-    """Return a table with a row per configuration of each question."""
+    """Return a table with a row per configuration, grouped by question (configurations that do the same work on equal
+    hardware)."""
     return build_frame([cells for best in found for cells in _cells(best)], COLUMNS)
 
 

@@ -129,7 +129,7 @@ def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero
 
 
 def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
-    """Return a table with a row per node count of each pair of curves."""
+    """Return a table with a row for each node count at which two engines were compared."""
     return build_frame(
         [_build_cells(crossover, at) for crossover in found for at in crossover.node_comparisons], COLUMNS
     )

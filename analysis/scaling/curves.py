@@ -142,8 +142,8 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Return True if two tracks differ only in the engine, and the options that both engines have are equal
-    (`analysis.questions.differ_in_engine`)."""
+    """Return True if two tracks (rows of one scaling curve each) differ only in the engine, and the options that both
+    engines have are equal (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])

@@ -49,8 +49,8 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """True if the interval of the change excludes zero. Comparisons of runs that are far apart in time are then
-        uncertain by the size of the change."""
+        """True if the interval of the change excludes zero. In this case, comparisons of runs that are far apart in
+        time are uncertain by the size of the change."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
@@ -58,9 +58,9 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
     """Return the drift over control points, which are runs of one configuration in time order; None for fewer than two
     runs.
 
-    The drift is the slope of the least-squares line through the logarithms of their mean step times. The residuals
-    estimate the difference between runs. Two or three runs cannot separate that difference from drift, so their change
-    has no interval.
+    The drift is the slope of the least-squares line through the logarithms of the runs' mean step times. The residuals
+    estimate how much runs differ without drift. Two or three runs cannot separate this difference from drift, so the
+    change has no interval.
     """
     if len(controls) < 2:
         return None
@@ -88,8 +88,8 @@ class LevelChange(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """A segment of a series that may have a single level. `series` is the index of the series; `places` are indices of
-    its known places."""
+    """A segment of a series that may have a single level. `series` is the index of the series. `places` are the indices
+    of the segment's values in the series, without missing values."""
 
     series: int
     places: NDArray[np.intp]

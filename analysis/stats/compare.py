@@ -46,7 +46,8 @@ MOST = 1000
 
 
 class Ratio(NamedTuple):
-    """Time of one side divided by that of the other. If the interval is None, the p-value is 1."""
+    """Time of one configuration divided by the time of another, with its interval and p-value. If the interval is None,
+    the p-value is 1."""
 
     value: float
     interval: Interval | None

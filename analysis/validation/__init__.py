@@ -54,7 +54,8 @@ class PredictionComparison(NamedTuple):
 
 
 class ComparisonSummary(NamedTuple):
-    """Summary of a comparison: counts of points, errors and verdict. Errors are None if the points are texts."""
+    """Summary of a comparison: counts of points, errors and verdict. Errors are None if predictions and true values are
+    texts, such as `fits`."""
 
     points: int
     exceptions: int
