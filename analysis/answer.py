@@ -94,7 +94,8 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
 
 
 def _list_verdicts(names: BriefNames, lead: Row, rivals: Sequence[Rival], words: _Wording) -> list[str]:
-    """Return a text for each verdict on the rivals of the best configuration `lead`."""
+    """Return a text for each verdict that occurs, such as "slower", with the rivals of the best configuration (`lead`)
+    that have this verdict."""
     equal, tied, worse, undecided = (
         [rival for rival in rivals if rival.verdict == verdict] for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
@@ -166,7 +167,7 @@ def _join(names: BriefNames, rows: Sequence[Row]) -> str:
 
 
 def _format_ratio(rival: Rival) -> str:
-    """Format the ratio of a rival's time ± half the width of its interval."""
+    """Format the ratio of a rival's time to the fastest time, ± half the width of the interval of this ratio."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
     return _format_margin(ratio, (known.high - known.low) / 2 if known else 0.0, least=1, most=4)
 

@@ -104,7 +104,7 @@ def list_columns() -> dict[str, Column]:
 
 
 def list_all_columns() -> dict[str, Column]:
-    """Return all columns of run tables by name: those that every table has, then the optional ones."""
+    """Return all columns of run tables by name. Columns that every table has come first, optional columns last."""
     return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
 
 

@@ -99,7 +99,8 @@ def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]
     """Return the rows with their column `variant`, sorted by name; numbers within names are compared by value. The keys
     of `rows` are config_id and machine.
 
-    If rows would have equal names, `variant` also lists the fields in which their configurations differ.
+    If several rows would have equal names, their column `variant` also lists the fields in which their configurations
+    differ.
     """
     variants = describe_variants(specs)
     named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
@@ -147,8 +148,8 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
-    """Return the seconds until a repeat reached the held-out loss `loss`, including its failed attempts; None if the
-    repeat did not reach it. `attempts` are those of one repeat."""
+    """Return the seconds until one repeat of a training reached the held-out loss `loss`; None if the repeat did not
+    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included."""
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
     seconds = compute_seconds_to_loss(ended.record, loss)
     if seconds is None:

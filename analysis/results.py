@@ -119,13 +119,14 @@ class Results:
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
         """The summary table (`analysis.summary`). It has a row for each configuration on each machine, by environment
-        class (hash of device and software versions) and kind of evidence (such as measured)."""
+        class (hash of device and software versions) and by whether the runs were measured, rehearsed or only
+        predicted."""
         variants = describe_variants(self.configurations)
         return summarise(self.pooled_table, variants, keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
-        """The spec of each run, by config_id."""
+        """The spec (settings) of each run, as a mapping from config_id to spec."""
         # one spec is parsed per configuration, because parsing is slow and repeats have equal specs
         places = self.table["config_id"].drop_duplicates(keep="last").index
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
@@ -147,8 +148,8 @@ class Results:
 
     @functools.cached_property
     def configurations(self) -> dict[str, RunSpec]:
-        """The spec of each configuration, by the config_id that the summary uses. Trainings have seed 0 here, since
-        their seed is no part of their configuration."""
+        """The spec of each configuration, by the config_id that the summary uses. Trainings have seed 0 here, because
+        trainings that differ only in their seed are one configuration."""
         return {
             one: _drop_seed(spec) if one in self.configuration_ids else spec
             for one, spec in self.specs.items()
@@ -212,8 +213,9 @@ class Results:
     def window(self, place: int) -> list[float]:
         """Return the times of the timed steps of the run in row number `place`, in seconds and in order.
 
-        The times are scaled so that their sum equals the duration of the window of timed steps. Without scaling, the
-        sum is larger in older records of several ranks, which have no step times of single ranks.
+        The times are scaled so that their sum equals the duration of the window of timed steps. Older records of
+        several ranks need this, because they lack the step times of single ranks, so that the unscaled sum is larger
+        than the duration.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -243,7 +245,7 @@ class Results:
 
     @functools.cached_property
     def _window_s(self) -> NDArray[np.float64]:
-        """Duration of each run's window in seconds, shape (rows,); NaN for a run without a window."""
+        """Duration of the timed steps of each run in seconds, shape (rows,); NaN for a run without timed steps."""
         table = self.table
         return (table["sample_s"] * table["global_batch"] * table["n_steps"]).to_numpy(float, na_value=np.nan)
 
@@ -287,7 +289,8 @@ _MOST_WARNED = 3
 
 
 def warn(found: Reading | Results) -> None:
-    """Log warnings on skipped files and on attempts without a record: their number, and the first few of each."""
+    """Log warnings on skipped files and on attempts (tries at a run) without a record. Each warning has the number of
+    files or attempts, and names the first few."""
     read = len(found.records if isinstance(found, Reading) else found.table)
     skipped = f"skipped, because they are not records: {len(found.skipped)} of {len(found.skipped) + read} files"
     unfinished = f"attempts without a record: {len(found.unfinished)}"

@@ -81,8 +81,8 @@ def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _compare_stages(*pairs: tuple[str, str]) -> Callable[[RunSpec, RunSpec], bool]:
-    """Return a function that takes two specs and returns True if their engines are one of these pairs and the engine
-    options that both have are equal."""
+    """Return a function that takes two specs and decides whether they may be compared. It returns True if their engines
+    form one of the pairs `pairs`, and if all options that both engines have are equal."""
     return lambda one, other: (one.engine.name, other.engine.name) in pairs and may_be_compared(one, other)
 
 

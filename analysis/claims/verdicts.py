@@ -68,7 +68,8 @@ class Entry(NamedTuple):
 
 
 def judge(results: Results) -> list[Entry]:
-    """Return the verdict on each published claim, for each machine with comparisons for it."""
+    """Return the verdict on each published claim, one for each machine on which configurations were compared for the
+    claim."""
     found = find_findings(results)
     testable = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
@@ -139,7 +140,8 @@ def list_rejected(finding: ClaimFinding) -> list[str]:
 
 
 def list_obstacles(finding: ClaimFinding) -> list[str]:
-    """Return the reasons why a finding does not test its claim; empty if it tests the claim."""
+    """Return the reasons why a finding (all comparisons for a claim with one model on one machine) does not test its
+    claim; empty if it does."""
     if not finding.comparisons:
         return ["no two measured configurations differ only in the setting that the claim is about"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)

@@ -41,8 +41,9 @@ class SetComparison(NamedTuple):
     def verdict(self) -> Verdict | None:
         """The verdict of the regression gate; None without a gate.
 
-        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if the
-        gate is open for a pair, i.e. if that pair neither keeps nor breaks it. Otherwise it is PASS.
+        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. Otherwise, it is
+        INCONCLUSIVE if some pair neither keeps nor breaks the gate (the gate is then open for this pair). If all pairs
+        keep the gate, the verdict is PASS.
         """
         if self.question.gate is None:
             return None

@@ -169,7 +169,8 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields from which a pair is named: those of its configuration of A, or of B if it has none of A."""
+    """Return the fields that give a pair its name. They come from the configuration of A or, if the pair has no
+    configuration of A, from that of B."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

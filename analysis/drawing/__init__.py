@@ -164,8 +164,8 @@ class Picture:
 
 
 class Marks(NamedTuple):
-    """Data of a drawn element: the name of its series, and for each of its points a row of the summary or a text for
-    the tooltip."""
+    """Data of a drawn element: the name of the series to which it belongs, and for each point of the element the
+    tooltip, as a row of the summary or as text."""
 
     series: str
     tips: Sequence[Row | str]

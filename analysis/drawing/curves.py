@@ -370,8 +370,8 @@ def build_efficiency(results: Results, law: Law) -> Picture:
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
     """Return a point of a scaling curve as a row of the summary.
 
-    At the smallest node count, the efficiency is 1 by definition. Its interval is that of the throughput at this node
-    count, relative to that throughput.
+    At the smallest node count, the efficiency is 1 by definition. The interval drawn there is that of the throughput at
+    this node count, divided by the throughput.
     """
     found, row = point.efficiency, point.row
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)

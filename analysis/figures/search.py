@@ -94,8 +94,8 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the position on the x axis of each distinct value, by the value as text. Numbers are sorted by size and
-    come first; other values keep their order."""
+    """Return the position of each distinct value on the x axis, as a mapping from the text of the value to its
+    position. Numbers are sorted by size and come first; other values keep their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}

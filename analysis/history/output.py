@@ -184,8 +184,8 @@ def render_page(history: History) -> str:
 
 
 def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
-    """Return the coordinates and texts of one configuration's chart, which shows times over places. Coordinates refer
-    to a box of fixed size, which the page scales."""
+    """Return the coordinates and texts of one configuration's chart, which shows times over commits, versions or days.
+    Coordinates refer to a box of fixed size, which the page scales."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
     decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)

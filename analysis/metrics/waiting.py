@@ -26,7 +26,7 @@ def compute_data_wait_share(record: RunRecord) -> float | None:
 
 
 def compute_slowest_over_median(record: RunRecord) -> float | None:
-    """Return the slowest rank's time per step outside collectives, divided by that of the median rank.
+    """Return the slowest rank's time per step outside collectives, divided by the median of this time over ranks.
 
     In a pipeline each rank is compared only with ranks of the same stage. None if a stage has fewer than two ranks.
     """
@@ -46,8 +46,8 @@ def compute_idle_share(record: RunRecord) -> float | None:
 def list_idle_shares(record: RunRecord) -> list[float]:
     """Return the fraction of a step in which each rank waits for another pipeline stage.
 
-    The waiting time is measured in extra steps after the window and divided by the window's median step time. Empty
-    unless the waiting time of every rank is known.
+    The waiting time is measured in extra steps after the timed window, and divided by the median step time of the
+    window. Empty unless the waiting time of every rank is known.
     """
     timed, observed = get_window(record), record.observations
     if timed is None or observed is None or not observed.idle_s or None in observed.idle_s:

@@ -25,8 +25,8 @@ _MOST = 8  # values of one fact up to which all are written
 
 
 class ControlPointDrift(NamedTuple):
-    """Drift of a control point, which is a configuration that ran several times in one allocation. Drift is a change of
-    its step time over these runs."""
+    """Drift of a control point, which is a configuration that ran several times in one allocation. Drift is the change
+    of the step time over these runs."""
 
     allocation: str
     configuration: str
@@ -120,7 +120,8 @@ def _read_circumstances(results: Results) -> Iterable[Circumstance]:
 
 
 def find_drifts(results: Results) -> list[ControlPointDrift]:
-    """Return the drift of each configuration in each allocation in which it has at least two runs that ended ok."""
+    """Return the drifts of step times. There is one for each configuration and allocation (scheduler job) with at least
+    two runs of this configuration that ended ok."""
     drifts = []
     for row in list_rows(results.summary):
         together: dict[str, list[int]] = {}

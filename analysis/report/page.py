@@ -133,7 +133,8 @@ def _render_macro(template: str, macro: str, *values: Any) -> str:
 
 
 def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
-    """Return the HTML of the panels that the page's script adds, by the name of their figure."""
+    """Return the HTML of the panels that the page's script adds later, as one text per figure, by name of the
+    figure."""
     return {
         figure.name: _render_macro("figures.html.j2", "draw_rows", figure.rows[figure.shown :])
         for figure in figures
@@ -284,7 +285,7 @@ def _build_failures(
 
 
 def _count(column: str, known: Mapping[str, Flag], rows: Sequence[Row]) -> list[tuple[str, str, int]]:
-    """Return each name in a column of flags or notes, with its meaning and its number of runs, in the order of
-    `known`."""
+    """Return each flag (or note) in a column of flags (or notes), with its meaning and the number of runs that have it,
+    in the order of `known`."""
     counts = Counter(name for row in rows for name in row[column].split())
     return [(name, flag.meaning, counts[name]) for name, flag in known.items() if counts[name]]

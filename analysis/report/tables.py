@@ -342,8 +342,8 @@ def _format_row_interval_kind(row: Row) -> str:
 
 
 def _describe_intervals(rows: Sequence[Row]) -> str:
-    """Return a text that names the level and kind of the intervals for each value of n. The n of a row is the number of
-    allocations from which its numbers are computed."""
+    """Return a text that names, for each value of n, the confidence level of the intervals and how they are computed.
+    The n of a row is the number of allocations from which its numbers are computed."""
     kinds: dict[int, dict[str, None]] = {}
     for row in sorted(rows, key=lambda row: row["n"]):
         if kind := _format_row_interval_kind(row):

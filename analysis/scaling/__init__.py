@@ -124,16 +124,16 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> IntervalEstimate:
-    """Return the ratio of a comparison and its interval, both multiplied by `factor`, which has no error of its
-    own."""
+    """Return the ratio of a comparison and its interval, both multiplied by `factor`. The factor is exact, so it does
+    not widen the interval."""
     ends = comparison.interval
     interval = ends and ends._replace(low=ends.low * factor, high=ends.high * factor)
     return IntervalEstimate(comparison.ratio * factor, interval)
 
 
 def add_interval_names(*names: str) -> tuple[str, ...]:
-    """Return the column names `names`, each followed by the column names of the ends of its interval, `*_low` and
-    `*_high`."""
+    """Return the column names `names`. Each name is followed by the two columns for the interval of its value, such as
+    `ratio_low` and `ratio_high` after `ratio`."""
     return tuple(f"{name}{end}" for name in names for end in ("", "_low", "_high"))
 
 

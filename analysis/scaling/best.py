@@ -90,7 +90,8 @@ class RankedFamily:
 
     @property
     def selection_bias(self) -> float:
-        """Relative amount by which the fastest time is probably too short, because it was selected as the shortest."""
+        """Selection bias: the relative amount by which the fastest measured time is probably too short, because the
+        shortest of several noisy times was selected."""
         return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
@@ -152,12 +153,13 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
 
 
 def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
-    """Compare the fastest configuration of `ours` with the fastest of `theirs`. Each sequence begins with its fastest.
+    """Compare the fastest configuration of `ours` with the fastest of `theirs`. The first element of each sequence is
+    the fastest.
 
-    The interval allows for the selection of both from the same data, as follows. The log ratio of the truly fastest two
-    is a minimax: the minimum over `ours` of the maximum over `theirs` of the pairs' true log ratios. The intervals of
-    all pairs hold simultaneously. So the minimax of their lower ends and the minimax of their upper ends enclose this
-    log ratio.
+    The interval of the ratio allows for the fact that both configurations were selected from the same data, as follows.
+    The log ratio of the truly fastest two is a minimax: the minimum over `ours` of the maximum over `theirs` of the
+    pairs' true log ratios. The intervals of all pairs hold simultaneously. So the minimax of the lower ends of these
+    intervals and the minimax of the upper ends enclose the log ratio.
     """
     plain = compare_paces(ours[0], theirs[0], level)
     if len(ours) == len(theirs) == 1 or not plain.decides:
@@ -244,7 +246,7 @@ class Best(NamedTuple):
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that are not detectably slower than the fastest, the fastest of them first."""
+        """The rivals that are not detectably slower than the fastest configuration, sorted by measured time."""
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
     @property

@@ -94,7 +94,8 @@ class Track(NamedTuple):
 
     @property
     def fixed_work(self) -> int:
-        """The global batch of a strong track, or the accumulation (micro-steps per step) of a weak track."""
+        """The quantity that is equal at all node counts: the global batch for strong scaling, or the number of
+        accumulated micro-steps per step for weak scaling."""
         return int(self.any_row[LAWS[self.law]])
 
     @property
@@ -203,7 +204,7 @@ class ScalingCurve(NamedTuple):
 
     @property
     def base(self) -> CurvePoint | None:
-        """The point of the smallest node count with a measurement; None if all points failed."""
+        """The point of the curve at the smallest node count with a measurement; None if all points failed."""
         return next((point for point in self.points if point.speedup), None)
 
 

@@ -202,7 +202,8 @@ def _compute_scores(explained: Array, total: float, n: int, positions: int) -> A
 
 
 class _Border(NamedTuple):
-    """First and last possible position of a new level, and the log ratio of the two levels with its interval."""
+    """First and last possible position at which a new level of a series begins, and the log ratio of the new to the old
+    level, with the interval of this ratio."""
 
     first: int
     last: int

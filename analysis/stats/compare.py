@@ -93,8 +93,8 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
 
     The interval is computed from the intervals of both means, which count as independent estimates, for each end
     separately (MOVER: Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the
-    confidence level at which an end of the interval would be exactly 1. There is no interval if a side has fewer than
-    six steps, or if the interval of its mean reaches zero.
+    confidence level at which an end of the interval would be exactly 1. There is no interval if one of the two series
+    has fewer than six steps, or if the interval of one of the means reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -161,7 +161,8 @@ def enough(runs: Collection[object]) -> bool:
 
 
 def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
-    """Return the allocations that two configurations share; empty if they are too few to compare within them."""
+    """Return the allocations (scheduler jobs) that two configurations share. Empty if these are too few for a
+    comparison within allocations."""
     shared = [name for name in one if name in other]
     return shared if enough(shared) else []
 
@@ -199,12 +200,13 @@ def superiority(one: Sequence[float], other: Sequence[float]) -> float:
 def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
     """Return the verdict on each comparison. The compared pairs must have been chosen before they were measured.
 
-    The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). The interval
-    of a comparison is not corrected and holds for its pair alone. So it may exclude 1 although the verdict is that no
-    difference is detected.
+    The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). In contrast,
+    the interval of a comparison is not corrected and holds for its pair alone. So an interval may exclude 1 although
+    the verdict is that no difference is detected.
 
-    If no difference is detected, the sides may still be shown to differ by less than INTEREST, and are then called
-    equal. Comparisons of steps have a ratio and an interval, but too few repeats for a verdict.
+    If no difference is detected, but the two configurations are shown to differ by less than the fraction INTEREST, the
+    verdict is that they are equal. Comparisons of steps have a ratio and an interval, but too few repeats for a
+    verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p_value for one in known]
@@ -234,7 +236,8 @@ def judge_interval(interval: Interval) -> Verdict:
 
 
 def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:
-    """Return for each comparison True if its two sides are shown to differ by less than INTEREST."""
+    """Return for each comparison True if its two configurations are shown to differ by less than the fraction
+    INTEREST."""
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) for one in known]
     p_values = iter(compute_equivalence(gaps, [one.noises for one in known], math.log1p(INTEREST)))
@@ -265,7 +268,8 @@ def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LE
 
 
 def count_missing_repeats(comparison: Comparison, limit: float, among: int, level: float = LEVEL) -> int:
-    """Return the number of additional repeats per side that would detect a slowdown of `limit`; at most MOST.
+    """Return the number of additional repeats of each of the two configurations that would detect a slowdown of
+    `limit`; at most MOST.
 
     If there are too few repeats to estimate the noise, return the number of additional repeats that this estimate
     needs. `among` is the number of comparisons for which verdicts are corrected.

@@ -54,7 +54,7 @@ class Noise(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Logarithm of the ratio of two times, and its margin of error in each direction."""
+    """Logarithm of the ratio of two times, and the margin of error of this logarithm in each direction."""
 
     value: float
     margin: float
@@ -185,8 +185,8 @@ def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
 
 
 def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variance of each side's mean, or,
-    for a comparison within allocations, that of the mean difference."""
+    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variances of the two means that
+    are compared. For a comparison within allocations, it holds only the variance of the mean difference."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)
@@ -289,8 +289,8 @@ def _list_batches(count: int) -> list[int]:
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return simulated log ratios of configurations to the fastest one of their family, each divided by its standard
-    error. Shape (families, configurations).
+    """Return simulated log ratios of configurations to the fastest one of their family (the configurations compared
+    with each other), each divided by the standard error of the ratio. Shape (families, configurations).
 
     The configurations of a family are truly equal. `rows` is the number of families, and `repeats` holds the number of
     repeats of each configuration. `degrees_of_freedom` are those of the common distribution of the variances.

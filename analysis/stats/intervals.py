@@ -83,8 +83,8 @@ _latest: dict[Steps, StepIntervals] = {}
 
 
 def describe_window(step_s: Steps) -> StepIntervals:
-    """Return the intervals of a run's steps. They are read from a cache if the last call of `prepare_windows` included
-    this window."""
+    """Return the confidence intervals of the median and mean step time of a run. They come from a cache if the last
+    call of `prepare_windows` included this window."""
     if step_s not in _latest:
         prepare_windows([step_s])
     return _latest[step_s]

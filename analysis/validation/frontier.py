@@ -112,7 +112,8 @@ def _count_passes_peak(place: MemoryPrediction) -> int:
 
 
 def _build_stage_points(peaks: Sequence[float]) -> list[PredictionPoint]:
-    """Return a point for each pipeline stage: its peak in bytes, compared with the peak in the published log."""
+    """Return a point for each pipeline stage, which compares the stage's peak memory in bytes with the peak in the
+    published log."""
     points = []
     for row, peak in zip(read_published("frontier_memory").rows, peaks, strict=True):
         truth = _MIB * float(row["peak_mib"])

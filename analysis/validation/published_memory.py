@@ -157,8 +157,8 @@ class FitReport(NamedTuple):
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Return the options of ZeRO stage 3 that transformers sets in place of "auto", for a model of this `width`
-    (d_model). `offload` adds further options."""
+    """Return the options of ZeRO stage 3. For options with the value "auto", these are the values that transformers
+    sets for a model of this `width` (d_model). `offload` adds further options."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,

@@ -216,7 +216,8 @@ def _compare(
 def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
-    """Return the comparison for `pairs`, which are triples of a run, its predicted bytes and its true bytes."""
+    """Return the comparison of predicted with true bytes. `pairs` holds for each run the run itself, the predicted
+    bytes and the true bytes."""
     each = read_descriptions()[name]["each"]
     return build_comparison(
         name,
