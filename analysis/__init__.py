@@ -31,8 +31,8 @@ def __dir__() -> list[str]:
 def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
     """Return the run table of all records (files `record.json`) at or below `paths`: a DataFrame with one row per run.
 
-    Its `attrs` hold the units and meanings of the columns. Files that are no records are skipped, with a warning.
-    Raise UserError for a path that does not exist.
+    The `attrs` of the DataFrame hold the units and meanings of the columns. Files that are no records are skipped, with
+    a warning. Raise UserError for a path that does not exist.
     """
     return open_study(paths).table
 

@@ -128,7 +128,7 @@ def _describe_undecided_losses(_: str, others: str, rivals: Sequence[Rival]) -> 
 
 
 def _describe_losses(one: LossRanking) -> str:
-    """Return a sentence that compares the configuration with the lowest held-out loss with the other ones."""
+    """Return a sentence on trainings: how the held-out losses of all configurations compare with the lowest one."""
     lead, rivals = one.ranking.fastest, one.ranking.rivals
     names, losses = BriefNames(one.ranking.rows), one.list_losses(lead)
     mean, interval = statistics.fmean(losses), mean_interval(losses)
@@ -232,7 +232,8 @@ def _describe_few_seeds(found: Sequence[LossRanking]) -> str:
 
 
 def _describe_failed(found: Sequence[Best]) -> str:
-    """Return a sentence that counts the configurations without a run that ended ok, by outcome."""
+    """Return a sentence on configurations of which no run ended ok, with their number for each outcome, such as out of
+    memory."""
     failed = Counter(row["outcome"] for one in found for row in one.failed)
     if not failed:
         return ""

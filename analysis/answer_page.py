@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure of the page. Its title is also its text description."""
+    """A figure of the page. The title also serves as text description for screen readers."""
 
     name: str
     title: str
@@ -208,7 +208,8 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
-    """Return the colour and hatching of each part of the bars. All colours are used plain before any is hatched."""
+    """Return the colour and hatching of each part of the bars. Hatching is used only if there are more parts than
+    colours."""
     looks = [(colour, hatch) for hatch in (None, "/////", "...") for colour in COLOURS]
     style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.3}
     pairs = zip(names, looks, strict=False)

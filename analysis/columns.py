@@ -135,7 +135,7 @@ def _count_trainable(observed: Observations | None) -> int | None:
 
 @remember_latest
 def _format_options(engine: EngineSpec) -> str | None:
-    """Return the options that differ from the engine's preset file, as `name=value`; None if there are none."""
+    """Return the options that differ from the engine's preset file, as `name=value`; None if no option differs."""
     preset = dict(flatten(read_engine_preset(engine.name)))
     changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
     return ", ".join(changed) or None

@@ -260,8 +260,8 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
 def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
     """Return headings, rows and alignments of the table as text; the alignment of a column is True for right-aligned.
 
-    Columns that name a row (`_NAMES`) are omitted if they are equal in all rows, and other columns if they have no
-    value. An adapter's settings are omitted if all rows with this adapter have the same settings.
+    Columns that name a row (`_NAMES`) are omitted if they are equal in all rows. Other columns are omitted if they have
+    no value. An adapter's settings are omitted if all rows with this adapter have the same settings.
     """
     rows = list_rows(frame)
     settings = group_by(filter(None, {row.get("adapter") for row in rows}), lambda text: text.partition(" ")[0])

@@ -245,7 +245,7 @@ def format_short(value: float, low: float, high: float) -> tuple[str, str]:
 
 
 def format_interval_of(value: float, low: float, high: float) -> str:
-    """Return a value followed by its interval in parentheses."""
+    """Return a value as text, followed by the ends of its interval in parentheses."""
     text, *ends = format_within(value, low, high)
     return f"{text} ({' to '.join(ends)})"
 

@@ -30,8 +30,8 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 def _import_on_one_thread(name: str) -> Any:
     """Import a module of scipy with its linear algebra limited to one thread.
 
-    On a busy machine, several threads wait for each other fifty times as long as the work takes. The environment
-    variable is restored, so that later processes do not inherit the limit.
+    The reason is that several threads on a busy machine wait for each other fifty times as long as the work takes. The
+    limit is an environment variable, which is restored after the import, so that later processes do not inherit it.
     """
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = before or "1"

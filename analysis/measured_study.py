@@ -101,13 +101,14 @@ class MeasuredStudy:
 
     @functools.cached_property
     def plot(self) -> "StudyFigures":
-        """The figures that these runs have data for. Each is a method without arguments that returns a matplotlib
-        Figure."""
+        """The figures for which these runs have data. Each figure is a method without arguments that returns a
+        matplotlib Figure."""
         return StudyFigures(self.results)
 
 
 class StudyFigures:
-    """The figures of the report, such as `study.plot.step_time()`. Tab completion lists those that have data."""
+    """The figures of the report, such as `study.plot.step_time()`. Tab completion lists the figures for which these
+    runs have data."""
 
     def __init__(self, results: "Results") -> None:
         self._results = results

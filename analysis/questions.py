@@ -67,8 +67,8 @@ def _build_question_key(row: Row) -> tuple[Any, ...]:
 
 
 def add_lengths(row: Row) -> Row:
-    """Return the row with two additions: its tokens per sample, computed from the tokens per step, and the defaults of
-    optional columns that it lacks."""
+    """Return the row with two additions: the tokens per sample, computed from the tokens per step, and default values
+    for optional columns that the row lacks."""
     counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
     lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
     return LATER | row | lengths
@@ -170,7 +170,8 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
-    """Return True if two environment classes may be equal. An unknown class (None) may equal any other."""
+    """Return True if two environment classes (hashes of device and software versions) are equal, or could be equal
+    because one of them is unknown (None)."""
     return one is None or other is None or one == other
 
 
@@ -188,8 +189,9 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     If only one of two ZeRO stages used offload, the comparison would show the effect of offload instead of that of the
     stage. The same is true for different bucket sizes.
 
-    An option belongs to one engine alone if the preset file of this engine lists it and the other spec does not have
-    it. Presets list the options that have no default. Any other option could have been set for both engines.
+    An option belongs to one engine alone if the preset file of this engine lists the option and the other spec lacks
+    it. The reason is that presets list the options that have no default. Any other option could have been set for both
+    engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
     # an option that only one of the engines has counts as unequal

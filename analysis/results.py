@@ -88,8 +88,8 @@ class Results:
         """The same runs, but the times of disturbed runs (flags in `analysis.flags.DISTURBED`, such as `busy`) count
         like all others.
 
-        Use it for times in a paired comparison, because background load during a round affects both sides. Use it also
-        for values that background load does not change, such as bytes moved.
+        Use these results for times in a paired comparison, because background load then affects both compared
+        configurations. Use them also for values that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
 
@@ -105,7 +105,8 @@ class Results:
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
-        """Values per run that do not fit into the run table, in its row order; empty if unknown.
+        """Values per run that do not fit into the run table, with one row per run in the order of the run table.
+        Unknown values are empty.
 
         `file` is the path of the record. `spec` and `environment` are JSON texts; the environment may be None. `step_s`
         holds the seconds of every recorded step, warm-up included, and `cut` is the index of the first timed step.
@@ -134,7 +135,8 @@ class Results:
 
     @functools.cached_property
     def configuration_ids(self) -> dict[str, str]:
-        """The config_id that the summary uses in place of the config_id of a training.
+        """Mapping from the config_id of a training to the config_id that the summary uses for the training's
+        configuration.
 
         Trainings that differ only in their seed are repeats of one configuration. The summary uses the config_id of the
         training with the lowest seed. Other runs have no entry.
@@ -309,8 +311,8 @@ def _drop_seed(spec: RunSpec) -> RunSpec:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    """Return the results of rows, after their losses and gradient norms are compared with those of runs of the
-    reference engine in the same set (`analysis.verify`).
+    """Return the results of rows. Before that, the losses and gradient norms of these runs are compared with those of
+    runs of the reference engine in the same set (`analysis.verify`).
 
     Few runs are judged invalid. For these, `load` reads the record again, and the changed cells are computed from it.
     """

@@ -128,8 +128,8 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
 def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> list[Row]:
     """Return the rows of the run table from which the values of a configuration's summary row are computed.
 
-    These are the last attempts of all repeats that ended ok and are measurements. Disturbed runs are included only if
-    all runs are disturbed, or with `keep_disturbed`.
+    These are the runs that ended ok and are measurements. Of each repeat, only the last attempt (try at the run)
+    counts. Disturbed runs are included only if all runs are disturbed, or with `keep_disturbed`.
     """
     good = [
         row
@@ -211,7 +211,8 @@ def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
 
 
 def compute_seed_means(rows: Iterable[Row], name: str) -> dict[int, float]:
-    """Return the mean of the column `name` over the runs of each seed, by seed. Runs without a value are ignored."""
+    """Return, for each seed, the mean of the column `name` over the runs with this seed. Runs without a value are
+    ignored."""
     by_seed = group_by((row for row in rows if row[name] is not None), itemgetter("seed"))
     return {seed: statistics.mean(row[name] for row in members) for seed, members in by_seed.items()}
 

@@ -50,7 +50,7 @@ Starts = tuple[Start, ...]
 
 
 class ClaimSide(NamedTuple):
-    """One of the two configurations of a comparison: its row of the summary table and its spec."""
+    """One of the two configurations that are compared for a claim: the row of the summary table and the spec."""
 
     row: Row
     spec: RunSpec
@@ -86,7 +86,7 @@ class Claim(NamedTuple):
 
 
 class ClaimFinding(NamedTuple):
-    """All comparisons for a claim on one machine with one model."""
+    """All comparisons of measured configurations that concern a published claim, on one machine with one model."""
 
     claim: Claim
     machine: str

@@ -96,8 +96,8 @@ def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list
 def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effect]:
     """Return the effect of each comparison for a claim, corrected for the number of comparisons.
 
-    Effects are worded for the quantity of the claim, such as "less" in place of "faster" for bytes. A detected effect
-    that is shown to be below 3 % is named as such.
+    Effects are worded for the quantity of the claim, such as "less" in place of "faster" for bytes. An effect that is
+    detected but shown to be below 3 % is named so, for example "faster by less than 3 %".
     """
     detected: list[Effect] = [*stats.verdicts(tested)]
     if claim.quantity != "sample_s":
@@ -135,10 +135,10 @@ def _compare(
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
     """Return the comparison of two configurations. If times are compared and only one configuration ran out of memory,
-    that configuration is replaced by its fastest variant with another micro-batch.
+    the comparison uses the fastest variant of this configuration with another micro-batch instead.
 
-    The configuration that fits keeps its micro-batch. So the comparison rewards this configuration for needing less
-    memory.
+    The micro-batch of the other configuration, which fits, is not changed. So the comparison takes into account that
+    this configuration needs less memory.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches

@@ -58,7 +58,8 @@ _SHARDED = ("zero3", "fsdp")
 
 
 def _dump(spec: RunSpec, **changes: Any) -> str:
-    """Return a spec as canonical text, without gradient accumulation and with the given fields changed."""
+    """Return a spec as canonical text, for comparison with other specs. Gradient accumulation is left out, and the
+    fields in `changes` get the given values."""
     return canonical(spec.model_copy(update={"batch": Batch(micro=spec.batch.micro), **changes}))
 
 

@@ -135,7 +135,7 @@ def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
 
 
 def list_rejected(finding: ClaimFinding) -> list[str]:
-    """Return the reason for each comparison that does not test the claim."""
+    """Return, for each comparison that does not test the claim, the reason why it does not."""
     return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
 
 

@@ -31,7 +31,7 @@ _SLACK_BYTES = 64 * 1024
 
 class QuantityChange(NamedTuple):
     """A quantity that changed: the range of its values over the runs of A does not overlap the range over the runs of
-    B. `a` and `b` are these ranges, as (lowest, highest)."""
+    B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
 
     name: str
     a: tuple[int, int]
@@ -91,8 +91,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def _is_on_host(record: RunRecord) -> bool:
-    """Return True if tensors are in host memory, which they share with the harness and gloo. The peak of allocated
-    memory then varies, because the threads of gloo free buckets at no fixed time."""
+    """Return True if tensors are in host memory, which the harness and gloo use as well. In this case the peak of
+    allocated memory varies between runs, because the threads of gloo free buckets at no fixed time."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -167,8 +167,8 @@ def format_share(share: float) -> str:
 def judge_pairs(
     a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
 ) -> list[PairResult]:
-    """Return the result of every pair. Verdicts are corrected for the number of pairs, since some of many pairs would
-    differ by chance.
+    """Return the result of every pair. Verdicts are corrected for the number of pairs, because without correction some
+    of many equal pairs would be called different by chance.
 
     With `paired`, repeat n of A is compared with repeat n of B, because both ran one after the other, as in
     `zeroscale ab`.
@@ -261,8 +261,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
 
 
 def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
-    """Return the names of quantities that break the regression gate, and "some runs failed in B" if that breaks it.
-    `beyond` is True if the time per sample breaks it."""
+    """Return the names of quantities that break the regression gate, and "some runs failed in B" if such failures break
+    it. `beyond` is True if the time per sample breaks the gate."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:

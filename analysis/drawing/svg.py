@@ -76,7 +76,7 @@ def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
 def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     """Return a drawing as an SVG element of a page, without XML prologue and with unique ids.
 
-    Its elements carry attributes with the name of their series and the data of their points. `alt` is the label for
+    The drawn elements carry attributes with the name of the series and the data of the points. `alt` is the label for
     screen readers.
     """
     text = save(drawing, "svg", name).decode()

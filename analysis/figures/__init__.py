@@ -17,7 +17,7 @@ class FigureFile(NamedTuple):
     module: Any
 
     def build(self, results: Results) -> Picture:
-        """Return the figure of a set of runs. It has no panels if there is nothing to show."""
+        """Return the figure of a set of runs. The figure has no panels if there is nothing to show."""
         picture: Picture = self.module.picture(results)
         return picture
 

@@ -45,10 +45,10 @@ _LEAST_SIZE = 5.5  # font size of a long label
 class AnswerMark(NamedTuple):
     """A configuration in a panel.
 
-    `extra` is its time per sample divided by that of the fastest configuration, minus 1. It is None if all runs of the
-    configuration were made on a busy machine. `ends` is the interval of `extra`. It is None if this or the fastest
-    configuration has fewer than three runs; the difference is then only indicative. `words` state `extra` and its
-    interval as text.
+    `extra` is its time per sample divided by that of the fastest configuration, minus 1. `extra` is None if all runs of
+    the configuration were made on a busy machine. `ends` is the interval of `extra`. If this or the fastest
+    configuration has fewer than three runs, `ends` is None, and the difference is only indicative. `words` state
+    `extra` and its interval as text.
     """
 
     label: str

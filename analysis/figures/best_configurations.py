@@ -83,8 +83,8 @@ def _list_lines(results: Results) -> list[Line]:
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
-    """Return the efficiency of `one`: device-seconds per sample of `base`, divided by those of `one`. `base` is the
-    best configuration on the smallest node count. None if either has no time."""
+    """Return the efficiency of `one`: device-seconds per sample of `base`, divided by device-seconds per sample of
+    `one`. `base` is the best configuration on the smallest node count. None if `one` or `base` has no measured time."""
     if base is None or base.fastest is None or one.fastest is None:
         return None
     if one is base:

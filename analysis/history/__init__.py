@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class HistoryAxis(NamedTuple):
-    """The places of a history in order, and a description of that order."""
+    """The places of a history (commits, sets of versions or days) in order, and a description of this order."""
 
     by: By
     places: tuple[Place, ...]
@@ -57,8 +57,8 @@ class HistoryAxis(NamedTuple):
 
 
 class PlaceValue(NamedTuple):
-    """Measured times of a configuration at one place. Each time is the mean over the timed steps of an allocation,
-    which is one start of a Slurm job."""
+    """Measured times of a configuration at one place. A place is a commit, a set of software versions or a day. Each
+    time is the mean over the timed steps of an allocation, which is one start of a Slurm job."""
 
     place: int  # index of the axis
     sample_s: tuple[float, ...]  # seconds per sample, one value per allocation
@@ -209,7 +209,8 @@ def list_varying(origins: Iterable[Origin]) -> list[str]:
 
 
 def _split_version(text: str) -> tuple[tuple[int, ...], str]:
-    """Return a sort key for a version that compares its numbers, so that 2.10 comes after 2.9."""
+    """Return a sort key for a software version. The key compares the numbers in the version, so that 2.10 comes after
+    2.9."""
     return tuple(map(int, _DIGITS.findall(text))), text
 
 
@@ -237,8 +238,8 @@ def shorten_commit(key: str) -> str:
 def _list_runs(results: Results) -> Iterable[_Run]:
     """Yield the last attempt of every measured repeat of every configuration.
 
-    Repeats are distinguished by folder, because each call of `zeroscale ab` numbers its repeats from 0 in a folder of
-    its own.
+    An attempt is one try at a run. Repeats with equal numbers in different folders count as different repeats, because
+    each call of `zeroscale ab` numbers its repeats from 0 in a folder of its own.
     """
     last: dict[tuple[str, int], tuple[int, Row]] = {}
     files = results.traces["file"]

@@ -90,7 +90,7 @@ def list_changes(history: History) -> list[tuple[HistorySeries, HistoryChange]]:
 
 
 def render_tables(history: History) -> dict[str, bytes]:
-    """Return the two tables as CSV, by file name."""
+    """Return two tables as CSV, by file name: the changes, and the values of each configuration."""
     places = [place.key for place in history.axis.places]
     changes = [
         {

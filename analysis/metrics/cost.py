@@ -49,8 +49,8 @@ def _check_positive(option: str, value: float | None, remedy: str) -> None:
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
-    """Return the cost of 10^6 tokens, padding included, in the user's currency. It is computed from the price per
-    device and hour that the record states for its machine."""
+    """Return the cost of 10^6 tokens, padding included, in the user's currency. The cost is computed from the price per
+    device and hour that the record states for the machine."""
     price, rate = record.circumstance.machine.price_per_device_hour, compute_tokens_per_s(record)
     if price is None or rate is None:
         return None

@@ -158,8 +158,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells of the run table that change if the run is judged invalid. Cells with times and rates lose their
-    value, and no empty cell gets a value."""
+    """Return the new values of the run table's cells that change if the run is judged invalid. Cells with times and
+    rates become empty, and no empty cell gets a value."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}

@@ -28,7 +28,7 @@ _stat = os.stat  # Path.stat takes several times as long, which matters for many
 
 
 class FolderTree(NamedTuple):
-    """Contents of a folder or archive. All paths are relative to it."""
+    """Contents of a folder or archive. All paths are relative to this folder or archive."""
 
     files: list[RecordFile]  # every record.json, sorted by path; of several hard links only the first
     folders: dict[str, int]  # ctime in ns of each folder, the root ("") included

@@ -42,7 +42,7 @@ _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
 class Evidence(NamedTuple):
-    """Evidence of how one run ended: its folder, its record and the last lines of its log."""
+    """Files that show how one run ended: its folder, its record and the last lines of its log."""
 
     folder: Path
     record: RunRecord | None  # None: its file is gone
@@ -62,8 +62,8 @@ class TableRow(NamedTuple):
     """A row of a table on the page.
 
     `facets` lists, for each filter, the indices of the row's values (`find_place`). `opens` names the details that a
-    click on the row opens; empty for none. A row of runs on a busy machine is `disturbed`: it is shown in grey, and its
-    times are not compared.
+    click on the row opens; empty for none. If all runs of a row were made on a busy machine, the row is `disturbed`. It
+    is shown in grey, and its times are not compared.
     """
 
     facets: str
@@ -82,7 +82,8 @@ class RowGroup(NamedTuple):
 class PageTable(NamedTuple):
     """A table of the page.
 
-    `omitted` is a sentence on the rows that only the files contain. `notes` explain intervals and units.
+    If the page does not show all rows, `omitted` is a sentence on the rows that only the CSV file contains. `notes`
+    explain intervals and units.
     """
 
     content: TextTable
@@ -265,7 +266,7 @@ def format_record(record: RunRecord) -> str:
 
 
 def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
-    """Return the evidence of a run's outcome as pairs of label and text.
+    """Return facts from a record that explain the outcome of a run, as pairs of label and text.
 
     Strings keep their line breaks; other values are written as JSON.
     """

@@ -43,7 +43,8 @@ class ProvenanceFact(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """Environments and machines of a set of runs."""
+    """Provenance of a set of runs: their environment classes (hashes of device and software versions) and their
+    machines."""
 
     classes: tuple[str, ...]  # environment_id
     facts: tuple[ProvenanceFact, ...]

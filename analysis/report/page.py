@@ -143,8 +143,8 @@ def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Return the page's data as JSON, compressed by gzip and written in base64. It has no character that could end the
-    script element around it."""
+    """Return the page's data as JSON, compressed by gzip and written in base64. The text has no character that could
+    end the script element in which the page stores it."""
     # mtime=0, so that equal records give equal pages
     return base64.b64encode(gzip.compress(json.dumps(data).encode(), mtime=0)).decode()
 
@@ -172,7 +172,8 @@ class SharedStyles:
 class Tips:
     """Tooltips of the points in the figures of a page. Each distinct text is stored once.
 
-    A point may also refer to one of `configurations`; a click on the point opens the details of this configuration.
+    A point may also refer to one of `configurations`. In this case a click on the point opens the details of that
+    configuration.
     """
 
     def __init__(self, configurations: Sequence[Row] = ()) -> None:

@@ -71,8 +71,9 @@ tables show."""
 class ColumnHeading(NamedTuple):
     """Heading of a column. `note` adds a detail to the unit.
 
-    `place` decides where the column appears. "table" shows it on the page, "groups" turns its values into headings of
-    groups of rows, and "files" writes it only to the files, which have more room.
+    `place` decides where the column appears. With "table", the page shows the column. With "groups", the values of the
+    column become headings of groups of rows. With "files", the column is only written to the files, which have more
+    room.
     """
 
     label: str
@@ -291,7 +292,7 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 
 
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
-    """Return heading and cell function of a column of byte sizes.
+    """Return the heading of a column of byte sizes, and the function that builds its cell from a row.
 
     All cells have the unit of the largest size. If the smallest size is less than 1/100 of that unit, each cell gets
     its own unit.
@@ -328,8 +329,8 @@ def _name_outcome(row: Row) -> str:
 
 
 def _find_counted_tokens(rows: Sequence[Row]) -> str:
-    """Return a text on which tokens a rate of tokens per second counts. The report states this, because other tools
-    count encoder tokens only."""
+    """Return a text that states which kinds of tokens are counted in a rate of tokens per second. The report states
+    this, because other tools count encoder tokens only."""
     both = {row["encoder_tokens"] is not None for row in rows}
     if both <= {True}:
         return "encoder + decoder, with padding"

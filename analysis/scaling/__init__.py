@@ -151,8 +151,8 @@ _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")
 
 
 def build_frame(rows: Sequence[Row], names: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the rows with the columns `names`. A cell that a row lacks is empty; a row's cells of other
-    columns are ignored."""
+    """Return a table of the rows with the columns `names`. If a row lacks a column, the cell is empty. Other columns of
+    the rows are ignored."""
     cells = {name: [row.get(name) for row in rows] for name in names}
     return build_typed_frame(cells, {name: _find_column_kind(name) for name in names})
 

@@ -132,7 +132,8 @@ class Ranking(NamedTuple):
         """The rivals that are not detectably slower than the fastest.
 
         If all configurations have enough repeats, then in at least 95 of 100 rankings no rival that is truly as fast as
-        the fastest is called slower. The time of the fastest itself has a selection bias.
+        the fastest is called slower. In contrast, the time of the fastest is biased, because it was selected as the
+        shortest.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
@@ -212,7 +213,8 @@ _RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", EQUAL: EQUAL, TOO_FEW
 
 
 class ParetoPoint(NamedTuple):
-    """A configuration in the comparison of throughput and memory."""
+    """A configuration in the comparison of throughput and memory, with the verdict on whether it lies on the Pareto
+    front."""
 
     row: Row
     leaner: Row | None  # the fastest configuration that needs no more memory; None if `row` needs least
@@ -240,8 +242,8 @@ class Best(NamedTuple):
 
     @property
     def compared(self) -> tuple[Row, ...]:
-        """The compared configurations: all rows with step times, the fastest first. Their column `n` counts independent
-        runs."""
+        """The compared configurations: all rows with step times, the fastest first. The column `n` of a row counts its
+        independent runs."""
         return (self.fastest, *(rival.row for rival in self.rivals)) if self.fastest else ()
 
     @property

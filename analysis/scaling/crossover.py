@@ -87,7 +87,8 @@ class Crossover(NamedTuple):
         """Outcome of the search for a crossover. It is "between" if there is a crossover.
 
         The outcome is "none seen" if one engine is detectably faster at the smallest and at the largest compared node
-        count, and the other engine is detectably faster at none. In all other cases it is "cannot be told".
+        count, and the other engine is not detectably faster at any node count. In all other cases it is "cannot be
+        told".
         """
         if self.between:
             return "between"

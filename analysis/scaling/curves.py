@@ -128,7 +128,8 @@ def list_tracks(results: Results) -> tuple[Track, ...]:
 
 
 def list_families(results: Results) -> list[list[Row]]:
-    """Return the measured rows in groups that are equal in everything except nodes and batch."""
+    """Return the measured rows in groups. The rows of a group are equal in everything except nodes and batch, so they
+    may be compared as node counts grow."""
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     family_keys = {
         row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured

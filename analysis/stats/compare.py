@@ -129,8 +129,9 @@ def _build_side(steps: Array, level: float) -> _Side | None:
 class Comparison(NamedTuple):
     """Comparison of the times of two configurations, `one` and `other`.
 
-    If `unit` is "run", the result also holds for further runs. If it is "step", the result holds only for further steps
-    of the same runs, and includes the effect of their nodes.
+    If `unit` is "run", the means of runs were compared, and the result also holds for further runs. If `unit` is
+    "step", single steps were compared. The result then holds only for further steps of the same runs, and includes the
+    effect of the nodes of these runs.
     """
 
     ratio: float  # time of `one` divided by time of `other`; below 1, `one` is faster
@@ -150,8 +151,8 @@ class Comparison(NamedTuple):
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's delta, an effect size. It is 1 if every run (or step) of `one` is faster than every run (or step) of
-        `other`, and -1 if every one is slower."""
+        """Cliff's delta, an effect size. The value is 1 if every run (or step) of `one` is faster than every run (or
+        step) of `other`, and -1 if every run (or step) of `one` is slower."""
         return 2 * self.superiority - 1
 
 
@@ -288,7 +289,8 @@ def count_missing_repeats(comparison: Comparison, limit: float, among: int, leve
 def _compute_detectable(noises: Sequence[Noise], among: int, level: float) -> float:
     """Return the logarithm of the smallest true ratio that is detected with probability POWER.
 
-    The p-value is multiplied by `among`, as is the smallest p-value in Holm's procedure (Bonferroni's bound).
+    The correction for several comparisons multiplies the p-value by their number `among`. Holm's procedure does the
+    same with the smallest p-value (Bonferroni's bound).
     """
     error = math.sqrt(sum(one.variance / one.n for one in noises))
     degrees_of_freedom = sum(one.degrees_of_freedom for one in noises)

@@ -61,8 +61,8 @@ class Gap(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Common distribution of the variances of a family's configurations (a scaled inverse chi-square distribution). Its
-    degrees of freedom are infinite if all variances are equal."""
+    """Common distribution of the variances of a family's configurations (a scaled inverse chi-square distribution). The
+    degrees of freedom of this distribution are infinite if all variances are equal."""
 
     variance: float
     degrees_of_freedom: float
@@ -101,7 +101,7 @@ class Family:
     @functools.cached_property
     def selection_bias(self) -> float:
         """Estimated amount by which the fastest configuration's mean is too low because it was selected as the lowest.
-        It is a difference of logarithms, as are the means.
+        The amount is a difference of logarithms, because the means are logarithms of times.
 
         The amount is simulated: pooled noise is added to the means, and the lowest sum is selected. Before that, the
         means are shrunk towards their common mean, by the part of their spread that noise explains (the James-Stein
@@ -201,7 +201,7 @@ def satterthwaite(shares: Sequence[float], degrees_of_freedom: Sequence[float]) 
 
 
 def holm(p_values: Sequence[float] | Array) -> list[float]:
-    """Return p-values corrected for their number m (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """Return p-values corrected for the number m of tests (Holm, Scandinavian Journal of Statistics 6, 1979).
 
     The k-th smallest is multiplied by m - k + 1, and the results are made monotone. scipy does not have this
     correction.
@@ -260,8 +260,8 @@ def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=512)
 def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
-    """Return the quantile at `level` of the studentized range of `count` values. It is simulated, since scipy takes up
-    to a second."""
+    """Return the quantile at `level` of the studentized range of `count` values. The quantile is simulated, because
+    scipy takes up to a second."""
     rng = np.random.default_rng(0)
     ranges = np.concatenate([np.ptp(rng.standard_normal((rows, count)), axis=1) for rows in _list_batches(count)])
     scale = np.sqrt(rng.chisquare(degrees_of_freedom, ranges.size) / degrees_of_freedom)

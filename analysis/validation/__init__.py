@@ -20,8 +20,8 @@ OUTSIDE = "outside of the predicted interval"
 
 
 class PredictionPoint(NamedTuple):
-    """One point of a comparison: a prediction and the true value. Both are numbers in the comparison's unit, or both
-    are texts such as `fits`."""
+    """One point of a comparison: a prediction and the true value, which was measured or published. Both are numbers in
+    the comparison's unit, or both are texts such as `fits`."""
 
     what: str
     predicted: Value

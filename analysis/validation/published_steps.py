@@ -72,8 +72,8 @@ def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
 
 
 def draw_sources_aside() -> frozenset[str]:
-    """Return the names of the held-out sources, drawn at random with a fixed seed. Their published step times are only
-    compared with predictions. No constant was chosen on them."""
+    """Return the names of the held-out sources, drawn at random with a fixed seed. The published step times of these
+    sources are only compared with predictions. No constant of the predictions was chosen on these times."""
     return frozenset(random.Random(SEED).sample(DRAWN_FROM, SET_ASIDE))
 
 

@@ -70,7 +70,7 @@ def compare_steps() -> list[PredictionComparison]:
 
 
 def draw_set_aside(rows: int) -> set[int]:
-    """Return the indices of the held-out rows, on which no constant may be chosen."""
+    """Return the indices of the held-out rows. No constant of the predictions may be chosen on these rows."""
     places = list(range(rows))
     random.Random(SEED).shuffle(places)
     return set(places[: rows // SET_ASIDE])
@@ -169,7 +169,8 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
 
 
 def build_replica_machine() -> Machine:
-    """Return a machine with A100 whose network bandwidth is the share of one of the node's two data-parallel groups."""
+    """Return a machine with A100. Each node has two data-parallel groups that share its network. The network bandwidth
+    of the returned machine is the share of one group."""
     row = read_machine_row("A100-SXM-80")
     return Machine(
         name="a100_80", memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),

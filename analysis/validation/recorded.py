@@ -197,8 +197,8 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare(
     name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
 ) -> PredictionComparison:
-    """Return the comparison of one recorded quantity (`part`) of runs with its prediction, and with DeepSpeed's
-    estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
+    """Return the comparison of a recorded memory quantity of the runs, the field `part`, with its prediction and with
+    DeepSpeed's estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
     each, points = read_descriptions()[name]["each"], []
     for run in runs:
         truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
