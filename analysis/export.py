@@ -207,8 +207,8 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete the earlier exports `there` of a run, also incomplete exports, and return True. If the only earlier export
-    has the same content (`digest`), keep it and return False."""
+    """Delete the earlier exports of a run (`there`), also incomplete exports, and return True. But if there is only one
+    earlier export, and it has the same content (`digest`), keep it and return False."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:

@@ -55,7 +55,8 @@ def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
         return timed is not None
-    # older records have adaptive windows, which ended by time if the interval stayed too wide, not for a lack of steps
+    # A window that ended by time is short for lack of steps. Adaptive windows, which only older records have, are an
+    # exception: they ended by time if the interval of the step time stayed too wide.
     steps = record.observations.steps if record.observations else None
     return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
 

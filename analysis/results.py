@@ -166,8 +166,8 @@ class Results:
         return self.table.assign(config_id=self.table["config_id"].replace(self.configuration_ids))
 
     def find_losses(self, row: Row) -> dict[int, float]:
-        """Return the held-out loss at the end of the trainings that a summary row combines, by seed: the mean over the
-        repeats of a seed. Disturbed runs are included, because their losses are valid."""
+        """Return, for each seed, the held-out loss at the end of the trainings that a summary row combines, as the mean
+        over the repeats with this seed. Disturbed runs are included, because their losses are valid."""
         places = self.with_disturbed.behind(row)
         return compute_seed_means(list_rows(self.table[["seed", "validation_loss"]].iloc[places]), "validation_loss")
 

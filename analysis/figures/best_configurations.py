@@ -67,7 +67,7 @@ def _list_lines(results: Results) -> list[Line]:
     """Return the rows of the figure. In each row, efficiencies are relative to the smallest node count that has a
     measured time."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
-    # A rehearsal is never ranked, so its question would be a row of empty cells.
+    # A rehearsal (one rank run alone) is never ranked, so a row of rehearsals would have only empty cells.
     for found in (one for one in best(results) if one.question["evidence"] == "measured"):
         shared = {**found.question, "nodes": None}
         groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)

@@ -349,7 +349,8 @@ def _rank_losses(results: Results, group: Sequence[Row], name: str) -> LossRanki
 
 
 def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
-    """Return the fields `_EVALUATED` of a spec with their values as text."""
+    """Return the fields of a spec that must be equal for held-out losses to be compared (`_EVALUATED`), with their
+    values as text."""
     return {
         name: str(value)
         for name, value in flatten(spec)

@@ -117,7 +117,8 @@ class Crossover(NamedTuple):
 
 
 def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
-    """Return the crossovers of each pair of engines. Two curves are compared if they differ only in the engine."""
+    """Return the comparison over node counts for each pair of engines, to find the node count at which one engine
+    overtakes the other (crossover). Two scaling curves are compared if they differ only in the engine."""
     pace = paces(results)
     by_engine = group_by(list_tracks(results), lambda track: str(track.any_row["engine"]))
     return [

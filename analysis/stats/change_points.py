@@ -157,7 +157,7 @@ def _select_changed(
 
 
 def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the sum of squares that the most likely single change of each row explains, and the index where its new
+    """Return for each row the sum of squares that the most likely single change explains, and the index where the new
     level begins.
 
     `orders` has shape (rows, places). The sums have shape (rows,), the indices (rows, 1).
@@ -169,7 +169,7 @@ def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the sum of squares that the most likely pair of changes of each row explains, and the indices of both
+    """Return for each row the sum of squares that the most likely pair of changes explains, and the indices of both
     changes.
 
     The level between the changes differs from the common level outside them. `orders` has shape (rows, places), the
@@ -256,8 +256,9 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
     """Return the interval of each change's position and size, given the positions `starts` where a new level begins.
 
-    A position is possible if its residual sum of squares exceeds that of the most likely position by at most a limit.
-    The limit is the variance around the levels times the squared quantile of Student's t.
+    The residual sum of squares is smallest for the most likely position. Another position is possible if its residual
+    sum of squares is larger by at most a limit. The limit is the variance around the levels times the squared quantile
+    of Student's t.
     """
     if not starts:
         return []

@@ -37,7 +37,8 @@ gradients, and 6 for optimizer states (12 bytes of master weights and moments, d
 
 
 def compare_scaling() -> list[PredictionComparison]:
-    """Return two comparisons: percent of the devices' peak, and scaling efficiency."""
+    """Return two comparisons of predicted with published values. The first is of the FLOP rate in percent of the
+    devices' peak, the second of the scaling efficiency."""
     machine, burst = build_machine(ACCELERATOR), build_burst_machine(ACCELERATOR)
     rows = {row["model"]: row for row in read_published("frontier_gpt").rows}
     peak = machine.peak_tflops["fp16"] * 1e12

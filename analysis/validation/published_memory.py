@@ -34,13 +34,14 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 
 
 def estimate_zero2(parameters: int, ranks: int, *, offload: bool) -> int:
-    """Return bytes of model states per GPU, as estimate_zero2_model_states_mem_needs computes them."""
+    """Return bytes of model states per GPU, as DeepSpeed's function estimate_zero2_model_states_mem_needs computes
+    them."""
     return HALF * parameters if offload else HALF * parameters + int(DIVIDED * parameters / ranks)
 
 
 def estimate_zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
-    """Return bytes of model states per GPU, as estimate_zero3_model_states_mem_needs computes them. `largest_layer` is
-    a number of parameters."""
+    """Return bytes of model states per GPU, as DeepSpeed's function estimate_zero3_model_states_mem_needs computes
+    them. `largest_layer` is a number of parameters."""
     if not offload:
         return LAYER * largest_layer + int(DIVIDED * parameters / ranks)
     return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
@@ -190,7 +191,7 @@ REPORTS = {
 
 
 def compare_fits() -> PredictionComparison:
-    """Return the comparison with all reports on whether a run fitted its device."""
+    """Return the comparison of predictions with all published reports on whether a run fitted its device."""
     return build_comparison("fit_boundaries", map(_build_report_point, read_published("fit_boundaries").rows))
 
 
