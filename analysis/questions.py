@@ -91,8 +91,8 @@ def describe_differences(question: Question, all_questions: Sequence[Question]) 
     model. Ranks are not among these values."""
     texts = []
     for part in _MORE:
-        # The environment class contains the devices per node, so it may differ merely because the ranks differ. Therefore
-        # it is only compared among questions with equal ranks.
+        # The environment class contains the devices per node, so it may differ merely because the ranks differ.
+        # Therefore it is only compared among questions with equal ranks.
         same_parts = _PLACE if part == "environment_id" else ("model",)
         rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
         if (value := question[part]) is not None and len({other[part] for other in rivals}) > 1:
