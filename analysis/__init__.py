@@ -31,8 +31,8 @@ def __dir__() -> list[str]:
 def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
     """Return the run table of all records (files `record.json`) at or below `paths`: a DataFrame with one row per run.
 
-    Its `attrs` hold the units and meanings of the columns. Files that are no records are skipped, with a warning.
-    Raise UserError for a path that does not exist.
+    The `attrs` of the DataFrame hold the units and meanings of the columns. Files that are no records are skipped, with
+    a warning. Raise UserError for a path that does not exist.
     """
     return open_study(paths).table
 
@@ -40,7 +40,7 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "DataFrame":
 def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
     """Return the unit and meaning of each column of `frame`, or of all columns of the run table if `frame` is None.
 
-    Columns are recognised by name, so this also works for a table that has lost its `attrs` in an operation.
+    Columns are recognised by name. So the function also works for a table whose `attrs` a pandas operation has dropped.
     """
     from analysis.columns import tabulate_columns  # imported here, so that `import analysis` stays fast
 

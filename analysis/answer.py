@@ -47,7 +47,8 @@ def describe_answer(results: Results) -> tuple[str, ...]:
 
 
 def describe_untrusted(results: Results) -> str:
-    """Return the sentence for results without a trusted run: which flags exclude the runs, and what to do about it."""
+    """Return a sentence for results in which no run is trusted. It counts the flags for which runs are excluded, and
+    names a remedy."""
     counts = Counter(flag for flags in results.table["flags"].fillna("") for flag in flags.split())
     reasons = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common() if flag in UNTRUSTED)
     runs = f"None of {format_count(len(results.table), 'run')} is trusted ({reasons})"
@@ -69,7 +70,8 @@ def _describe_disturbed(results: Results) -> str:
 
 
 class _Wording(NamedTuple):
-    """Texts in which comparisons of times and of losses differ."""
+    """Parts of a sentence that compares configurations. One instance words comparisons of times, another those of
+    losses."""
 
     subject: str  # subject and verb of a sentence about the best configuration, with {} for its name
     margin: Callable[[Rival], str]  # by how much a rival is worse
@@ -79,7 +81,7 @@ class _Wording(NamedTuple):
 
 def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     """Return a sentence that compares the fastest configuration of a question with the other configurations of the
-    question."""
+    question. A question is a group of configurations that do the same work on equal hardware."""
     fastest = one.fastest
     assert fastest is not None
     names = BriefNames(one.compared)
@@ -92,7 +94,8 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
 
 
 def _list_verdicts(names: BriefNames, lead: Row, rivals: Sequence[Rival], words: _Wording) -> list[str]:
-    """Return a text for each verdict on the rivals of the best configuration `lead`."""
+    """Return a text for each verdict that occurs, such as "slower", with the rivals of the best configuration (`lead`)
+    that have this verdict."""
     equal, tied, worse, undecided = (
         [rival for rival in rivals if rival.verdict == verdict] for verdict in (EQUAL, NOT_DETECTED, "slower", TOO_FEW)
     )
@@ -125,7 +128,7 @@ def _describe_undecided_losses(_: str, others: str, rivals: Sequence[Rival]) -> 
 
 
 def _describe_losses(one: LossRanking) -> str:
-    """Return a sentence that compares the configuration with the lowest held-out loss with the other ones."""
+    """Return a sentence on trainings: how the held-out losses of all configurations compare with the lowest one."""
     lead, rivals = one.ranking.fastest, one.ranking.rivals
     names, losses = BriefNames(one.ranking.rows), one.list_losses(lead)
     mean, interval = statistics.fmean(losses), mean_interval(losses)
@@ -146,7 +149,8 @@ def _describe_losses(one: LossRanking) -> str:
 
 
 def _count_unnamed_losses(found: Sequence[LossRanking]) -> str:
-    """Return a sentence with the number of comparisons of losses that have no sentence of their own."""
+    """Return a sentence with the number of comparisons of losses that are not described, because only the first
+    `_QUESTIONS` of them get a sentence each."""
     more = len(found) - _QUESTIONS
     if more <= 0:
         return ""
@@ -154,7 +158,8 @@ def _count_unnamed_losses(found: Sequence[LossRanking]) -> str:
 
 
 def _join(names: BriefNames, rows: Sequence[Row]) -> str:
-    """Return the names of the first rows, and the number of the other rows."""
+    """Return the names of the rows' configurations as text. Of many rows, only the first are named and the others
+    counted, as in "a, b and 3 more"."""
     named = [names.of(row) for row in rows[:_NAMED]]
     if more := len(rows) - len(named):
         named.append(f"{more:,} more")
@@ -162,13 +167,14 @@ def _join(names: BriefNames, rows: Sequence[Row]) -> str:
 
 
 def _format_ratio(rival: Rival) -> str:
-    """Format the ratio of a rival's time ± half the width of its interval."""
+    """Format the ratio of a rival's time to the fastest time, ± half the width of the interval of this ratio."""
     ratio, known = rival.comparison.ratio, rival.comparison.interval
     return _format_margin(ratio, (known.high - known.low) / 2 if known else 0.0, least=1, most=4)
 
 
 def _format_gap(one: LossRanking, rival: Rival) -> str:
-    """Format the difference of a rival's mean loss to the lowest one ± half the width of its interval."""
+    """Format the difference between a rival's mean loss and the lowest mean loss, ± half the width of the interval of
+    this difference."""
     gap, known = math.log(rival.comparison.ratio), rival.comparison.interval
     if max(one.list_losses(rival.row)) > MOST_NATS:
         return f"more than {gap:.0f}"
@@ -188,7 +194,8 @@ _TIMES = _Wording("{} is", lambda rival: f"{_format_ratio(rival)} times faster t
 
 
 def _count_leading(answered: Sequence[Best]) -> str:
-    """Return a sentence that counts the questions in which each engine is the fastest or ties with the fastest."""
+    """Return a sentence that counts, for each engine, the questions in which it is the fastest or ties with the
+    fastest. A question is a group of configurations that do the same work on equal hardware."""
     leading = Counter(
         engine for one in answered for engine in {row["engine"] for row in (one.fastest, *one.ties) if row}
     )
@@ -202,7 +209,8 @@ def _count_leading(answered: Sequence[Best]) -> str:
 
 
 def _describe_few(answered: Sequence[Best]) -> str:
-    """Return a sentence on compared configurations with too few independent runs; empty if there are none."""
+    """Return a sentence on compared configurations with too few independent runs for a verdict; empty if there are
+    none."""
     if not any(one.undecided for one in answered):
         return ""
     runs = max(row["n"] for one in answered for row in one.compared)
@@ -224,7 +232,8 @@ def _describe_few_seeds(found: Sequence[LossRanking]) -> str:
 
 
 def _describe_failed(found: Sequence[Best]) -> str:
-    """Return a sentence that counts the configurations without a run that ended ok, by outcome."""
+    """Return a sentence on configurations of which no run ended ok, with their number for each outcome, such as out of
+    memory."""
     failed = Counter(row["outcome"] for one in found for row in one.failed)
     if not failed:
         return ""

@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure of the page. Its title is also its text description."""
+    """A figure of the page. The title also serves as text description for screen readers."""
 
     name: str
     title: str
@@ -208,7 +208,8 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
-    """Return the colour and hatching of each part of the bars. All colours are used plain before any is hatched."""
+    """Return the colour and hatching of each part of the bars. Hatching is used only if there are more parts than
+    colours."""
     looks = [(colour, hatch) for hatch in (None, "/////", "...") for colour in COLOURS]
     style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.3}
     pairs = zip(names, looks, strict=False)
@@ -261,8 +262,8 @@ def _draw_passes(one: "Prediction") -> list[Figure]:
 def _list_tables(
     found: "Sequence[Prediction]", points: Sequence[dict[str, str]], differing: Sequence[str]
 ) -> Iterable[Table]:
-    """Yield tables of exact values. For a single point, these are the bytes and the seconds of each part. For several
-    points, it is one table with a row per point."""
+    """Yield tables of exact values. A point is a predicted configuration. A single point gets a table of the bytes in
+    each phase and a table of the parts of the step time. Several points get one table with a row per point."""
     if len(found) > 1:
         head = ("", "config", *differing, "fits", "bound by", *VALUES)
         rows = []
@@ -295,7 +296,8 @@ VALUES = (
 
 
 def list_values(one: "Prediction") -> list[str]:
-    """Return the predicted values of a point as texts, in the order of VALUES; unknown values are empty texts."""
+    """Return the predicted values of a point (a configuration) as texts, in the order of the headings VALUES. Unknown
+    values are empty texts."""
     memory = "–".join(dict.fromkeys(number(size / _GB) for size in one.memory.device)) if one.memory else ""
     if (time := one.time) is None:
         return [memory, *[""] * (len(VALUES) - 1)]
@@ -329,8 +331,8 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 
 
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
-    """Return the points that the cost figure shows: all points of `kept`, and for each combination of engine and node
-    count the first BEST of `points`, which are sorted by cost."""
+    """Return the points that the cost figure shows: all points of `kept`, and the BEST cheapest points of each
+    combination of engine and node count. `points` is sorted by cost."""
     drawn, counts = [], dict[tuple[str, int], int]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
@@ -399,7 +401,7 @@ def _describe_cost(point: CostPoint, units: tuple[str, str]) -> str:
 
 
 def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[str]:
-    """Return the table cells of a configuration on the Pareto front."""
+    """Return the table cells of a configuration on the Pareto front. `place` is its number in the table."""
     intervals = [format_interval(*ends) for ends in zip(point.at, point.low, point.high, strict=True)]
     memory = "–".join(dict.fromkeys(map(format_gigabytes, point.choice.candidate.memory.device)))
     spec, note = point.choice.spec, "the answer" if point is winner else ""
@@ -407,7 +409,7 @@ def _build_front_row(place: int, point: CostPoint, winner: CostPoint) -> list[st
 
 
 def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
-    """Return the settings that identify a point as texts, by column name."""
+    """Return the settings that identify a point (a configuration on a machine) as texts, by column name."""
     return {
         "model": spec.model.name, "engine": spec.engine.name, "precision": spec.precision,
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",

@@ -100,7 +100,7 @@ def list_columns() -> dict[str, Column]:
 
 
 def list_all_columns() -> dict[str, Column]:
-    """Return all columns of run tables by name: those that every table has, then the optional ones."""
+    """Return all columns of run tables by name. Columns that every table has come first, optional columns last."""
     return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
 
 
@@ -131,7 +131,7 @@ def _count_trainable(observed: Observations | None) -> int | None:
 
 @remember_latest
 def _format_options(engine: EngineSpec) -> str | None:
-    """Return the options that differ from the engine's preset file, as `name=value`; None if there are none."""
+    """Return the options that differ from the engine's preset file, as `name=value`; None if no option differs."""
     preset = dict(flatten(read_engine_preset(engine.name)))
     changed = (f"{name}={value}" for name, value in flatten(engine.options) if preset.get(name, ...) != value)
     return ", ".join(changed) or None

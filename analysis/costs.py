@@ -99,7 +99,8 @@ def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]
     """Return the rows with their column `variant`, sorted by name; numbers within names are compared by value. The keys
     of `rows` are config_id and machine.
 
-    If rows would have equal names, `variant` also lists the fields in which their configurations differ.
+    If several rows would have equal names, their column `variant` also lists the fields in which their configurations
+    differ.
     """
     variants = describe_variants(specs)
     named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
@@ -147,8 +148,8 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
-    """Return the seconds until a repeat reached the held-out loss `loss`, including its failed attempts; None if the
-    repeat did not reach it. `attempts` are those of one repeat."""
+    """Return the seconds until one repeat of a training reached the held-out loss `loss`; None if the repeat did not
+    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included."""
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
     seconds = compute_seconds_to_loss(ended.record, loss)
     if seconds is None:
@@ -186,7 +187,8 @@ def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) 
 
 
 class AllocatedTime(NamedTuple):
-    """Time for which the jobs of some studies held devices. A period is one allocation of nodes to a job."""
+    """Time for which the scheduler jobs of some studies held devices. `periods` counts the allocations of nodes to a
+    job."""
 
     device_hours: float
     periods: int
@@ -215,7 +217,8 @@ def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
 def _count_devices_per_node(folder: Path) -> int | None:
     """Return the number of devices that a job used on each node; None if the job's file cannot be read.
 
-    It is the largest number of devices per node among the configurations that the job runs.
+    If the configurations of the job use different numbers of devices per node, the largest of these numbers is
+    returned.
     """
     try:
         return max(spec.devices_per_node for spec in jobs.read(folder).list_specs(None))
@@ -257,8 +260,8 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
 def build_text_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], list[bool]]:
     """Return headings, rows and alignments of the table as text; the alignment of a column is True for right-aligned.
 
-    Columns that name a row (`_NAMES`) are omitted if they are equal in all rows, and other columns if they have no
-    value. An adapter's settings are omitted if all rows with this adapter have the same settings.
+    Columns that name a row (`_NAMES`) are omitted if they are equal in all rows. Other columns are omitted if they have
+    no value. An adapter's settings are omitted if all rows with this adapter have the same settings.
     """
     rows = list_rows(frame)
     settings = group_by(filter(None, {row.get("adapter") for row in rows}), lambda text: text.partition(" ")[0])
@@ -293,7 +296,8 @@ def list_omitted_first(head: Sequence[str]) -> list[str]:
     """Return the headings that may be omitted from a table with the headings `head` to make it narrower, in the order
     in which they are omitted.
 
-    The most specific of the costs is never omitted. Without a price, the device-hours are never omitted.
+    Of the cost columns in the table, the most specific one is never omitted. A table without costs always keeps the
+    device-hours.
     """
     found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
     kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]

@@ -60,7 +60,8 @@ class ExportedRun(NamedTuple):
 
 
 def list_exported_runs(results: Results) -> list[ExportedRun]:
-    """Return an exported run for each row of the run table. Raise UserError if two of them have the same name."""
+    """Return an exported run for each row of the run table. Raise UserError if two exported runs would have the same
+    name, because one would overwrite the other."""
     found = [_build_run(row, results.record(place)) for place, row in enumerate(list_rows(results.table))]
     # Exports of two records with one name would overwrite each other.
     (name, times), *_ = Counter((run.study, run.name) for run in found).most_common(1) or [(("", ""), 0)]
@@ -185,8 +186,8 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]]:
-    """Return the id of the MLflow experiment of a study, and the runs of earlier exports in it, by name. The experiment
-    is created if it does not exist."""
+    """Return the id of the MLflow experiment of a study. Also return the runs of earlier exports in this experiment, by
+    name. The experiment is created if it does not exist."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
     there: dict[str, list[Any]] = {}
@@ -197,7 +198,7 @@ def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]
 
 
 def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
-    """Yield all runs of an MLflow experiment. They are requested page by page."""
+    """Yield all runs of an MLflow experiment. The runs are requested from MLflow page by page."""
     page = client.search_runs([experiment], max_results=_PER_BATCH)
     yield from page
     while page.token:
@@ -206,8 +207,8 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete the earlier exports `there` of a run, also incomplete exports, and return True. If the only earlier export
-    has the same content (`digest`), keep it and return False."""
+    """Delete the earlier exports of a run (`there`), also incomplete exports, and return True. But if there is only one
+    earlier export, and it has the same content (`digest`), keep it and return False."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:

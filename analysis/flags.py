@@ -34,19 +34,20 @@ def list_flags(record: RunRecord) -> tuple[str, ...]:
 
 
 def list_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return the names of the notes of a record, in the order of NOTES."""
+    """Return the names of the notes of a record, in the order of NOTES. A note qualifies the interval of the step time,
+    in contrast to a flag, which casts doubt on the measurement itself."""
     return tuple(name for name, note in NOTES.items() if note.raised(record))
 
 
 def _observed(rule: Callable[[Observations], bool]) -> Callable[[RunRecord], bool]:
-    """Return a flag's rule that applies `rule` to the observations of a record. It is False for a record without
-    observations."""
+    """Return a flag's rule that applies `rule` to the observations (measured values) of a record. The returned rule
+    gives False for a record without observations."""
     return lambda record: record.observations is not None and rule(record.observations)
 
 
 def _timed(rule: Callable[[TimedWindow], bool]) -> Callable[[RunRecord], bool]:
-    """Return a flag's rule that applies `rule` to the timed window of a record. It is False for a record without a
-    timed window."""
+    """Return a flag's rule that applies `rule` to the timed window (steps after warm-up) of a record. The returned rule
+    gives False for a record without a timed window."""
     return lambda record: (timed := get_window(record)) is not None and rule(timed)
 
 
@@ -54,7 +55,8 @@ def _is_short(record: RunRecord) -> bool:
     timed = get_window(record)
     if timed is None or len(timed.step_s) < _SHORT_STEPS or timed.seconds < _SHORT_S:
         return timed is not None
-    # older records have adaptive windows, which ended by time if the interval stayed too wide, not for a lack of steps
+    # A window that ended by time is short for lack of steps. Adaptive windows, which only older records have, are an
+    # exception: they ended by time if the interval of the step time stayed too wide.
     steps = record.observations.steps if record.observations else None
     return steps is not None and steps.stopped == "time" and not isinstance(record.spec.measure, AdaptiveMeasure)
 

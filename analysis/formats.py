@@ -168,7 +168,8 @@ def shorten_keys(text: str) -> str:
 
 
 def name_briefly(row: "Row") -> str:
-    """Return a short name of a row's engine, layout and options, without micro-batch: `pipeline × 16 (tensor=2)`."""
+    """Return a short name of a row's configuration, made of engine, layout and options but not the micro-batch:
+    `pipeline × 16 (tensor=2)`."""
     return shorten_keys(describe_series(row)).replace(" accumulated", "")
 
 
@@ -244,7 +245,7 @@ def format_short(value: float, low: float, high: float) -> tuple[str, str]:
 
 
 def format_interval_of(value: float, low: float, high: float) -> str:
-    """Return a value followed by its interval in parentheses."""
+    """Return a value as text, followed by the ends of its interval in parentheses."""
     text, *ends = format_within(value, low, high)
     return f"{text} ({' to '.join(ends)})"
 
@@ -259,7 +260,8 @@ def format_ratio_change(ratio: float, low: float | None = None, high: float | No
 
 
 def find_unit_power(value: float) -> int:
-    """Return the index in UNITS of the largest unit that is at most `value` bytes. It is also the power of 1024."""
+    """Return the index in UNITS of the largest unit that is at most `value` bytes. The unit is 1024 to the power of
+    this index."""
     return min(int(math.log2(value) // 10), len(UNITS) - 1) if value >= 1 else 0
 
 
@@ -295,8 +297,8 @@ def format_interval_kind(row: "Row") -> str:
     """Describe the intervals of a summary row: their level and kind, such as "95 %, between repeats", or that they come
     from the steps of a single run.
 
-    A run of few steps may have an interval of its rate but none of its median step time. The row then has no kind, and
-    the intervals are those within the run.
+    A run of few steps may have an interval of its rate but no interval of its median step time. The column
+    `interval_kind` of such a row is empty, and its intervals are described as coming from the steps of the run.
     """
     kind = row["interval_kind"] or "within the run"
     if kind == "within the run":

@@ -30,8 +30,8 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 def _import_on_one_thread(name: str) -> Any:
     """Import a module of scipy with its linear algebra limited to one thread.
 
-    On a busy machine, several threads wait for each other fifty times as long as the work takes. The environment
-    variable is restored, so that later processes do not inherit the limit.
+    The reason is that several threads on a busy machine wait for each other fifty times as long as the work takes. The
+    limit is an environment variable, which is restored after the import, so that later processes do not inherit it.
     """
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = before or "1"
@@ -74,8 +74,8 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
     """Return the importance of each field, the greatest first; empty if too few trials have a value of the objective.
 
     The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions that are drawn
-    from the posterior. For each field, a function is averaged over all other fields. The variance of these means is
-    divided by the total variance of the function.
+    from the posterior. For each field, a function is averaged over all other fields, which gives one mean per value of
+    the field. The importance is the variance of these means, divided by the total variance of the function.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -104,9 +104,11 @@ def estimate_importances(section: "SearchSection", results: Sequence["TrialResul
 
 def explain_variance(drawn: NDArray[np.float64], levels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each function the fraction of its variance that the levels of a field explain; 0 for a constant
-    function. This is the variance of the means over the points of each level, divided by the total variance.
+    function. For each level, the mean of the function over the points of the level is computed. The fraction is the
+    variance of these means, divided by the total variance.
 
-    `drawn` has shape (functions, points). `levels` has shape (points,) and holds the level of each point.
+    `drawn` has shape (functions, points). `levels` has shape (points,) and holds the level (number of the field's
+    value) of each point.
     """
     total, counts = drawn.var(axis=1), np.bincount(levels)
     means = np.stack([drawn[:, levels == level].mean(axis=1) for level in range(len(counts))])
@@ -138,7 +140,7 @@ class _Setting(NamedTuple):
 
 
 class _Process:
-    """A Gaussian process over points of a search space. Each point is given by its values of the fields."""
+    """A Gaussian process over points of a search space. A point is one combination of values of the searched fields."""
 
     def __init__(self, values: Sequence[Mapping[str, Any]]) -> None:
         keys = dict.fromkeys(key for one in values for key in one)
@@ -203,14 +205,16 @@ class _Process:
 
 
 class _FieldCodes(NamedTuple):
-    """Levels of a field at every point, and the distances between levels, from 0 to 1."""
+    """Level (number of the value) of a field at every point of the search space, and the distances between levels,
+    which are from 0 to 1."""
 
     level: NDArray[np.int64]  # (points,)
     distance: Array  # (levels, levels)
 
 
 def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
-    """Return the levels of a field; None if the field has the same value at all points."""
+    """Return the levels (numbered values) of a field, and the distances between them; None if the field has the same
+    value at all points."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
     count = len(numbers) + len(texts)

@@ -38,8 +38,8 @@ class MeasuredStudy:
     """
 
     def __init__(self, results: "Results", *, short: bool = True, chosen_from: "Results | None" = None) -> None:
-        """With `short`, `summary` and `best` have only their main columns. If `results` are only the trusted runs of a
-        larger set, `chosen_from` is this set; otherwise it is None."""
+        """With `short`, the tables `summary` and `best` have only their main columns. If `results` are the trusted runs
+        of a larger set, `chosen_from` is the larger set; otherwise `chosen_from` is None."""
         self.results = results
         self._short = short
         self._chosen_from = chosen_from
@@ -64,7 +64,7 @@ class MeasuredStudy:
     @functools.cached_property
     def trusted(self) -> "MeasuredStudy":
         """The same study without runs whose times do not measure their configuration: runs on a busy machine, paused
-        runs, drills, and runs on hosts outside their job."""
+        runs, runs with an injected fault (drills), and runs on hosts outside their job."""
         from analysis.flags import UNTRUSTED
 
         flags = enumerate(self.results.table["flags"])
@@ -79,7 +79,8 @@ class MeasuredStudy:
     @functools.cached_property
     def summary(self) -> "DataFrame":
         """The summary: medians over repeats, with intervals. It has one row for each configuration on each machine, by
-        environment class (device and software versions) and kind of evidence."""
+        environment class (device and software versions) and by whether the runs were measured, rehearsed or only
+        predicted."""
         summary = self.results.summary
         return _annotate(summary, [name for name in _SUMMARY if name in summary] if self._short else ())
 
@@ -100,13 +101,14 @@ class MeasuredStudy:
 
     @functools.cached_property
     def plot(self) -> "StudyFigures":
-        """The figures that these runs have data for. Each is a method without arguments that returns a matplotlib
-        Figure."""
+        """The figures for which these runs have data. Each figure is a method without arguments that returns a
+        matplotlib Figure."""
         return StudyFigures(self.results)
 
 
 class StudyFigures:
-    """The figures of the report, such as `study.plot.step_time()`. Tab completion lists those that have data."""
+    """The figures of the report, such as `study.plot.step_time()`. Tab completion lists the figures for which these
+    runs have data."""
 
     def __init__(self, results: "Results") -> None:
         self._results = results

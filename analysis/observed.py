@@ -86,14 +86,15 @@ def find_job(environment: Environment | None) -> ScheduledJob | None:
 
 @remember_latest
 def compute_steps_per_s(record: RunRecord) -> float | None:
-    """Return the steps per second over the window: their number divided by the window's duration. This is not the mean
-    of the rates of single steps."""
+    """Return the steps per second over the timed window: the number of its steps divided by its duration. This differs
+    from the mean of the rates of single steps."""
     timed = get_window(record)
     return len(timed.step_s) / timed.seconds if timed else None
 
 
 def compute_step_quantile(record: RunRecord, share: float) -> float | None:
-    """Return a quantile of the window's step times, in seconds, interpolated between two steps."""
+    """Return a quantile of the step times of the timed window, in seconds, interpolated between two steps. `share` is
+    0.95 for the 95th percentile."""
     timed = get_window(record)
     if timed is None:
         return None
@@ -103,14 +104,14 @@ def compute_step_quantile(record: RunRecord, share: float) -> float | None:
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
-    """Return the interval of the median step time, in seconds, computed from the steps of the run alone."""
+    """Return the confidence interval of the median step time, in seconds, computed from the steps of the run alone."""
     timed = get_window(record)
     return describe_window(timed.step_s).median if timed else None
 
 
 def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
-    """Return the interval of a rate over the window, computed from the steps of the run alone; None if the rate is
-    None."""
+    """Return the confidence interval of a rate over the timed window, computed from the steps of the run alone; None if
+    `rate` is None."""
     timed = get_window(record)
     if timed is None or rate is None:
         return None
@@ -118,7 +119,8 @@ def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | N
 
 
 def get_tokens(record: RunRecord) -> Tokens | None:
-    """Return the tokens per optimizer step, counted in the window; None if the window has no steps."""
+    """Return the tokens per optimizer step, counted in the timed window after warm-up; None if this window has no
+    steps."""
     observed = record.observations
     if observed is None or observed.steps is None or observed.steps.cut >= len(observed.steps.step_s):
         return None
@@ -134,7 +136,7 @@ def compute_token_rate(record: RunRecord, counted: Callable[[Tokens], float | No
 
 
 def compute_energy_j(record: RunRecord) -> float | None:
-    """Return the energy of all devices over the window, in joules; None unless every device reported it.
+    """Return the energy of all devices over the timed window, in joules; None unless every device reported its energy.
 
     The reported energy includes the pauses between blocks of timed steps. If the duration of the energy measurement is
     known, the energy is scaled to the duration of the window.
@@ -206,7 +208,7 @@ def get_host(record: RunRecord, node: int) -> str | None:
 
 
 def compute_tflops_per_device(record: RunRecord, kind: FlopsKind) -> float | None:
-    """Return the rate of matmul FLOPs per device over the window, in 10^12 FLOP/s."""
+    """Return the rate of matmul FLOPs per device over the timed window (steps after warm-up), in 10^12 FLOP/s."""
     rate = compute_steps_per_s(record)
     flops = None if rate is None else compute_step_flops(record, kind)
     return None if rate is None or flops is None else flops * rate / record.spec.world_size / _TERA
@@ -216,10 +218,11 @@ _compute_step_flops = remember_latest(compute_flops_per_step)
 
 
 def compute_step_flops(record: RunRecord, kind: FlopsKind) -> int | None:
-    """Return the matmul FLOPs of a step over all ranks. They come from a formula or, for a model family without one,
-    from torch's counter.
+    """Return the matmul FLOPs of a step over all ranks. The number comes from a formula or, for a model family without
+    a formula, from torch's FLOP counter.
 
-    The counter cannot exclude recomputed activations. So with activation checkpointing it gives no "model" FLOPs.
+    The counter cannot exclude recomputed activations. So with activation checkpointing, it gives no "model" FLOPs, and
+    None is returned.
     """
     try:
         flops: int = getattr(_compute_step_flops(record.spec), kind)

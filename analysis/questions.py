@@ -44,7 +44,8 @@ _PROTOCOL = "measure."
 def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]:
     """Return the rows of a summary grouped by question, in the order in which questions first appear.
 
-    A point that was predicted to be infeasible joins the measured rows of its question, unless it was measured itself.
+    A question is a group of configurations that do the same work on equal hardware. If a point was predicted to be
+    infeasible and was not measured, its row joins the measured rows of the same question.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     rows = drop_retried([add_lengths(row) for row in list_rows(summary)])
@@ -59,22 +60,23 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the values of a row in the columns `QUESTION`, with None as its environment. A predicted row has the same
-    key as a measured row, so that both belong to one question."""
+    """Return the values of a row in the columns `QUESTION`, but None in the column of the environment. A predicted row
+    has the same key as a measured row, so that both belong to one question."""
     asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
     return tuple(asked[name] for name in QUESTION)
 
 
 def add_lengths(row: Row) -> Row:
-    """Return the row with two additions: its tokens per sample, computed from the tokens per step, and the defaults of
-    optional columns that it lacks."""
+    """Return the row with two additions: the tokens per sample, computed from the tokens per step, and default values
+    for optional columns that the row lacks."""
     counted = {name: row[tokens] for name, tokens in _LENGTHS.items()}
     lengths = {name: None if count is None else count / row["global_batch"] for name, count in counted.items()}
     return LATER | row | lengths
 
 
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
-    """Return the name of a question: its model and ranks, and how it differs from other questions about the model."""
+    """Return the name of a question, which is a group of configurations that do the same work on equal hardware. The
+    name states model and ranks, and how the question differs from other questions about the model."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 
@@ -85,10 +87,12 @@ def format_ranks(question: Question | Row) -> str:
 
 
 def describe_differences(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return texts of a question's values, apart from ranks, that differ from those of other questions on its model."""
+    """Return texts of those values of a question (such as precision) that differ between questions about the same
+    model. Ranks are not among these values."""
     texts = []
     for part in _MORE:
-        # an environment class contains the devices per node, so only questions with equal ranks can be compared in it
+        # The environment class contains the devices per node, so it may differ merely because the ranks differ.
+        # Therefore it is only compared among questions with equal ranks.
         same_parts = _PLACE if part == "environment_id" else ("model",)
         rivals = [other for other in all_questions if all(other[same] == question[same] for same in same_parts)]
         if (value := question[part]) is not None and len({other[part] for other in rivals}) > 1:
@@ -98,12 +102,14 @@ def describe_differences(question: Question, all_questions: Sequence[Question]) 
 
 
 def describe_choice(row: Row) -> str:
-    """Return the name of a row's configuration within its question: engine, layout, options and micro-batch."""
+    """Return a name that distinguishes a row's configuration from others that do the same work on equal hardware:
+    engine, layout, options and micro-batch."""
     return f"{describe_series(row)}, micro {row['micro']}"
 
 
 def describe_series(row: Row) -> str:
-    """Return the name of a row's configuration within its question, without the micro-batch.
+    """Return a name that distinguishes a row's configuration from others that do the same work on equal hardware, but
+    does not contain the micro-batch.
 
     A `protocol` column, if present, distinguishes rows that differ only in the measurement protocol (`tell_apart`).
     """
@@ -123,7 +129,8 @@ def describe_series(row: Row) -> str:
 
 
 class PlacedRow(NamedTuple):
-    """A row with its environment class. The class is None if no row of the same question has a known environment."""
+    """A row with its environment class (hash of device and software versions). The class is None if the environment of
+    this row is unknown, and also that of all rows with the same work on equal hardware."""
 
     row: Row
     environment_id: str | None
@@ -136,7 +143,8 @@ def has_failed_early(row: Row) -> bool:
 
 
 def drop_retried(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without early failures that were retried. A rehearsal does not count as a retry of a real run."""
+    """Return the rows, except attempts that failed before their environment was recorded and were tried again. A
+    rehearsal does not count as another try at a real run."""
 
     def build_key(row: Row) -> tuple[str, str, bool]:
         return row["config_id"], row["machine"], row["evidence"] == "rehearsed"
@@ -148,8 +156,9 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
 def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
     """Return each row with its environment class. Rows with a known class come first.
 
-    An early failure gets the class of the first row of the same question that has measured values, or else of the first
-    row with a known class. `question_of` returns the key of a row's question.
+    A row of attempts that failed before their environment was recorded gets a class from another row of the same
+    question. This is the first row with measured values or, without any, the first row with a known class.
+    `question_of` returns the key of a row's question.
     """
     # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
@@ -162,7 +171,8 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
-    """Return True if two environment classes may be equal. An unknown class (None) may equal any other."""
+    """Return True if two environment classes (hashes of device and software versions) are equal, or could be equal
+    because one of them is unknown (None)."""
     return one is None or other is None or one == other
 
 
@@ -180,8 +190,9 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     If only one of two ZeRO stages used offload, the comparison would show the effect of offload instead of that of the
     stage. The same is true for different bucket sizes.
 
-    An option belongs to one engine alone if the preset file of this engine lists it and the other spec does not have
-    it. Presets list the options that have no default. Any other option could have been set for both engines.
+    An option belongs to one engine alone if the preset file of this engine lists the option and the other spec lacks
+    it. The reason is that presets list the options that have no default. Any other option could have been set for both
+    engines.
     """
     ours, theirs = _list_options(one), _list_options(other)
     # an option that only one of the engines has counts as unequal
@@ -239,7 +250,7 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
 
 
 def list_varied(specs: Mapping[str, RunSpec]) -> dict[str, tuple[str, ...]]:
-    """Return the values of the fields by which `describe_variants` distinguishes configurations, sorted, by field."""
+    """Return the fields by which `describe_variants` distinguishes configurations, each with its sorted values."""
     values: dict[str, dict[str, None]] = {}
     for fields in _list_variant_fields(specs).values():
         for name, value in fields.items():
@@ -280,7 +291,7 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
     """Return rows of a summary with a column `protocol`, which distinguishes rows of equal name (by the function
-    `name`). It is empty for all other rows.
+    `name`). The column is empty for all other rows.
 
     The column states one field of the measurement protocol if this field distinguishes all rows of the name, and
     otherwise all fields that differ. Tables show the column. Figures join rows of equal name to one series.

@@ -88,14 +88,14 @@ class Results:
         """The same runs, but the times of disturbed runs (flags in `analysis.flags.DISTURBED`, such as `busy`) count
         like all others.
 
-        Use it for times in a paired comparison, because background load during a round affects both sides. Use it also
-        for values that background load does not change, such as bytes moved.
+        Use these results for times in a paired comparison, because background load then affects both compared
+        configurations. Use them also for values that background load does not change, such as bytes moved.
         """
         return dataclasses.replace(self, keeps_disturbed=True)
 
     def take(self, places: Sequence[int]) -> "Results":
-        """Return results of the runs with these row numbers only. Their outcomes and flags remain those found by
-        comparison with the whole set of runs."""
+        """Return results of the runs with these row numbers only. Outcomes and flags of these runs do not change,
+        although some of them depend on a comparison with other runs of the whole set."""
         outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
         table, rows = (
             self.table.iloc[list(places)].reset_index(drop=True),
@@ -105,7 +105,8 @@ class Results:
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
-        """Values per run that do not fit into the run table, in its row order; empty if unknown.
+        """Values per run that do not fit into the run table, with one row per run in the order of the run table.
+        Unknown values are empty.
 
         `file` is the path of the record. `spec` and `environment` are JSON texts; the environment may be None. `step_s`
         holds the seconds of every recorded step, warm-up included, and `cut` is the index of the first timed step.
@@ -119,13 +120,14 @@ class Results:
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
         """The summary table (`analysis.summary`). It has a row for each configuration on each machine, by environment
-        class (hash of device and software versions) and kind of evidence (such as measured)."""
+        class (hash of device and software versions) and by whether the runs were measured, rehearsed or only
+        predicted."""
         variants = describe_variants(self.configurations)
         return summarise(self.pooled_table, variants, keep_disturbed=self.keeps_disturbed)
 
     @functools.cached_property
     def specs(self) -> dict[str, RunSpec]:
-        """The spec of each run, by config_id."""
+        """The spec (settings) of each run, as a mapping from config_id to spec."""
         # one spec is parsed per configuration, because parsing is slow and repeats have equal specs
         places = self.table["config_id"].drop_duplicates(keep="last").index
         texts = self._traces.column("trace_spec").take(pa.array(places)).to_pylist()
@@ -133,7 +135,8 @@ class Results:
 
     @functools.cached_property
     def configuration_ids(self) -> dict[str, str]:
-        """The config_id that the summary uses in place of the config_id of a training.
+        """Mapping from the config_id of a training to the config_id that the summary uses for the training's
+        configuration.
 
         Trainings that differ only in their seed are repeats of one configuration. The summary uses the config_id of the
         training with the lowest seed. Other runs have no entry.
@@ -147,8 +150,8 @@ class Results:
 
     @functools.cached_property
     def configurations(self) -> dict[str, RunSpec]:
-        """The spec of each configuration, by the config_id that the summary uses. Trainings have seed 0 here, since
-        their seed is no part of their configuration."""
+        """The spec of each configuration, by the config_id that the summary uses. Trainings have seed 0 here, because
+        trainings that differ only in their seed are one configuration."""
         return {
             one: _drop_seed(spec) if one in self.configuration_ids else spec
             for one, spec in self.specs.items()
@@ -163,8 +166,8 @@ class Results:
         return self.table.assign(config_id=self.table["config_id"].replace(self.configuration_ids))
 
     def find_losses(self, row: Row) -> dict[int, float]:
-        """Return the held-out loss at the end of the trainings that a summary row combines, by seed: the mean over the
-        repeats of a seed. Disturbed runs are included, because their losses are valid."""
+        """Return, for each seed, the held-out loss at the end of the trainings that a summary row combines, as the mean
+        over the repeats with this seed. Disturbed runs are included, because their losses are valid."""
         places = self.with_disturbed.behind(row)
         return compute_seed_means(list_rows(self.table[["seed", "validation_loss"]].iloc[places]), "validation_loss")
 
@@ -212,8 +215,9 @@ class Results:
     def window(self, place: int) -> list[float]:
         """Return the times of the timed steps of the run in row number `place`, in seconds and in order.
 
-        The times are scaled so that their sum equals the duration of the window of timed steps. Without scaling, the
-        sum is larger in older records of several ranks, which have no step times of single ranks.
+        The times are scaled so that their sum equals the duration of the window of timed steps. Older records of
+        several ranks need this, because they lack the step times of single ranks, so that the unscaled sum is larger
+        than the duration.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -243,7 +247,7 @@ class Results:
 
     @functools.cached_property
     def _window_s(self) -> NDArray[np.float64]:
-        """Duration of each run's window in seconds, shape (rows,); NaN for a run without a window."""
+        """Duration of the timed steps of each run in seconds, shape (rows,); NaN for a run without timed steps."""
         table = self.table
         return (table["sample_s"] * table["global_batch"] * table["n_steps"]).to_numpy(float, na_value=np.nan)
 
@@ -287,7 +291,8 @@ _MOST_WARNED = 3
 
 
 def warn(found: Reading | Results) -> None:
-    """Log warnings on skipped files and on attempts without a record: their number, and the first few of each."""
+    """Log warnings on skipped files and on attempts (tries at a run) without a record. Each warning has the number of
+    files or attempts, and names the first few."""
     read = len(found.records if isinstance(found, Reading) else found.table)
     skipped = f"skipped, because they are not records: {len(found.skipped)} of {len(found.skipped) + read} files"
     unfinished = f"attempts without a record: {len(found.unfinished)}"
@@ -306,8 +311,8 @@ def _drop_seed(spec: RunSpec) -> RunSpec:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    """Return the results of rows, after their losses and gradient norms are compared with those of runs of the
-    reference engine in the same set (`analysis.verify`).
+    """Return the results of rows. Before that, the losses and gradient norms of these runs are compared with those of
+    runs of the reference engine in the same set (`analysis.verify`).
 
     Few runs are judged invalid. For these, `load` reads the record again, and the changed cells are computed from it.
     """

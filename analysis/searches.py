@@ -22,7 +22,8 @@ _TRIALS, _RECORD_DEPTH = "trials", 2  # a record lies two folders below its stud
 
 
 class SearchTrial(NamedTuple):
-    """A trial of a search. Its `value` is None if it did not end ok or violates a constraint."""
+    """A trial of a search: one tried configuration with its result. `value` is None if the trial did not end ok or
+    violates a constraint."""
 
     number: int
     values: Mapping[str, Any]

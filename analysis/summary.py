@@ -128,8 +128,8 @@ def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: b
 def select_answering(rows: Sequence[Row], *, keep_disturbed: bool = False) -> list[Row]:
     """Return the rows of the run table from which the values of a configuration's summary row are computed.
 
-    These are the last attempts of all repeats that ended ok and are measurements. Disturbed runs are included only if
-    all runs are disturbed, or with `keep_disturbed`.
+    These are the runs that ended ok and are measurements. Of each repeat, only the last attempt (try at the run)
+    counts. Disturbed runs are included only if all runs are disturbed, or with `keep_disturbed`.
     """
     good = [
         row
@@ -157,7 +157,8 @@ def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
 
 
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
-    """Return the last attempt of each repeat with each seed. Earlier attempts are superseded."""
+    """Return the last attempt (try at a run) of each repeat with each seed. The last attempt supersedes the earlier
+    ones."""
     last: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=itemgetter("study", "seed", "repeat", "attempt")):
         last[row["study"], row["seed"], row["repeat"]] = row
@@ -194,8 +195,8 @@ def _compute_interval(allocations: Allocations, name: str) -> Interval | None:
 
 
 def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
-    """Return the cells of the columns for trainings that the run table has. `good` has all runs that ended ok, and
-    `timed` has the runs whose times count."""
+    """Return the cells of the columns that describe trainings, such as the held-out loss, as far as the run table has
+    them. `good` has all runs that ended ok, and `timed` has the runs whose times count."""
     names = [name for name in LEARNED if good and name in good[0]]
     cells: Row = dict.fromkeys(LEARNED) | {
         name: _compute_median(timed, name) for name in LEARNED_TIMES if name in names
@@ -210,7 +211,8 @@ def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
 
 
 def compute_seed_means(rows: Iterable[Row], name: str) -> dict[int, float]:
-    """Return the mean of the column `name` over the runs of each seed, by seed. Runs without a value are ignored."""
+    """Return, for each seed, the mean of the column `name` over the runs with this seed. Runs without a value are
+    ignored."""
     by_seed = group_by((row for row in rows if row[name] is not None), itemgetter("seed"))
     return {seed: statistics.mean(row[name] for row in members) for seed, members in by_seed.items()}
 

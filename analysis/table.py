@@ -16,7 +16,8 @@ _ARROW_DTYPES = {pa.string(): pd.StringDtype(), pa.int64(): pd.Int64Dtype(), pa.
 
 
 def to_pandas(columns: "pa.Table | pa.ChunkedArray") -> Any:
-    """Return an Arrow table or column as a DataFrame or Series. Its column types are those of `build_typed_frame`."""
+    """Return an Arrow table or column as a DataFrame or Series. The column types are the same as in
+    `build_typed_frame`."""
     return columns.to_pandas(types_mapper=_ARROW_DTYPES.get)
 
 
@@ -27,7 +28,8 @@ def build_typed_frame(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, Ki
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return lists of items by their key. Keys and items are in the order in which they first appear."""
+    """Return a mapping from each key to the list of items with this key. Keys and items are in the order in which they
+    first appear."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

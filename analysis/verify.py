@@ -73,7 +73,8 @@ wrong factor.
 
 
 class VerificationCase(NamedTuple):
-    """The data of one record that verification needs."""
+    """The data of one record that are needed to compare its losses and gradient norms with those of the reference
+    engine."""
 
     reference: bool  # True for a run of the reference engine
     question: str | None = None  # hash of everything that determines the losses; None if they are not comparable
@@ -85,7 +86,7 @@ class VerificationCase(NamedTuple):
 
 
 class VerificationCases(NamedTuple):
-    """The verification cases of a set of records, one array per field."""
+    """The data of `VerificationCase` for a set of records, with one array per field and one entry per record."""
 
     ok: NDArray[np.bool_]
     reference: NDArray[np.bool_]
@@ -112,15 +113,17 @@ class Mismatch(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Result of verifying a set of cases: the unverified runs as a mask of shape (cases,), and the mismatches."""
+    """Result of comparing runs with the reference engine: the unverified runs as a mask of shape (cases,), where a case
+    is a run, and the mismatches of losses or gradient norms."""
 
     unverified: NDArray[np.bool_]
     mismatches: tuple[Mismatch, ...]
 
 
 def judge(cases: VerificationCases) -> Judgement:
-    """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. This is
-    the first run of the reference engine with the same `question`.
+    """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. The
+    reference run is the first run of the reference engine with the same `question`, which is a hash of all settings
+    that determine the losses.
 
     A run is unverified if it has no reference run, if the two runs skipped different updates, or if the first norm of
     either run is unknown. Losses alone do not verify a run.
@@ -166,13 +169,14 @@ def judge(cases: VerificationCases) -> Judgement:
 
 @remember_latest
 def is_reference(spec: RunSpec) -> bool:
-    """Return True if the engine of a spec is the reference engine; False for an engine that is not installed."""
+    """Return True if the engine of a spec is the reference engine (ddp); False for an engine that is not installed."""
     facts = find_facts(spec)
     return facts is not None and facts.is_reference
 
 
 def build_case(record: RunRecord) -> VerificationCase:
-    """Return the verification case of a record."""
+    """Return the data of a record that are needed to compare its losses and gradient norms with those of the reference
+    engine."""
     reference, steps = is_reference(record.spec), _get_comparable_steps(record)
     if steps is None:
         return VerificationCase(reference)

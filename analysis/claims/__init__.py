@@ -50,15 +50,15 @@ Starts = tuple[Start, ...]
 
 
 class ClaimSide(NamedTuple):
-    """One of the two configurations of a comparison: its row of the summary table and its spec."""
+    """One of the two configurations that are compared for a claim: the row of the summary table and the spec."""
 
     row: Row
     spec: RunSpec
 
 
 class ClaimComparison(NamedTuple):
-    """Comparison of two configurations that differ in one respect only. `differ` holds what each of them is in that
-    respect, such as its engine. `shared_text` describes what they have in common."""
+    """Comparison of two configurations that differ in one respect only. `differ` holds the two values of the setting in
+    which they differ, such as their engines. `shared_text` describes the settings that they have in common."""
 
     before: Row
     after: Row
@@ -86,7 +86,7 @@ class Claim(NamedTuple):
 
 
 class ClaimFinding(NamedTuple):
-    """All comparisons for a claim on one machine with one model."""
+    """All comparisons of measured configurations that concern a published claim, on one machine with one model."""
 
     claim: Claim
     machine: str
@@ -99,5 +99,6 @@ class ClaimFinding(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict if all these comparisons tested the claim."""
+        """Verdict on the claim that would follow if every comparison here really tested the claim. Whether a comparison
+        does so is decided in `analysis.claims.verdicts`."""
         return self.claim.judge(self.counts)

@@ -31,8 +31,8 @@ _NUMBERS = (
 def find_findings(results: Results) -> list[ClaimFinding]:
     """Return the findings for every claim, machine and model.
 
-    The findings for the claims of a publication on one machine with one model are omitted if none of their comparisons
-    involves several nodes.
+    For each publication, machine and model, all findings are omitted if no comparison among them involves several
+    nodes.
     """
 
     @functools.cache  # reading a record is slow
@@ -68,8 +68,8 @@ def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
 
 
 def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list[ClaimFinding]:
-    """Return the findings with `is_slow_network` set for some comparisons for claims about a slow network: those whose
-    two configurations were also compared on a faster network."""
+    """Return the findings, with `is_slow_network` set for some comparisons of claims about a slow network. A comparison
+    is marked if the same two configurations were also compared on a faster network."""
 
     def name_pair(one: ClaimComparison) -> tuple[str, str]:
         return one.before["config_id"], one.after["config_id"]
@@ -96,8 +96,8 @@ def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list
 def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effect]:
     """Return the effect of each comparison for a claim, corrected for the number of comparisons.
 
-    Effects are worded for the quantity of the claim, such as "less" in place of "faster" for bytes. A detected effect
-    that is shown to be below 3 % is named as such.
+    Effects are worded for the quantity of the claim, such as "less" in place of "faster" for bytes. An effect that is
+    detected but shown to be below 3 % is named so, for example "faster by less than 3 %".
     """
     detected: list[Effect] = [*stats.verdicts(tested)]
     if claim.quantity != "sample_s":
@@ -135,10 +135,10 @@ def _compare(
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
     """Return the comparison of two configurations. If times are compared and only one configuration ran out of memory,
-    that configuration is replaced by its fastest variant with another micro-batch.
+    the comparison uses the fastest variant of this configuration with another micro-batch instead.
 
-    The configuration that fits keeps its micro-batch. So the comparison rewards this configuration for needing less
-    memory.
+    The micro-batch of the other configuration, which fits, is not changed. So the comparison takes into account that
+    this configuration needs less memory.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
@@ -184,7 +184,8 @@ def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comp
 
 
 def _list_values(row: Row, column: str, results: Results) -> Runs:
-    """Return the values of a run-table column for the runs that a summary row combines, by allocation."""
+    """Return the values of a run-table column for the runs that a summary row combines, grouped by allocation (one
+    start of a scheduler job)."""
     # background load changes how long ranks are idle, but not how many bytes they move
     places = results.with_disturbed.behind(row) if column == "moved_bytes" else results.list_timed(row)
     found: Runs = {}

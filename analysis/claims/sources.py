@@ -58,7 +58,8 @@ _SHARDED = ("zero3", "fsdp")
 
 
 def _dump(spec: RunSpec, **changes: Any) -> str:
-    """Return a spec as canonical text, without gradient accumulation and with the given fields changed."""
+    """Return a spec as canonical text, for comparison with other specs. Gradient accumulation is left out, and the
+    fields in `changes` get the given values."""
     return canonical(spec.model_copy(update={"batch": Batch(micro=spec.batch.micro), **changes}))
 
 
@@ -81,8 +82,8 @@ def _has_more_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _compare_stages(*pairs: tuple[str, str]) -> Callable[[RunSpec, RunSpec], bool]:
-    """Return a function that takes two specs and returns True if their engines are one of these pairs and the engine
-    options that both have are equal."""
+    """Return a function that takes two specs and decides whether they may be compared. It returns True if their engines
+    form one of the pairs `pairs`, and if all options that both engines have are equal."""
     return lambda one, other: (one.engine.name, other.engine.name) in pairs and may_be_compared(one, other)
 
 
@@ -118,13 +119,15 @@ SMALL: Mapping[Effect, Effect] = {
     "less": "less by less than 3 %",
     "more": "more by less than 3 %",
 }
-# a configuration that ran out of memory counts as slower for "always slower", but not for C1 and C2 (slower steps)
+# A configuration that ran out of memory counts as slower for claims "always slower". It does not count as
+# slower for claims C1 and C2 ("not consistently faster"), because these are about measured steps per second.
 _NEVER_RAN: Mapping[Effect, Effect] = {"slower": "second out of memory", "faster": "first out of memory"}
 
 
 def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
     """Judge the claim "not consistently faster" from the number of comparisons with each effect. The claim is supported
-    if at least one comparison is slower by 3 % or more, and contradicted if all comparisons are faster.
+    if the second configuration is slower by 3 % or more in at least one comparison. It is contradicted if the second
+    configuration is faster in all comparisons.
 
     A configuration that ran out of memory does not count as slower.
     """

@@ -56,7 +56,7 @@ _BELOW: Counter[Effect] = Counter([EQUAL, *SMALL.values()])
 
 class Entry(NamedTuple):
     """The verdict on one published claim (`claim` is its id) on one machine, with the reason `why`. `measured`
-    describes the comparisons for the claim. `machine` is empty if there are none."""
+    describes the comparisons for the claim. `machine` is empty if there are no such comparisons."""
 
     claim: str
     text: str
@@ -68,7 +68,8 @@ class Entry(NamedTuple):
 
 
 def judge(results: Results) -> list[Entry]:
-    """Return the verdict on each published claim, for each machine with comparisons for it."""
+    """Return the verdict on each published claim, one for each machine on which configurations were compared for the
+    claim."""
     found = find_findings(results)
     testable = {claim.id: claim for claims in CLAIMS.values() for claim in claims}
     entries: list[Entry] = []
@@ -92,8 +93,9 @@ def _build_entries(head: tuple[str, str, str], claim: Claim | None, found: Seque
 
 
 def decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
-    """Return the verdict on a claim on one machine, and the reason. `found` are the findings for the claim there.
-    Findings that do not meet the rule for testing the claim do not affect the verdict; the reason lists them."""
+    """Return the verdict on a claim on one machine, and the reason. `found` are the findings for the claim on that
+    machine, one per model. Findings that do not meet the rule for testing the claim do not affect the verdict, but the
+    reason lists them."""
     short = {finding.model: list_obstacles(finding) for finding in found}
     tests = [finding for finding in found if not short[finding.model]]
     if not tests:
@@ -133,12 +135,13 @@ def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
 
 
 def list_rejected(finding: ClaimFinding) -> list[str]:
-    """Return the reason for each comparison that does not test the claim."""
+    """Return, for each comparison that does not test the claim, the reason why it does not."""
     return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
 
 
 def list_obstacles(finding: ClaimFinding) -> list[str]:
-    """Return the reasons why a finding does not test its claim; empty if it tests the claim."""
+    """Return the reasons why a finding (all comparisons for a claim with one model on one machine) does not test its
+    claim; empty if it does."""
     if not finding.comparisons:
         return ["no two measured configurations differ only in the setting that the claim is about"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
@@ -153,7 +156,8 @@ def list_obstacles(finding: ClaimFinding) -> list[str]:
 
 
 def find_studied_model(parameters: int | None) -> str | None:
-    """Return the mT5 model with this parameter count; None if there is none between SMALLEST and LARGEST."""
+    """Return the name of the published mT5 model with exactly this number of parameters. None if there is no such
+    model, or if the number does not lie between SMALLEST and LARGEST."""
     shapes = {
         row["parameters"]: row["model"] for row in read_published("t5_shapes").rows if row["model"].startswith("mt5_")
     }
@@ -210,8 +214,8 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
 
 
 def _explain_times_apart(before: Starts, after: Starts) -> str:
-    """Return a text if a difference could come from measuring the two configurations at different times: one side ran
-    before the other, or a start time is unknown.
+    """Return a reason to doubt a comparison because its two configurations were measured at different times. Either all
+    runs of one configuration started before all runs of the other, or a start time is unknown.
 
     Empty if the configurations shared an allocation, or if their time ranges overlap.
     """
@@ -235,8 +239,8 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
 
 
 def describe_coverage(claim: str, results: Results) -> str:
-    """Describe which values were measured of the setting that a claim mentions, such as the learning rate. `claim` is
-    the id of the claim; the text is empty for an unknown claim."""
+    """Describe the measured values of the settings that a claim mentions, such as the learning rate. `claim` is the id
+    of the claim; the text is empty for an unknown claim."""
     measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
     if claim == "C4":
         sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}
@@ -254,7 +258,7 @@ HEAD = ("Claim", "Published statement", "Machine", "Measured", "Verdict", "Reaso
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
-    """Return the cells of a verdict, in the columns of HEAD."""
+    """Return the table cells of a verdict, one for each heading in HEAD."""
     words = (entry.claim, entry.text, entry.machine, entry.measured, entry.verdict, entry.why)
     return tuple(word or MISSING for word in words)
 

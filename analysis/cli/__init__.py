@@ -46,7 +46,7 @@ def report_missing(paths: Sequence[Path]) -> UserError:
 
 @contextlib.contextmanager
 def reporting_unwritable(out: Path) -> Iterator[None]:
-    """Turn an OSError of writing below `out` into a UserError."""
+    """Context manager that turns an OSError on writing below the folder `out` into a UserError."""
     try:
         yield
     except OSError as error:

@@ -56,7 +56,7 @@ def _print(entries: "Sequence[Entry]") -> None:
 
 
 def _wrap(text: str, label: str = "") -> str:
-    """Return a text after its label. For a terminal, the text is wrapped to its width. In a file it stays on one line,
-    so that `grep` finds phrases."""
+    """Return a text with its label in front. For a terminal, the text is wrapped to the width of the terminal. In a
+    file the text stays on one line, so that `grep` finds phrases."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))

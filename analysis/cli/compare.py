@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
-    """Add the options that `compare` shares with `ab`."""
+    """Add the options that the verbs `compare` and `ab` have in common."""
     # argparse applies % formatting to help texts, so a percent sign is written twice
     limit = f"fail if B takes more time or memory than A by this percentage; default: {gate or 'none'}".replace(
         "%", "%%"
@@ -82,7 +82,7 @@ def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> 
 
 
 def percentage(text: str) -> float:
-    """Return a percentage as a share: 0.03 for the text `3%`. Raise UserError for any other form."""
+    """Return a percentage as a fraction: 0.03 for the text `3%`. Raise UserError for any other form."""
     number = text.removesuffix("%").strip()
     if text.endswith("%") and number.replace(".", "", 1).isdecimal():
         return float(number) / 100

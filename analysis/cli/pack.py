@@ -148,7 +148,8 @@ def _copy_versions(value: Any, rename: _Rename) -> Any:
 
 
 def _copy_form(pattern: str) -> _Rule:
-    """Return a rule that copies a string only if it matches `pattern`. Patterns are so narrow that no name matches."""
+    """Return a rule that copies a string only if it matches `pattern`. Patterns are so narrow that no name, such as
+    that of a host, matches."""
     return lambda value, rename: value if re.fullmatch(pattern, value) else _OUT
 
 

@@ -186,8 +186,8 @@ def _write_text(
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:
-    """Return the main columns that have a value in at least one row. Some main columns are listed only if rows
-    differ."""
+    """Return the main columns that have a value in at least one row. Some main columns are listed only if the rows
+    differ in them."""
     from analysis.columns import SHOWN, SHOWN_WHERE_DIFFERENT
 
     is_shown = dict((frame.notna() & (frame.astype("string") != "")).any())

@@ -41,8 +41,9 @@ class SetComparison(NamedTuple):
     def verdict(self) -> Verdict | None:
         """The verdict of the regression gate; None without a gate.
 
-        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. It is INCONCLUSIVE if the
-        gate is open for a pair, i.e. if that pair neither keeps nor breaks it. Otherwise it is PASS.
+        The verdict is FAIL if a pair breaks the gate, or if A and B share no configuration. Otherwise, it is
+        INCONCLUSIVE if some pair neither keeps nor breaks the gate (the gate is then open for this pair). If all pairs
+        keep the gate, the verdict is PASS.
         """
         if self.question.gate is None:
             return None
@@ -62,8 +63,8 @@ class SetComparison(NamedTuple):
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results. Raise UserError if a field of `across` does not exist or leaves several possible
-    pairs."""
+    """Compare two sets of results. Raise UserError if a field of `across` does not exist, or if `across` leaves several
+    possible counterparts for a configuration."""
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)

@@ -22,8 +22,8 @@ _SAME_THING = {"machine": ("machine", "device")}
 
 
 class VariedField(NamedTuple):
-    """A field that may differ between A and B, together with all fields nested in it. `values`, if given, are the value
-    to select in A and the value to select in B."""
+    """A field that may differ between A and B, together with all fields nested in it. If `values` is given, only
+    configurations with its first value are selected in A, and only configurations with its second value in B."""
 
     name: str
     values: tuple[str, str] | None = None
@@ -35,7 +35,8 @@ class VariedField(NamedTuple):
 
 
 class FieldDifference(NamedTuple):
-    """A field with different values in A and B. The value is None on a side that does not have the field."""
+    """A field with different values in A and B. The value is None for the configuration (of A or of B) that does not
+    have the field."""
 
     field: str
     a: str | None
@@ -73,7 +74,8 @@ def check_across(across: Iterable[VariedField], known: Iterable[Fields]) -> None
 
 
 def find_value(name: str, one: Fields) -> str | None:
-    """Return the value of a field; None if it does not exist. For a group such as `engine`, return its `name`."""
+    """Return the value of a field; None if the field does not exist. If `name` is a group of fields, such as `engine`,
+    return the name of the selected choice, such as `zero2`."""
     return one.get(name, one.get(f"{name}.name"))
 
 

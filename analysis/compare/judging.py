@@ -31,7 +31,7 @@ _SLACK_BYTES = 64 * 1024
 
 class QuantityChange(NamedTuple):
     """A quantity that changed: the range of its values over the runs of A does not overlap the range over the runs of
-    B. `a` and `b` are these ranges, as (lowest, highest)."""
+    B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
 
     name: str
     a: tuple[int, int]
@@ -62,8 +62,8 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Return True if `name` can be the name of a quantity. Names of calls and bytes are accepted for any kind of
-    collective."""
+    """Return True if `name` can be the name of a quantity. Names of numbers of calls and of bytes are accepted for any
+    kind of collective."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
@@ -91,8 +91,8 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def _is_on_host(record: RunRecord) -> bool:
-    """Return True if tensors are in host memory, which they share with the harness and gloo. The peak of allocated
-    memory then varies, because the threads of gloo free buckets at no fixed time."""
+    """Return True if tensors are in host memory, which the harness and gloo use as well. In this case the peak of
+    allocated memory varies between runs, because the threads of gloo free buckets at no fixed time."""
     link = record.observations.link if record.observations else None
     return link is not None and link.backend == "gloo"
 
@@ -129,8 +129,8 @@ class Gate(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Confidence level of each judgement. It is set so high that the probability that any of the `looks` judgements
-        is wrong is at most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each judgement. While runs are added, the gate is judged `looks` times. The level is so
+        high that the probability of any wrong judgement among these is at most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
@@ -167,8 +167,8 @@ def format_share(share: float) -> str:
 def judge_pairs(
     a: Results, b: Results, pairs: Sequence[ConfigurationPair], gate: Gate | None, *, paired: bool
 ) -> list[PairResult]:
-    """Return the result of every pair. Verdicts are corrected for the number of pairs, since some of many pairs would
-    differ by chance.
+    """Return the result of every pair. Verdicts are corrected for the number of pairs, because without correction some
+    of many equal pairs would be called different by chance.
 
     With `paired`, repeat n of A is compared with repeat n of B, because both ran one after the other, as in
     `zeroscale ab`.
@@ -217,7 +217,7 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
-    """Return a warning if repeats of one side share nodes and the other side ran on other nodes; otherwise empty.
+    """Return a warning if repeats of A share nodes and B ran on other nodes, or the reverse; otherwise empty.
 
     Such repeats are not independent, so a slow node looks like a slow configuration.
     """
@@ -261,8 +261,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
 
 
 def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str, ...]:
-    """Return the names of quantities that break the regression gate, and "some runs failed in B" if that breaks it.
-    `beyond` is True if the time per sample breaks it."""
+    """Return the names of quantities that break the regression gate, and "some runs failed in B" if such failures break
+    it. `beyond` is True if the time per sample breaks the gate."""
     assert line.comparison and line.a and line.b
     found = []
     if beyond and gate.limit is not None:

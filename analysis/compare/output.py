@@ -145,7 +145,8 @@ _SIDE = (
 
 
 def to_json(compared: SetComparison) -> str:
-    """Return JSON: the verdict of the gate, and an object for each pair."""
+    """Return JSON: the verdict of the regression gate (PASS, FAIL or INCONCLUSIVE), and an object for each pair of
+    configurations."""
     (a, b), gate = compared.question.called, compared.question.gate
     plain = {
         "a": a,

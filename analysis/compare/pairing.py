@@ -43,7 +43,8 @@ _Groups = dict[tuple[tuple[str, str], ...], list[ComparedConfiguration]]
 
 
 def list_configurations(results: Results) -> list[ComparedConfiguration]:
-    """Return the rows of the summary table with their fields, without early failures of points that were retried."""
+    """Return the rows of the summary table with their fields. Attempts that failed before their environment was
+    recorded are omitted if the same configuration was tried again."""
     # Environments of one class agree in all compared fields, so parsing one environment per class is enough.
     first = results.table["environment_id"].dropna().drop_duplicates()
     environments = {
@@ -89,8 +90,8 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of one group of configurations, the most similar pair first. Configurations that remain without
-    a counterpart come last."""
+    """Yield the pairs of configurations of A (`ours`) and of B (`theirs`), the most similar pair first. Configurations
+    that remain without a counterpart come last."""
     possible = []
     for a in ours:
         for b in theirs:
@@ -126,8 +127,8 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of a side differ only in the fields of `across`, since either could be
-    meant."""
+    """Raise UserError if two configurations of A, or two of B, differ only in the fields of `across`. It would then be
+    unclear which of the two to pair. `side` is "A" or "B"."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:
@@ -168,7 +169,8 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields from which a pair is named: those of its configuration of A, or of B if it has none of A."""
+    """Return the fields that give a pair its name. They come from the configuration of A or, if the pair has no
+    configuration of A, from that of B."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

@@ -104,7 +104,7 @@ def format_quantity_change(change: QuantityChange) -> str:
 
 
 def describe_intervals(compared: SetComparison) -> str:
-    """Return sentences about the level of the intervals, and about pairs with too few runs for a verdict."""
+    """Return sentences about the confidence level of the intervals, and about pairs with too few runs for a verdict."""
     gate, parts = compared.question.gate, ["Time change: change of the mean time per sample from A to B."]
     found = [line.comparison for _, line in compared.lines if line.comparison]
     if any(one.decides for one in found):

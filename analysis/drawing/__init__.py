@@ -164,8 +164,8 @@ class Picture:
 
 
 class Marks(NamedTuple):
-    """Data of a drawn element: the name of its series, and for each of its points a row of the summary or a text for
-    the tooltip."""
+    """Data of a drawn element: the name of the series to which it belongs, and for each point of the element the
+    tooltip, as a row of the summary or as text."""
 
     series: str
     tips: Sequence[Row | str]
@@ -181,7 +181,8 @@ class Drawing(Figure):
 
 
 def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> None:
-    """Attach data to a drawn element, so that the report's page can hide its series and show tooltips of its points."""
+    """Attach data to a drawn element, so that the report's page can hide the series of the element and show tooltips of
+    the element's points."""
     figure = artist.get_figure(root=True)
     if isinstance(figure, Drawing):
         gid = f"m{len(figure.marks)}"
@@ -192,8 +193,8 @@ def mark(artist: Artist, series: str = "", tips: Sequence[Row | str] = ()) -> No
 def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
     """Return the look (colour and marker) of each engine of a page.
 
-    An engine gets its usual colour, or a free colour if another engine of the page has that colour. If no colour is
-    free, it gets a free combination of colour and marker.
+    An engine gets its usual colour, or a free colour if another engine of the page already has the usual colour. If no
+    colour is free, it gets a free combination of colour and marker.
     """
     taken: dict[str, Look] = {}
     for engine in sorted(set(engines), key=lambda one: (_ENGINES.index(one) if one in _ENGINES else 99, one)):
@@ -209,8 +210,8 @@ def choose_looks(engines: Iterable[str]) -> dict[str, Look]:
 
 
 def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Look]:
-    """Return the look of every series by its label, whose first word is the engine. `engines` lists all engines of the
-    page."""
+    """Return the look (colour, marker and line style) of every series by its label. The first word of a label is the
+    engine. `engines` lists all engines of the page."""
     looks, turns = choose_looks(engines), Counter[str]()
     found = {}
     for label in sorted(set(labels)):
@@ -287,7 +288,7 @@ def draw_beyond(axes: Axes, marker: str, points: Sequence[tuple[float, float]], 
 
 @styled
 def draw_panel(panel: Panel, width_in: float, space: Space) -> Drawing:
-    """Return a drawing of one panel with this width, without its title."""
+    """Return a drawing of one panel with this width. The title of the panel is not drawn."""
     # The extra 0.08 inches above the axes hold the upper half of the highest tick's label.
     height = 0.08 + space.height + space.below
     drawing = Drawing(width_in, height)
@@ -352,7 +353,7 @@ def _select_panels(panels: Sequence[Panel]) -> list[Panel]:
 def select_evenly(ranked: Iterable[tuple[int, Hashable]], most: int) -> list[int]:
     """Return at most `most` indices in ascending order, the same number from each group as far as possible.
 
-    `ranked` lists pairs of index and group. Within a group, the preferred indices come first.
+    `ranked` lists pairs of index and group. Within a group, indices that `ranked` lists earlier are preferred.
     """
     turns: Counter[Hashable] = Counter()
     numbered = []

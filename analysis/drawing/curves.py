@@ -78,8 +78,8 @@ class PlottedQuantity(NamedTuple):
 
 
 class ChartPoint(NamedTuple):
-    """A point of a curve: a value and its interval in the unit of the y axis. `place` is the index of its tick on the x
-    axis."""
+    """A point of a curve: a value and its interval in the unit of the y axis. `place` is the index of the tick on the x
+    axis at which the point lies."""
 
     place: int
     value: float
@@ -91,8 +91,8 @@ class ChartCurve(NamedTuple):
     """A curve. Points within a segment are joined by a line.
 
     `gaps` lists the ticks of the x axis at which the curve has no number, each with the row that states the reason. The
-    row is None if nothing was run there. `gaps` is empty unless a row of the curve has no number. A predicted curve has
-    the same label as the measured curve; its markers are hollow and its lines dashed.
+    row is None if nothing was run at this tick. If all rows of the curve have a number, `gaps` is empty. A predicted
+    curve has the same label as the measured curve; its markers are hollow and its lines dashed.
     """
 
     label: str
@@ -120,12 +120,13 @@ class ChartPanel(NamedTuple):
 
     @property
     def incomplete(self) -> list[ChartCurve]:
-        """The curves with gaps."""
+        """The curves that lack a number at one or more ticks of the x axis."""
         return [curve for curve in self.curves if curve.gaps]
 
     @property
     def lines(self) -> int:
-        """Number of lines of text below y = 0: one per curve with gaps, or one in all if there is a single tick."""
+        """Number of lines of text below y = 0, which state why numbers are missing. Each curve with a missing number
+        has a line. If there is a single tick, all curves share one line."""
         return len(self.incomplete) if len(self.places) > 1 else min(len(self.incomplete), 1)
 
 
@@ -211,7 +212,7 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
     """Return a curve with a point for every number.
 
     `cells` holds the rows at each tick of the x axis. Two neighbouring ticks are joined by a line if each has exactly
-    one point. If any row has no number, all ticks without a number are gaps, also those without a row.
+    one point. If any row has no number, all ticks without a number are gaps, also the ticks without a row.
     """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
@@ -370,8 +371,8 @@ def build_efficiency(results: Results, law: Law) -> Picture:
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
     """Return a point of a scaling curve as a row of the summary.
 
-    At the smallest node count, the efficiency is 1 by definition. Its interval is that of the throughput at this node
-    count, relative to that throughput.
+    At the smallest node count, the efficiency is 1 by definition. The interval drawn there is that of the throughput at
+    this node count, divided by the throughput.
     """
     found, row = point.efficiency, point.row
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)

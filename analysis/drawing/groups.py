@@ -25,7 +25,8 @@ _COMMON_FLAGS = ("short", "unverified")
 
 
 class QuestionGroup(NamedTuple):
-    """Rows of the summary that belong to one panel, and the question that they share.
+    """Rows of the summary that belong to one panel, and their question: the values of the settings that must be equal
+    for rows to be compared.
 
     If the rows have several node counts, `nodes` of the question is None. `held` of the question describes further
     settings that are equal in all rows.
@@ -36,7 +37,8 @@ class QuestionGroup(NamedTuple):
 
 
 def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
-    """Return one group per question: the rows whose configurations compete with each other."""
+    """Return one group per question. A question is a set of rows that are compared with each other, because they do the
+    same work on equal hardware."""
     return [_build_fixed_group(question, rows, "accumulation") for question, rows in group_rows(summary)]
 
 
@@ -56,14 +58,15 @@ def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
 
 
 def build_question(row: Row) -> Question:
-    """Return the question to which a row of the run table or summary belongs."""
+    """Return the question to which a row of the run table or summary belongs: the row's values of the settings that
+    must be equal for two configurations to be compared."""
     known = add_lengths(row)
     return {part: known[part] for part in QUESTION}
 
 
 def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, str]]:
-    """Return for each of some runs a pair of texts: the name of its question and the name of its configuration.
-    `places` are row indices of the run table."""
+    """Return for each run in `places` (row indices of the run table) two texts. The first names its question, which is
+    the work and hardware that compared runs share. The second names its configuration."""
     rows: list[Row] = list_rows(results.table.iloc[list(places)])
     all_questions = [build_question(row) for row in rows]
     variants = dict(zip(results.summary["config_id"], results.summary["variant"], strict=True))
@@ -76,7 +79,8 @@ def describe_runs(results: Results, places: Sequence[int]) -> list[tuple[str, st
 
 
 def list_rare_flags(row: Row) -> list[str]:
-    """Return the flags of a row without those that figures omit."""
+    """Return the flags of a row, except the flags that most runs of a quick study carry and that figures therefore
+    omit."""
     return [flag for flag in row["flags"].split() if flag not in _COMMON_FLAGS]
 
 
@@ -87,7 +91,8 @@ def describe_omitted(number: int, what: str, why: str, most: int) -> str:
 
 
 def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
-    """Return the rows grouped by question and the column `part`. The value of `part` is added to the question."""
+    """Return the groups divided further, so that the rows of a group also have equal values in the column `part`. This
+    value is added to the question, which names the settings that are equal in a group."""
     found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
     for question, rows in groups:
         for row in rows:
@@ -109,7 +114,8 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return the words of a panel's title: the question, and the settings that are equal in all rows."""
+    """Return the words of a panel's title: the question (the work and hardware that its rows share), and further
+    settings that are equal in all rows."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:
@@ -121,7 +127,8 @@ def describe_question(question: Question, all_questions: Sequence[Question]) -> 
 
 def name_series(rows: Sequence[Row]) -> list[str]:
     """Return for each row the name of its curve. In this name, config keys are shortened to their last component. The
-    name contains the accumulation only if two rows would have the same name without it."""
+    name contains the number of accumulated micro-steps only if two rows would have the same name without this
+    number."""
     short = [shorten_keys(describe_series(row | {"accumulation": 1})) for row in rows]
     long = [shorten_keys(describe_series(row)) for row in rows]
     several = {name for name in short if len({long[place] for place, one in enumerate(short) if one == name}) > 1}

@@ -27,7 +27,7 @@ _MOST_LABELS = 16
 
 
 class LaneSpan(NamedTuple):
-    """A pass or a wait of a rank. Its times are seconds since the step's first pass began."""
+    """A pass or a wait of a rank. Begin and end are in seconds since the first pass of the step began."""
 
     kind: str
     begin_s: float

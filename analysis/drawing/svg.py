@@ -45,8 +45,9 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as SVG elements of a page: one for wide screens if it looks different there, and one for phones if
-    the panel fits there. With `halved`, the panel takes half of the page's width on wide screens."""
+    """Return a panel as one or two SVG elements of a page. A panel that looks different on wide screens has an element
+    for these. A panel that fits on a phone has an element for narrow screens. With `halved`, the panel takes half of
+    the page's width on wide screens."""
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []
@@ -75,7 +76,7 @@ def _draw_key(style: tuple[tuple[str, Any], ...], *, patch: bool) -> str:
 def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     """Return a drawing as an SVG element of a page, without XML prologue and with unique ids.
 
-    Its elements carry attributes with the name of their series and the data of their points. `alt` is the label for
+    The drawn elements carry attributes with the name of the series and the data of the points. `alt` is the label for
     screen readers.
     """
     text = save(drawing, "svg", name).decode()

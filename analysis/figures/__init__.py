@@ -17,13 +17,13 @@ class FigureFile(NamedTuple):
     module: Any
 
     def build(self, results: Results) -> Picture:
-        """Return the figure of a set of runs. It has no panels if there is nothing to show."""
+        """Return the figure of a set of runs. The figure has no panels if there is nothing to show."""
         picture: Picture = self.module.picture(results)
         return picture
 
 
 def list_figures() -> list[FigureFile]:
-    """Return all figures, sorted by their PLACE and then by name."""
+    """Return all figures, sorted by the number PLACE that their module defines, and then by name."""
     modules = [(name, plugins.load(plugins.FIGURE, name)) for name in plugins.list_names(plugins.FIGURE)]
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
     return [FigureFile(name, module.TITLE, module.ALT, module) for name, module in modules]

@@ -45,10 +45,10 @@ _LEAST_SIZE = 5.5  # font size of a long label
 class AnswerMark(NamedTuple):
     """A configuration in a panel.
 
-    `extra` is its time per sample divided by that of the fastest configuration, minus 1. It is None if all runs of the
-    configuration were made on a busy machine. `ends` is the interval of `extra`. It is None if this or the fastest
-    configuration has fewer than three runs; the difference is then only indicative. `words` state `extra` and its
-    interval as text.
+    `extra` is its time per sample divided by that of the fastest configuration, minus 1. `extra` is None if all runs of
+    the configuration were made on a busy machine. `ends` is the interval of `extra`. If this or the fastest
+    configuration has fewer than three runs, `ends` is None, and the difference is only indicative. `words` state
+    `extra` and its interval as text.
     """
 
     label: str
@@ -68,7 +68,8 @@ class AnswerPanel(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return one panel per question with at least two configurations. All panels have the same x axis."""
+    """Return a figure with one panel per question that has at least two configurations. A question is a group of
+    configurations that do the same work on equal hardware. All panels have the same x axis."""
     panels, omitted = build_panels(best(results))
     if not panels:
         return Picture()
@@ -99,7 +100,8 @@ def picture(results: Results) -> Picture:
 
 
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
-    """Return the panels of at most MOST_PANELS questions that have rivals, and the number of omitted questions."""
+    """Return the panels, and the number of questions omitted. A question is a group of configurations that do the same
+    work on equal hardware. At most MOST_PANELS questions with several configurations get a panel."""
     decided = [one for one in found if one.fastest and one.rivals]
     # The sort is stable: questions with equally many rivals keep their order.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]
@@ -159,8 +161,8 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
 def _draw_panel(
     axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
 ) -> None:
-    """Draw one row per configuration. Its label and words stand next to it, or above it if the left margin is too
-    narrow."""
+    """Draw one row per configuration. The label and the text of a configuration stand next to its row, or above the row
+    if the left margin is too narrow."""
     room = get_room_in(axes)
     stacked = room * axes.get_position().x0 / axes.get_position().width < 1
     axes.set_xlim(*limits)

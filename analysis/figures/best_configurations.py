@@ -34,7 +34,8 @@ _LETTERS_PER_IN = 19
 
 
 class BestCell(NamedTuple):
-    """The best configuration of a model on some number of nodes. `efficiency` is None if there is no number."""
+    """The best configuration of a model on some number of nodes. `efficiency` is None if no efficiency can be computed,
+    because a time was not measured."""
 
     found: Best
     efficiency: IntervalEstimate | None
@@ -45,8 +46,8 @@ Line = tuple[Question, Mapping[int, BestCell]]
 
 
 def picture(results: Results) -> Picture:
-    """Return a figure with one row per model and one column per node count. It is empty if no question has two node
-    counts.
+    """Return a figure with one row per model and one column per node count. It is empty if no set of comparable rows
+    has two node counts.
 
     Rows are also divided by precision, machine and so on, if these differ.
     """
@@ -63,10 +64,10 @@ def picture(results: Results) -> Picture:
 
 
 def _list_lines(results: Results) -> list[Line]:
-    """Return the rows of the figure. Efficiencies are relative to the smallest node count of a row that has a
-    number."""
+    """Return the rows of the figure. In each row, efficiencies are relative to the smallest node count that has a
+    measured time."""
     groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
-    # A rehearsal is never ranked, so its question would be a row of empty cells.
+    # A rehearsal (one rank run alone) is never ranked, so a row of rehearsals would have only empty cells.
     for found in (one for one in best(results) if one.question["evidence"] == "measured"):
         shared = {**found.question, "nodes": None}
         groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)
@@ -82,8 +83,8 @@ def _list_lines(results: Results) -> list[Line]:
 
 
 def _compute_efficiency(one: Best, base: Best | None, known: Paces) -> IntervalEstimate | None:
-    """Return the efficiency of `one`: device-seconds per sample of `base`, divided by those of `one`. `base` is the
-    best configuration on the smallest node count. None if either has no time."""
+    """Return the efficiency of `one`: device-seconds per sample of `base`, divided by device-seconds per sample of
+    `one`. `base` is the best configuration on the smallest node count. None if `one` or `base` has no measured time."""
     if base is None or base.fastest is None or one.fastest is None:
         return None
     if one is base:

@@ -30,8 +30,8 @@ _NOTE = (
 
 
 def picture(results: Results) -> Picture:
-    """Return the idle share of every pipeline, with one panel per question, micro-batch and pipeline degree
-    (`parallel.pipeline`)."""
+    """Return the figure of the idle share of every pipeline. It has one panel for each micro-batch and pipeline degree
+    (`parallel.pipeline`) of each question (configurations that do the same work on equal hardware)."""
     return build_picture(results, group_rows(results), QUANTITY, _NOTE)
 
 
@@ -54,7 +54,8 @@ def group_rows(results: Results) -> list[QuestionGroup]:
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:
     """Return a row with measured and predicted idle share.
 
-    Its name omits the pipeline degree, which is in the title, and the accumulation, which is the x axis.
+    The name of the row omits the pipeline degree, because it is in the title, and the accumulation, because it is the x
+    axis.
     """
     # A record of another version of zeroscale may have engines or options that this version cannot simulate.
     try:

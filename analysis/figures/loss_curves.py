@@ -27,8 +27,8 @@ _MOST = 12
 
 
 def picture(results: Results) -> Picture:
-    """Return the trainings of the configurations with the lowest final losses, against tokens and against time. Empty
-    if no training reached its end.
+    """Return the figure of held-out losses against tokens and against time, for the configurations with the lowest
+    final losses. The figure is empty if no training reached its end.
 
     Trainings that differ only in their seed are one configuration and are drawn alike.
     """
@@ -64,7 +64,8 @@ def _name_configurations(results: Results, kept: Sequence[str]) -> dict[str, str
 
 
 def _count_without_loss(table: pd.DataFrame) -> str:
-    """Return a sentence on the trainings that are not drawn, because they have no loss at their end, by outcome."""
+    """Return a sentence that counts, for each outcome, the trainings that are not drawn because they have no loss at
+    their end."""
     without = table[table["learning_rate"].notna() & table["validation_loss"].isna()]
     counts = ", ".join(f"{number:,} {outcome}" for outcome, number in without["outcome"].value_counts().items())
     return f"Omitted, because they have no final loss: {counts}." if counts else ""

@@ -14,5 +14,6 @@ _NOTE = "Peak bytes of live tensors in the timed steps, on the rank with the hig
 
 
 def picture(results: Results) -> Picture:
-    """Return the peak allocated memory per rank. All panels of a model have the same unit."""
+    """Return the figure of peak allocated memory per rank against micro-batch. All panels of a model have the same
+    unit."""
     return build_picture(results, groups.group_by_question(results.summary), _QUANTITY, _NOTE)

@@ -38,8 +38,8 @@ _LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height
 
 
 class LanePair(NamedTuple):
-    """Lanes of a run: measured, and simulated (`expected`). The simulated lanes are empty if this version cannot
-    simulate the run."""
+    """Lanes (timelines of ranks) of a run: measured, and simulated from the schedule (`expected`). The simulated lanes
+    are empty if this version cannot simulate the run."""
 
     measured: list[Lane]
     expected: list[Lane]
@@ -86,7 +86,8 @@ def build_pair(record: RunRecord) -> LanePair | None:
 
 
 def _find_pairs(results: Results, most: int) -> dict[int, LanePair]:
-    """Return the lanes of the last run of at most `most` configurations, by row index of the run table."""
+    """Return the lanes (timelines of ranks) of the last run of each configuration, for at most `most` configurations.
+    Keys are row indices of the run table."""
     table: pd.DataFrame = results.table.reset_index(drop=True)
     waited = table[(table["outcome"] == "ok") & table["idle_share"].notna()]
     found: dict[int, LanePair] = {}

@@ -32,8 +32,8 @@ _RANK, _SLOW_RANK = "rank", "slow rank, with its number"
 
 
 class RankSpread(NamedTuple):
-    """Seconds per step outside of collectives (`own_s`), and peak bytes, of each rank of one run. A list is empty if
-    the value of any rank is unknown."""
+    """Seconds per step outside of collectives (`own_s`), and peak bytes, of each rank of one run. Each of the two lists
+    is empty if the value of any rank is unknown."""
 
     own_s: Sequence[float]
     peak_bytes: Sequence[int]

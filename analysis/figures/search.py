@@ -33,7 +33,8 @@ _Place = Callable[[SearchTrial], float]
 
 
 def picture(results: Results) -> Picture:
-    """Return the panels of every search."""
+    """Return the figure of the searches, each with panels for its progress, the importance of fields, each field alone,
+    and time against memory and cost."""
     panels = [panel for search in results.searches[:_MOST] for panel in _list_panels(search)]
     keys = [Key(_TRIAL, TRIAL.style_marks())]
     return Picture(panels, [*keys, *(Key(label, BEST.line) for label in (_SO_FAR, _FRONT))], _NOTE)
@@ -70,8 +71,8 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
 
 
 def trace_best(search: MeasuredSearch, place: Callable[[SearchTrial], float]) -> list[tuple[float, float]]:
-    """Return the corner points of a step function: the best objective found so far, up to the last trial. `place`
-    returns the x coordinate of a trial."""
+    """Return the corner points of a step function that shows the best value of the objective found so far, over the
+    trials of a search. `place` returns the x coordinate of a trial."""
     answered = search.answered
     best = list(itertools.accumulate(map(_get_value, answered), min if search.least else max))
     # Two points per trial make a step function: the best value is constant until a better trial ends.
@@ -93,8 +94,8 @@ def find_front(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def list_levels(column: Sequence[Any]) -> dict[str, int]:
-    """Return the position on the x axis of each distinct value, by the value as text. Numbers are sorted by size and
-    come first; other values keep their order."""
+    """Return the position of each distinct value on the x axis, as a mapping from the text of the value to its
+    position. Numbers are sorted by size and come first; other values keep their order."""
     numbers = sorted({value for value in column if isinstance(value, int | float) and not isinstance(value, bool)})
     others = dict.fromkeys(_format_level(value) for value in column)
     return {text: place for place, text in enumerate(dict.fromkeys([*map(_format_level, numbers), *others]))}

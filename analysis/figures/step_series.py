@@ -40,7 +40,7 @@ _KEYS = (
 
 
 def picture(results: Results) -> Picture:
-    """Return seconds per step against the step's number, with one panel per run."""
+    """Return the figure of seconds per step against the number of the step, with one panel per run."""
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
@@ -58,7 +58,7 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
     """Return the row indices of at most _MOST runs to draw, in ascending order, and a sentence on their number.
 
     At most _UNSTEADY runs with the flag `unsteady` are selected first, then a run of the fastest configuration of each
-    question, then further unsteady runs.
+    question (configurations that do the same work on equal hardware), then further unsteady runs.
     """
     # Runs with an injected fault (drills) and runs on hosts of another job are no measurements.
     timed = results.table["step_s"].notna() & ~results.table["flags"].str.contains("|".join(NO_MEASUREMENT))

@@ -13,5 +13,5 @@ _QUANTITY = PlottedQuantity("step_s", "median step time, s", across="nodes", acr
 
 
 def picture(results: Results) -> Picture:
-    """Return the median seconds per optimizer step, with intervals if known."""
+    """Return the figure of median seconds per optimizer step against node count, with intervals if known."""
     return build_picture(results, groups.group_by_micro(results.summary), _QUANTITY)

@@ -12,6 +12,6 @@ _QUANTITY = PlottedQuantity("tokens_per_s", "tokens/s, padding included", thousa
 
 
 def picture(results: Results) -> Picture:
-    """Return tokens per second of all ranks together, with intervals if known. Encoder, decoder and padding tokens all
-    count."""
+    """Return the figure of tokens per second of all ranks together against micro-batch, with intervals if known.
+    Encoder, decoder and padding tokens all count."""
     return build_picture(results, groups.group_by_question(results.summary), _QUANTITY)

@@ -10,6 +10,6 @@ PLACE = 6
 
 
 def picture(results: Results) -> Picture:
-    """Return the efficiency: seconds per sample and device at the smallest node count, divided by those at each node
-    count."""
+    """Return the figure of efficiency against node count. Efficiency is device-seconds per sample at the smallest node
+    count, divided by device-seconds per sample at each node count."""
     return build_efficiency(results, "weak")

@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class HistoryAxis(NamedTuple):
-    """The places of a history in order, and a description of that order."""
+    """The places of a history (commits, sets of versions or days) in order, and a description of this order."""
 
     by: By
     places: tuple[Place, ...]
@@ -57,8 +57,8 @@ class HistoryAxis(NamedTuple):
 
 
 class PlaceValue(NamedTuple):
-    """Measured times of a configuration at one place. Each time is the mean over the timed steps of an allocation,
-    which is one start of a Slurm job."""
+    """Measured times of a configuration at one place. A place is a commit, a set of software versions or a day. Each
+    time is the mean over the timed steps of an allocation, which is one start of a Slurm job."""
 
     place: int  # index of the axis
     sample_s: tuple[float, ...]  # seconds per sample, one value per allocation
@@ -71,14 +71,16 @@ class PlaceValue(NamedTuple):
 
 
 class HistoryChange(NamedTuple):
-    """A change of a configuration's time per sample. The places of `change` are indices of the axis."""
+    """A change of a configuration's time per sample. `change` refers to the positions on the time axis (commits,
+    versions or days) by their index."""
 
     change: LevelChange
     also: str  # other known differences between the runs before and after the change
 
 
 class HistorySeries(NamedTuple):
-    """Times of one configuration on one kind of device over the places of a history, and the detected changes."""
+    """Times of one configuration on one kind of device over the places of a history (its commits, versions or days),
+    and the detected changes."""
 
     name: str
     config_id: str
@@ -90,12 +92,12 @@ class HistorySeries(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Return True if the series has too few places to detect a change."""
+        """Return True if the series has values at too few places (commits, versions or days) to detect a change."""
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
-        """Return the level of the series at a place of the axis, in seconds per sample. The level is the geometric mean
-        over all places between the last detected change before this place and the next one."""
+        """Return the level of the series at a place (commit, version or day), in seconds per sample. The level is the
+        geometric mean over all places that no detected change separates from this place."""
         starts = [one.change.after for one in self.changes]
         part = sum(start <= place for start in starts)
         return _compute_geometric_mean(
@@ -164,7 +166,8 @@ def find_origin(record: RunRecord) -> Origin:
 
 
 def find_key(origin: Origin, by: By) -> str:
-    """Return the key of the place to which a run belongs; empty if its commit, versions or date are unknown."""
+    """Return the key of the place (commit, set of versions or day) to which a run belongs. The key is empty if this
+    property of the run is unknown."""
     if by == "commit":
         return origin.commit
     return origin.date if by == "date" else ", ".join(f"{name} {value}" for name, value in origin.versions)
@@ -173,7 +176,7 @@ def find_key(origin: Origin, by: By) -> str:
 def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> HistoryAxis:
     """Return the places of all runs in order: days by date, versions by version number, commits by ancestry.
 
-    If `ancestry` does not know all commits, they are in the order of their first measurement.
+    If `ancestry` does not know all commits, the commits are sorted by the time of their first measurement.
     """
     firsts: dict[str, Origin] = {}
     for origin in sorted(origins, key=lambda one: one.started_at):
@@ -199,14 +202,15 @@ def build_axis(origins: Iterable[Origin], by: By, ancestry: Ancestry) -> History
 
 
 def list_varying(origins: Iterable[Origin]) -> list[str]:
-    """Return the names of the packages whose version differs between these runs."""
+    """Return the names of the software packages whose version differs between these runs."""
     known = [dict(one.versions) for one in origins]
     names = dict.fromkeys(name for one in known for name in one)
     return [name for name in names if len({one.get(name) for one in known}) > 1]
 
 
 def _split_version(text: str) -> tuple[tuple[int, ...], str]:
-    """Return a sort key for a version that compares its numbers, so that 2.10 comes after 2.9."""
+    """Return a sort key for a software version. The key compares the numbers in the version, so that 2.10 comes after
+    2.9."""
     return tuple(map(int, _DIGITS.findall(text))), text
 
 
@@ -234,8 +238,8 @@ def shorten_commit(key: str) -> str:
 def _list_runs(results: Results) -> Iterable[_Run]:
     """Yield the last attempt of every measured repeat of every configuration.
 
-    Repeats are distinguished by folder, because each call of `zeroscale ab` numbers its repeats from 0 in a folder of
-    its own.
+    An attempt is one try at a run. Repeats with equal numbers in different folders count as different repeats, because
+    each call of `zeroscale ab` numbers its repeats from 0 in a folder of its own.
     """
     last: dict[tuple[str, int], tuple[int, Row]] = {}
     files = results.traces["file"]
@@ -271,7 +275,8 @@ def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, 
 
 
 def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAxis) -> HistorySeries:
-    """Return the series of one configuration, before its changes are detected."""
+    """Return the series of one configuration, without changes. The changes are detected later, for all series
+    together."""
     index = {place.key: number for number, place in enumerate(axis.places)}
     times: dict[int, dict[str, list[float]]] = {}
     firsts: dict[int, Origin] = {}
@@ -296,7 +301,8 @@ def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAx
 
 
 def _compute_logs(series: HistorySeries, places: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return the logarithm of the seconds per sample at each place; NaN at places without a value. Shape (places,)."""
+    """Return the logarithm of the seconds per sample at each place (commit, version or day), shape (places,). A place
+    without a value has NaN."""
     logs = np.full(places, np.nan)
     for one in series.values:
         logs[one.place] = math.log(one.typical)

@@ -18,7 +18,8 @@ _THINGS = {"commit": "commit", "version": "version set", "date": "day"}
 
 
 def describe_axis(history: History) -> str:
-    """Describe the places of a history: their number, their order and the days of the measurements."""
+    """Describe the places (commits, versions or days) of a history: their number, their order and the days of the
+    measurements."""
     axis = history.axis
     days = f"; measured {' to '.join(history.days)}" if history.days else ""
     return f"{format_count(len(axis.places), _THINGS[axis.by])}, {axis.order}{days}."
@@ -82,13 +83,14 @@ VALUES = (
 
 
 def list_changes(history: History) -> list[tuple[HistorySeries, HistoryChange]]:
-    """Return every change with its series, sorted by place, the latest first."""
+    """Return every change with its series, sorted by the commit, version or day at which the change happened, the
+    latest first."""
     found = [(one, change) for one in history.series for change in one.changes]
     return sorted(found, key=lambda pair: -pair[1].change.after)
 
 
 def render_tables(history: History) -> dict[str, bytes]:
-    """Return the two tables as CSV, by file name."""
+    """Return two tables as CSV, by file name: the changes, and the values of each configuration."""
     places = [place.key for place in history.axis.places]
     changes = [
         {
@@ -182,8 +184,8 @@ def render_page(history: History) -> str:
 
 
 def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
-    """Return the coordinates and texts of one configuration's chart, which shows times over places. Coordinates refer
-    to a box of fixed size, which the page scales."""
+    """Return the coordinates and texts of one configuration's chart, which shows times over commits, versions or days.
+    Coordinates refer to a box of fixed size, which the page scales."""
     places = history.axis.places
     ticks = _choose_ticks([seconds for one in series.values for seconds in one.sample_s])
     decimals = max(-math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9), 0)

@@ -28,7 +28,7 @@ class Metric(NamedTuple):
     @property
     def whole(self) -> bool:
         """Return True if the return annotation of `value` states that the metric is an integer. A lambda has no
-        annotation, so its metric counts as a float."""
+        annotation, so a metric that is computed by a lambda counts as a float."""
         return _is_whole(self.value)
 
 

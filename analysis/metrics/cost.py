@@ -49,8 +49,8 @@ def _check_positive(option: str, value: float | None, remedy: str) -> None:
 
 
 def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
-    """Return the cost of 10^6 tokens, padding included, in the user's currency. It is computed from the price per
-    device and hour that the record states for its machine."""
+    """Return the cost of 10^6 tokens, padding included, in the user's currency. The cost is computed from the price per
+    device and hour that the record states for the machine."""
     price, rate = record.circumstance.machine.price_per_device_hour, compute_tokens_per_s(record)
     if price is None or rate is None:
         return None
@@ -58,8 +58,8 @@ def compute_cost_per_million_tokens(record: RunRecord) -> float | None:
 
 
 def compute_attempt_s(record: RunRecord) -> float | None:
-    """Return the seconds of an attempt from the start of its processes to its last step, with its evaluations and
-    checkpoints.
+    """Return the seconds of an attempt (one try at a run) from the start of its processes to its last step, with its
+    evaluations and checkpoints.
 
     None if the record has no times: the attempt was lost, or failed before its observations were written.
     """
@@ -74,7 +74,8 @@ def compute_attempt_s(record: RunRecord) -> float | None:
 
 
 def compute_startup_s(record: RunRecord) -> float | None:
-    """Return the seconds of an attempt before its first step; None if the record has no times."""
+    """Return the seconds of an attempt (one try at a run) from the start of its processes to its first step; None if
+    the record has no times."""
     observed = record.observations
     return math.fsum(observed.phases_s.values()) or None if observed else None
 
@@ -97,7 +98,8 @@ def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
 
 
 def is_resumed(record: RunRecord) -> bool:
-    """Return True if a training resumed from a checkpoint, so that its record has steps of earlier attempts."""
+    """Return True if a training resumed from a checkpoint, so that the times of its evaluations include steps of
+    earlier attempts."""
     return _compute_earlier_s(record) > 0
 
 
@@ -105,7 +107,8 @@ def _compute_earlier_s(record: RunRecord) -> float:
     """Return the duration of the steps of earlier attempts at a resumed training, in seconds; 0 for a training that was
     not resumed.
 
-    The times of a resumed training's evaluations count these steps, but the record's own steps do not include them.
+    The duration is needed because the recorded times of a resumed training's evaluations include the steps of earlier
+    attempts, although the record itself lists only later steps.
     """
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:

@@ -6,7 +6,8 @@ from bench.core.record import RunRecord
 
 
 def compute_peak_allocated_spread_bytes(record: RunRecord) -> int | None:
-    """Return the imbalance of memory: the highest of the ranks' peaks of live tensor bytes minus the lowest."""
+    """Return the imbalance of memory between ranks: the highest peak of live tensor bytes of any rank, minus the lowest
+    such peak."""
     ranks = list_by_rank(record, "peak_allocated_bytes")
     return max(ranks) - min(ranks) if len(ranks) > 1 else None
 

@@ -8,25 +8,26 @@ from bench.core.record import RunRecord
 
 
 def count_steps(record: RunRecord) -> int | None:
-    """Return the number of optimizer steps in the window."""
+    """Return the number of optimizer steps in the timed window, which is the part of the run after warm-up."""
     timed = get_window(record)
     return len(timed.step_s) if timed else None
 
 
 def compute_step_s(record: RunRecord) -> float | None:
-    """Return the median time of an optimizer step in the window, in seconds."""
+    """Return the median time of an optimizer step in the timed window, in seconds."""
     timed = get_window(record)
     return statistics.median(timed.step_s) if timed else None
 
 
 def compute_step_s_max(record: RunRecord) -> float | None:
-    """Return the time of the longest step of the window, in seconds."""
+    """Return the time of the longest step of the timed window, in seconds."""
     timed = get_window(record)
     return max(timed.step_s) if timed else None
 
 
 def find_longest_step(record: RunRecord) -> int | None:
-    """Return the index of the longest step of the window, counted from the first step of the run."""
+    """Return the index of the longest step of the timed window. Indices count from the first step of the run, warm-up
+    included."""
     timed = get_window(record)
     if timed is None or record.observations is None or record.observations.steps is None:
         return None
@@ -34,7 +35,8 @@ def find_longest_step(record: RunRecord) -> int | None:
 
 
 def compute_compute_s(record: RunRecord) -> float | None:
-    """Return the median compute time per step of a rehearsed rank, in seconds, without communication."""
+    """Return the median compute time per step in seconds, from a rehearsal, which runs one rank alone without
+    communication. None for other runs."""
     observed = record.observations
     return statistics.median(observed.compute_s) if observed and observed.compute_s else None
 

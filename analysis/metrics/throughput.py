@@ -17,14 +17,15 @@ from bench.core.record import RunRecord, Tokens
 
 
 def compute_sample_s(record: RunRecord) -> float | None:
-    """Return the mean time per sample over the window, in seconds. Configurations are ranked by this mean and not by a
-    median, so that slow steps count."""
+    """Return the mean time per sample over the timed window, in seconds. Configurations are ranked by this mean and not
+    by a median, so that slow steps count."""
     rate = compute_steps_per_s(record)
     return None if rate is None else 1 / rate / record.spec.global_batch
 
 
 def compute_samples_per_s(record: RunRecord) -> float | None:
-    """Return the samples per second over all ranks: all samples of the window divided by its duration."""
+    """Return the samples per second over all ranks: all samples of the timed window, divided by the duration of the
+    window."""
     rate = compute_steps_per_s(record)
     return None if rate is None else rate * record.spec.global_batch
 
@@ -43,7 +44,8 @@ def _compute_tokens_interval(record: RunRecord) -> Interval | None:
 def _build_token_rate(
     name: str, label: str, counted: Callable[[Tokens], float | None], better: Better = "more"
 ) -> Metric:
-    """Return a metric of tokens per second over all ranks. `counted` selects the kind of tokens to count."""
+    """Return a metric of tokens per second over all ranks. `counted` selects the kind of tokens, such as encoder
+    tokens."""
     return Metric(name, label, "tokens/s", better, lambda record: compute_token_rate(record, counted))
 
 

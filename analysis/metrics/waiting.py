@@ -26,7 +26,7 @@ def compute_data_wait_share(record: RunRecord) -> float | None:
 
 
 def compute_slowest_over_median(record: RunRecord) -> float | None:
-    """Return the slowest rank's time per step outside collectives, divided by that of the median rank.
+    """Return the slowest rank's time per step outside collectives, divided by the median of this time over ranks.
 
     In a pipeline each rank is compared only with ranks of the same stage. None if a stage has fewer than two ranks.
     """
@@ -46,8 +46,8 @@ def compute_idle_share(record: RunRecord) -> float | None:
 def list_idle_shares(record: RunRecord) -> list[float]:
     """Return the fraction of a step in which each rank waits for another pipeline stage.
 
-    The waiting time is measured in extra steps after the window and divided by the window's median step time. Empty
-    unless the waiting time of every rank is known.
+    The waiting time is measured in extra steps after the timed window, and divided by the median step time of the
+    window. Empty unless the waiting time of every rank is known.
     """
     timed, observed = get_window(record), record.observations
     if timed is None or observed is None or not observed.idle_s or None in observed.idle_s:
@@ -59,8 +59,8 @@ def compute_moved_bytes(record: RunRecord) -> int | None:
     """Return the payload bytes of a step's collectives and sends, summed over kinds of operation. For each kind, the
     value is that of the rank with the most bytes.
 
-    The payload follows the convention of nccl-tests. In a ring, almost twice the payload of an all-reduce crosses each
-    link, but only once that of an all-gather.
+    The payload follows the convention of nccl-tests. In a ring, almost twice the payload crosses each link during an
+    all-reduce, but only once the payload during an all-gather.
     """
     observed = record.observations
     if observed is None or observed.collectives is None:

@@ -121,8 +121,8 @@ def _load(root: Path) -> _CachedRows | None:
 
 
 def _read_traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.ChunkedArray) -> pa.Table:
-    """Return the traces of `files` from the cache at `path`. If the cached traces are corrupt, read the records
-    instead."""
+    """Return the traces (lists of values by step or rank) of `files` from the cache at `path`. If the cached traces are
+    corrupt, read the records instead."""
     try:
         return _read_columns(file, list(TRACES))
     except _UNREADABLE as error:

@@ -128,7 +128,8 @@ def _try_build_row(
 
 
 def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> pa.RecordBatch:
-    """Return a batch of rows, without rows whose values do not fit their column; these are added to `skipped`."""
+    """Return a batch of the rows whose values fit their columns. The files of all other rows are added to `skipped`,
+    with the reason."""
     schema, fitting = build_schema(), []
     with contextlib.suppress(*_UNFIT):
         return pa.RecordBatch.from_pylist(rows, schema)

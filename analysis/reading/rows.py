@@ -56,8 +56,8 @@ class RecordFile(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """Rows of a set of records. Traces are loaded on demand, because they take most of the memory and are seldom
-    needed."""
+    """Rows of a set of records. Traces, which are lists of values by step or rank, are loaded on demand, because they
+    take most of the memory and are seldom needed."""
 
     core: pa.Table  # columns of the file, the run table and verification
     traces: Callable[[], pa.Table]
@@ -118,7 +118,8 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
 
 
 def build_cases(core: pa.Table) -> verify.VerificationCases:
-    """Return the data for verification of all rows, as arrays with one entry per row."""
+    """Return the data that are needed to compare losses and gradient norms with those of the reference engine, as
+    arrays with one entry per row."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
     precision = core.column("precision").combine_chunks().dictionary_encode()
@@ -157,8 +158,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the cells of the run table that change if the run is judged invalid. Cells with times and rates lose their
-    value, and no empty cell gets a value."""
+    """Return the new values of the run table's cells that change if the run is judged invalid. Cells with times and
+    rates become empty, and no empty cell gets a value."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}

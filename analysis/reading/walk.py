@@ -28,7 +28,7 @@ _stat = os.stat  # Path.stat takes several times as long, which matters for many
 
 
 class FolderTree(NamedTuple):
-    """Contents of a folder or archive. All paths are relative to it."""
+    """Contents of a folder or archive. All paths are relative to this folder or archive."""
 
     files: list[RecordFile]  # every record.json, sorted by path; of several hard links only the first
     folders: dict[str, int]  # ctime in ns of each folder, the root ("") included
@@ -89,7 +89,8 @@ def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int,
 
 
 def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[str]:
-    """Add the records in an archive to `tree`. Return the folders of attempts that were started in it."""
+    """Add the records in an archive to `tree`. Return the folders of all attempts (tries at a run) in the archive, also
+    of those without a record."""
     beginning, list_files = (f"{path}/", files.list_packed) if path else ("", files.list_members)
     try:
         tree.archives[path] = changed_ns = _round_unsettled(_read_changed_ns(root / path), latest)

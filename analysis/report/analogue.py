@@ -18,7 +18,8 @@ CSV, MARKDOWN = "claims.csv", "claims.md"
 
 
 class Analogue(NamedTuple):
-    """Contents of the section as plain values, which the page and the Markdown file render."""
+    """Contents of the report's section on published claims as plain values, which the page and the Markdown file
+    render."""
 
     what: str
     caveats: tuple[str, ...]
@@ -34,7 +35,8 @@ HEAD = (
 
 
 def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> Analogue | None:
-    """Return the section, or None if no claim of the study could be compared.
+    """Return the report's section on the claims of the published ZeRO study, or None if no claim could be compared with
+    measurements.
 
     `notes` maps names of machines to their descriptions.
     """
@@ -56,7 +58,8 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
 
 
 def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
-    """Return the section's CSV and Markdown files by path. Empty if there is no section."""
+    """Return the CSV and Markdown files of the report's section on published claims, by path. Empty if there is no such
+    section."""
     if section is None:
         return {}
     return {CSV: formats.to_csv(as_table(found)).encode(), MARKDOWN: _render_markdown(section).encode()}

@@ -97,8 +97,8 @@ def _worst(drifted: Sequence[ControlPointDrift]) -> str:
 
 
 def _list_verification_caveats(runs: Sequence[Row]) -> Iterable[str]:
-    """Yield a sentence on the number of runs with verified losses. `runs` are all runs except those of the reference
-    engine."""
+    """Yield a sentence on the number of runs whose losses were verified against the reference engine. `runs` are all
+    runs except those of the reference engine."""
     others = [row for row in runs if row["outcome"] == "ok"]
     verified = sum("unverified" not in row["flags"].split() for row in others)
     if others:

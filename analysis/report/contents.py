@@ -42,7 +42,7 @@ _SCALARS = re.compile(r"\[\n\s*[^\[\]{}]*?\n\s*\]")
 
 
 class Evidence(NamedTuple):
-    """Evidence of how one run ended: its folder, its record and the last lines of its log."""
+    """Files that show how one run ended: its folder, its record and the last lines of its log."""
 
     folder: Path
     record: RunRecord | None  # None: its file is gone
@@ -62,8 +62,8 @@ class TableRow(NamedTuple):
     """A row of a table on the page.
 
     `facets` lists, for each filter, the indices of the row's values (`find_place`). `opens` names the details that a
-    click on the row opens; empty for none. A row of runs on a busy machine is `disturbed`: it is shown in grey, and its
-    times are not compared.
+    click on the row opens; empty for none. If all runs of a row were made on a busy machine, the row is `disturbed`. It
+    is shown in grey, and its times are not compared.
     """
 
     facets: str
@@ -82,7 +82,8 @@ class RowGroup(NamedTuple):
 class PageTable(NamedTuple):
     """A table of the page.
 
-    `omitted` is a sentence on the rows that only the files contain. `notes` explain intervals and units.
+    If the page does not show all rows, `omitted` is a sentence on the rows that only the CSV file contains. `notes`
+    explain intervals and units.
     """
 
     content: TextTable
@@ -98,7 +99,7 @@ class PageTable(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """Places of the columns of numbers, from 1."""
+        """Positions of the columns that contain numbers, counted from 1."""
         return [place for place, heading in enumerate(self.head, 1) if heading.number]
 
     @property
@@ -135,10 +136,11 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
 
 
 def find_place(rows: Sequence[Row], page_facets: Sequence[Facet]) -> str:
-    """Return, for each filter, the indices of the values of these rows. Filters are separated by commas, and the
-    indices of one filter by "|".
+    """Return a text that lists, for each filter of the page, the values that these rows have in the filter's column. A
+    value is given by its index in the filter. Filters are separated by commas, and the indices of one filter by "|".
 
-    There is no index if no row has a value in that column. The filter then hides none of them.
+    If no row has a value in the column of a filter, the list of that filter is empty, and the filter hides none of
+    these rows.
     """
     values = ((facet, dict.fromkeys(row.get(facet.column) for row in rows)) for facet in page_facets)
     return ",".join(
@@ -152,8 +154,8 @@ def build_page_table(
     """Return a table as the page shows it.
 
     `rows` holds, for each row of `content`, the rows of the run table or summary that it shows. A filter hides a row of
-    the page if it excludes the values of all of these. `all_rows` is the number of rows that the table would have
-    without the page's limit. If `opens` is set, a click on a row opens its details.
+    the page if it excludes all these rows of the run table or summary. `all_rows` is the number of rows that the table
+    would have without the page's limit. If `opens` is set, a click on a row opens its details.
     """
     # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
@@ -186,7 +188,8 @@ def build_details(
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
     `left` holds the records and logs of `runs`. If they are too long for one page, records and logs of failed runs are
-    included first. `configuration_ids` are those of `Results`.
+    included first. `configuration_ids` maps the config_id of a training to that of its configuration
+    (`Results.configuration_ids`).
     """
     # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0
@@ -263,7 +266,7 @@ def format_record(record: RunRecord) -> str:
 
 
 def list_reasons(record: RunRecord) -> list[tuple[str, str]]:
-    """Return the evidence of a run's outcome as pairs of label and text.
+    """Return facts from a record that explain the outcome of a run, as pairs of label and text.
 
     Strings keep their line breaks; other values are written as JSON.
     """

@@ -25,8 +25,8 @@ _MOST = 8  # values of one fact up to which all are written
 
 
 class ControlPointDrift(NamedTuple):
-    """Drift of a control point, which is a configuration that ran several times in one allocation. Drift is a change of
-    its step time over these runs."""
+    """Drift of a control point, which is a configuration that ran several times in one allocation. Drift is the change
+    of the step time over these runs."""
 
     allocation: str
     configuration: str
@@ -43,7 +43,8 @@ class ProvenanceFact(NamedTuple):
 
 
 class Provenance(NamedTuple):
-    """Environments and machines of a set of runs."""
+    """Provenance of a set of runs: their environment classes (hashes of device and software versions) and their
+    machines."""
 
     classes: tuple[str, ...]  # environment_id
     facts: tuple[ProvenanceFact, ...]
@@ -53,7 +54,8 @@ class Provenance(NamedTuple):
 
     @property
     def differences(self) -> tuple[ProvenanceFact, ...]:
-        """Differences because of which the classes must not be pooled."""
+        """Facts, such as versions, that differ between the environment classes, because of which runs of different
+        classes must not be pooled."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 
@@ -73,12 +75,13 @@ class ReportFindings(NamedTuple):
 
     @property
     def answers(self) -> list[Best]:
-        """The best configurations of each question. Questions without an answer come last."""
+        """The best configurations of each question. A question is a group of configurations that do the same work on
+        equal hardware. Questions in which no configuration has a time come last."""
         return sorted(self.best, key=lambda one: one.fastest is None)
 
     def list_configurations(self, most: int) -> list[Row]:
-        """Return the first `most` rows of the summary, with a column `protocol`. It distinguishes rows that would have
-        the same name by the settings of their measurement protocol."""
+        """Return the first `most` rows of the summary, with a column `protocol`. If several rows would have the same
+        name, this column distinguishes them by the settings of their measurement protocol."""
         rows = list_rows(self.summary[:most])
         return tell_apart(
             rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
@@ -118,7 +121,8 @@ def _read_circumstances(results: Results) -> Iterable[Circumstance]:
 
 
 def find_drifts(results: Results) -> list[ControlPointDrift]:
-    """Return the drift of each configuration in each allocation in which it has at least two runs that ended ok."""
+    """Return the drifts of step times. There is one for each configuration and allocation (scheduler job) with at least
+    two runs of this configuration that ended ok."""
     drifts = []
     for row in list_rows(results.summary):
         together: dict[str, list[int]] = {}

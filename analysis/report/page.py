@@ -78,7 +78,7 @@ class PageFigure(NamedTuple):
 
     @property
     def folded(self) -> int:
-        """Number of panels that the script adds."""
+        """Number of panels that the page's script adds when a reader opens the rest of the figure."""
         return sum(map(len, self.rows[self.shown :]))
 
 
@@ -133,7 +133,8 @@ def _render_macro(template: str, macro: str, *values: Any) -> str:
 
 
 def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
-    """Return the HTML of the panels that the page's script adds, by the name of their figure."""
+    """Return the HTML of the panels that the page's script adds later, as one text per figure, by name of the
+    figure."""
     return {
         figure.name: _render_macro("figures.html.j2", "draw_rows", figure.rows[figure.shown :])
         for figure in figures
@@ -142,14 +143,15 @@ def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Return the page's data as JSON, compressed by gzip and written in base64. It has no character that could end the
-    script element around it."""
+    """Return the page's data as JSON, compressed by gzip and written in base64. The text has no character that could
+    end the script element in which the page stores it."""
     # mtime=0, so that equal records give equal pages
     return base64.b64encode(gzip.compress(json.dumps(data).encode(), mtime=0)).decode()
 
 
 class SharedStyles:
-    """Style attributes of the SVG elements of a page, as classes. Each style is stored once."""
+    """CSS classes that replace the style attributes of the SVG elements of a page, so that each style is stored
+    once."""
 
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
@@ -170,7 +172,8 @@ class SharedStyles:
 class Tips:
     """Tooltips of the points in the figures of a page. Each distinct text is stored once.
 
-    A point may also refer to one of `configurations`; a click on the point opens the details of this configuration.
+    A point may also refer to one of `configurations`. In this case a click on the point opens the details of that
+    configuration.
     """
 
     def __init__(self, configurations: Sequence[Row] = ()) -> None:
@@ -208,7 +211,8 @@ def render_figure(
 
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
-    """Return the values of the first sections: the answer, its certainty, and the settings of the runs."""
+    """Return the values that the template needs for the first sections: the answer, the certainty of the answer, and
+    the settings of the runs."""
     studies = sorted({row["study"] for row in found.rows})
     asking = [[{"flags": ""} | (one.fastest or {}) | one.question] for one in found.answers]
     best = tables.build_best_table(found.answers, found.rows)
@@ -229,8 +233,8 @@ def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Ma
 
 
 def title_page(studies: Sequence[str], questions: Sequence[str]) -> str:
-    """Return the title: the names of the studies, and their question if all have the same question. A list of more than
-    MOST_STUDIES names is cut and ends in "and N more"."""
+    """Return the title of the page: the names of the studies and, if it is the same for all studies, the question that
+    they investigate. A list of more than MOST_STUDIES names is cut and ends in "and N more"."""
     omitted = len(studies) - MOST_STUDIES
     names = ", ".join(studies[:MOST_STUDIES]) + f" and {omitted} more" * (omitted > 0)
     return f"{names}: {questions[0]}" if len(questions) == 1 else names
@@ -260,8 +264,8 @@ def _build_tables(
 def _build_failures(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
-    """Return the values of the section on failures: runs that did not end ok, with evidence, and files that are not
-    records."""
+    """Return the values that the template needs for the section on failures: runs that did not end ok, with their
+    records and logs, and files that are not records."""
     failures = []
     for place in select_failures(found.rows):
         row, record = found.rows[place], left[place].record
@@ -282,7 +286,7 @@ def _build_failures(
 
 
 def _count(column: str, known: Mapping[str, Flag], rows: Sequence[Row]) -> list[tuple[str, str, int]]:
-    """Return each name in a column of flags or notes, with its meaning and its number of runs, in the order of
-    `known`."""
+    """Return each flag (or note) in a column of flags (or notes), with its meaning and the number of runs that have it,
+    in the order of `known`."""
     counts = Counter(name for row in rows for name in row[column].split())
     return [(name, flag.meaning, counts[name]) for name, flag in known.items() if counts[name]]

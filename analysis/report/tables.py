@@ -71,8 +71,9 @@ tables show."""
 class ColumnHeading(NamedTuple):
     """Heading of a column. `note` adds a detail to the unit.
 
-    `place` decides where the column appears. "table" shows it on the page, "groups" turns its values into headings of
-    groups of rows, and "files" writes it only to the files, which have more room.
+    `place` decides where the column appears. With "table", the page shows the column. With "groups", the values of the
+    column become headings of groups of rows. With "files", the column is only written to the files, which have more
+    room.
     """
 
     label: str
@@ -97,7 +98,7 @@ class TableCell(NamedTuple):
 
     @property
     def sort_text(self) -> str:
-        """The sort key as text. Eight digits of a number are enough for its place."""
+        """The sort key as text. Numbers have eight digits, which are enough to sort them."""
         return f"{self.key:.8g}" if isinstance(self.key, float) else str(self.key)
 
     @property
@@ -173,7 +174,8 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 
 
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
-    """Return one row per pair of ZeRO stages: which of them is faster as nodes are added."""
+    """Return a table with one row per compared pair of ZeRO stages. It states which of the two stages is faster as
+    nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
     rows = tuple(
         tuple(map(_build_text_cell, (
@@ -235,8 +237,8 @@ def _describe_rivals(best: Best) -> str:
 
 
 def _name_choice(row: Row) -> str:
-    """Return the name of a configuration. If repeats of it were excluded from its numbers, their number and the reason
-    follow in parentheses."""
+    """Return the name of a configuration. If repeats of the configuration were excluded from its numbers, the count of
+    excluded repeats and the reason follow in parentheses."""
     return f"{name_briefly(row)}, micro {row['micro']}{f' ({reason})' if (reason := row['reason']) else ''}"
 
 
@@ -290,7 +292,7 @@ def _find_source(name: str, rows: Sequence[Row]) -> _Source:
 
 
 def _find_size_source(column: Column, rows: Sequence[Row]) -> _Source:
-    """Return heading and cell function of a column of byte sizes.
+    """Return the heading of a column of byte sizes, and the function that builds its cell from a row.
 
     All cells have the unit of the largest size. If the smallest size is less than 1/100 of that unit, each cell gets
     its own unit.
@@ -327,8 +329,8 @@ def _name_outcome(row: Row) -> str:
 
 
 def _find_counted_tokens(rows: Sequence[Row]) -> str:
-    """Return a text on which tokens a rate of tokens per second counts. The report states this, because other tools
-    count encoder tokens only."""
+    """Return a text that states which kinds of tokens are counted in a rate of tokens per second. The report states
+    this, because other tools count encoder tokens only."""
     both = {row["encoder_tokens"] is not None for row in rows}
     if both <= {True}:
         return "encoder + decoder, with padding"
@@ -341,8 +343,8 @@ def _format_row_interval_kind(row: Row) -> str:
 
 
 def _describe_intervals(rows: Sequence[Row]) -> str:
-    """Return a text that names the level and kind of the intervals for each value of n. The n of a row is the number of
-    allocations from which its numbers are computed."""
+    """Return a text that names, for each value of n, the confidence level of the intervals and how they are computed.
+    The n of a row is the number of allocations from which its numbers are computed."""
     kinds: dict[int, dict[str, None]] = {}
     for row in sorted(rows, key=lambda row: row["n"]):
         if kind := _format_row_interval_kind(row):

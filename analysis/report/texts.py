@@ -35,7 +35,7 @@ _MOST_VALUES = 12
 
 class RunSetup(NamedTuple):
     """Settings of the runs as (label, values) pairs, divided into settings that vary and settings that are constant.
-    `ran` is a text with the number of runs by outcome."""
+    `ran` is a text with the number of runs for each outcome, such as ok or out of memory."""
 
     varied: tuple[tuple[str, str], ...]
     constant: tuple[tuple[str, str], ...]

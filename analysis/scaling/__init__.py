@@ -59,7 +59,8 @@ def read_once(work: Callable[[Results], Result]) -> Callable[[Results], Result]:
 
 
 class IntervalEstimate(NamedTuple):
-    """A value with its interval. The interval is None if it is unknown, or if the value holds by definition."""
+    """A value with its interval. The interval is None if it is unknown, or if the value has no uncertainty because it
+    holds by definition."""
 
     value: float
     interval: Interval | None = None
@@ -123,16 +124,16 @@ def compare_paces(one: Pace, other: Pace, level: float = LEVEL) -> Comparison:
 
 
 def scaled(comparison: Comparison, factor: float = 1.0) -> IntervalEstimate:
-    """Return the ratio of a comparison and its interval, both multiplied by `factor`, which has no error of its
-    own."""
+    """Return the ratio of a comparison and its interval, both multiplied by `factor`. The factor is exact, so it does
+    not widen the interval."""
     ends = comparison.interval
     interval = ends and ends._replace(low=ends.low * factor, high=ends.high * factor)
     return IntervalEstimate(comparison.ratio * factor, interval)
 
 
 def add_interval_names(*names: str) -> tuple[str, ...]:
-    """Return the column names `names`, each followed by the column names of the ends of its interval, `*_low` and
-    `*_high`."""
+    """Return the column names `names`. Each name is followed by the two columns for the interval of its value, such as
+    `ratio_low` and `ratio_high` after `ratio`."""
     return tuple(f"{name}{end}" for name in names for end in ("", "_low", "_high"))
 
 
@@ -150,8 +151,8 @@ _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")
 
 
 def build_frame(rows: Sequence[Row], names: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the rows with the columns `names`. A cell that a row lacks is empty; a row's cells of other
-    columns are ignored."""
+    """Return a table of the rows with the columns `names`. If a row lacks a column, the cell is empty. Other columns of
+    the rows are ignored."""
     cells = {name: [row.get(name) for row in rows] for name in names}
     return build_typed_frame(cells, {name: _find_column_kind(name) for name in names})
 

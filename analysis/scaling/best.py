@@ -55,7 +55,8 @@ from bench.core.statistics import LEVEL
 
 
 class Rival(NamedTuple):
-    """A configuration that is compared with the fastest one of its question."""
+    """A configuration that is compared with the fastest of all configurations that do the same work on equal
+    hardware."""
 
     row: Row
     comparison: (
@@ -89,7 +90,8 @@ class RankedFamily:
 
     @property
     def selection_bias(self) -> float:
-        """Relative amount by which the fastest time is probably too short, because it was selected as the shortest."""
+        """Selection bias: the relative amount by which the fastest measured time is probably too short, because the
+        shortest of several noisy times was selected."""
         return float(np.expm1(self._family.selection_bias)) if self._family else 0.0
 
     def compare(self, one: Pace, other: Pace) -> Comparison:
@@ -107,7 +109,8 @@ class RankedFamily:
         return Comparison(float(np.exp(value)), interval, p_value, superiority(ours, theirs), "run", runs)
 
     def verdict(self, comparison: Comparison) -> Verdict:
-        """Return the verdict on a comparison of two configurations of the family."""
+        """Return the verdict on a comparison of two configurations of the family (the configurations that are ranked
+        together)."""
         if not comparison.decides or comparison.interval is None:
             return TOO_FEW
         return judge_interval(comparison.interval)
@@ -129,7 +132,8 @@ class Ranking(NamedTuple):
         """The rivals that are not detectably slower than the fastest.
 
         If all configurations have enough repeats, then in at least 95 of 100 rankings no rival that is truly as fast as
-        the fastest is called slower. The time of the fastest itself has a selection bias.
+        the fastest is called slower. In contrast, the time of the fastest is biased, because it was selected as the
+        shortest.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
@@ -150,12 +154,13 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
 
 
 def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
-    """Compare the fastest configuration of `ours` with the fastest of `theirs`. Each sequence begins with its fastest.
+    """Compare the fastest configuration of `ours` with the fastest of `theirs`. The first element of each sequence is
+    the fastest.
 
-    The interval allows for the selection of both from the same data, as follows. The log ratio of the truly fastest two
-    is a minimax: the minimum over `ours` of the maximum over `theirs` of the pairs' true log ratios. The intervals of
-    all pairs hold simultaneously. So the minimax of their lower ends and the minimax of their upper ends enclose this
-    log ratio.
+    The interval of the ratio allows for the fact that both configurations were selected from the same data, as follows.
+    The log ratio of the truly fastest two is a minimax: the minimum over `ours` of the maximum over `theirs` of the
+    pairs' true log ratios. The intervals of all pairs hold simultaneously. So the minimax of the lower ends of these
+    intervals and the minimax of the upper ends enclose the log ratio.
     """
     plain = compare_paces(ours[0], theirs[0], level)
     if len(ours) == len(theirs) == 1 or not plain.decides:
@@ -208,7 +213,8 @@ _RANK_LABELS: Mapping[Verdict, str] = {"slower": "slower", EQUAL: EQUAL, TOO_FEW
 
 
 class ParetoPoint(NamedTuple):
-    """A configuration in the comparison of throughput and memory."""
+    """A configuration in the comparison of throughput and memory, with the verdict on whether it lies on the Pareto
+    front."""
 
     row: Row
     leaner: Row | None  # the fastest configuration that needs no more memory; None if `row` needs least
@@ -224,7 +230,7 @@ class ParetoPoint(NamedTuple):
 
 class Best(NamedTuple):
     """The fastest configuration of one question, its rivals, and the Pareto front of all of them, as rows of the
-    summary."""
+    summary. A question is a group of configurations that do the same work on equal hardware."""
 
     question: Question
     fastest: Row | None  # lowest seconds per sample as measured; None if nothing was measured
@@ -236,18 +242,18 @@ class Best(NamedTuple):
 
     @property
     def compared(self) -> tuple[Row, ...]:
-        """The compared configurations: all rows with step times, the fastest first. Their column `n` counts independent
-        runs."""
+        """The compared configurations: all rows with step times, the fastest first. The column `n` of a row counts its
+        independent runs."""
         return (self.fastest, *(rival.row for rival in self.rivals)) if self.fastest else ()
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """The rivals that are not detectably slower than the fastest, the fastest of them first."""
+        """The rivals that are not detectably slower than the fastest configuration, sorted by measured time."""
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
     @property
     def undecided(self) -> tuple[Row, ...]:
-        """The rivals with too few repeats for a verdict."""
+        """The configurations with too few repeats for a verdict on whether they are slower than the fastest."""
         return tuple(rival.row for rival in self.rivals if rival.verdict == TOO_FEW)
 
     @property
@@ -258,7 +264,8 @@ class Best(NamedTuple):
 
 @read_once
 def best(results: Results) -> tuple[Best, ...]:
-    """Return the best configurations of each question, in the order of `group_by_question`.
+    """Return the best configurations of each question, in the order of `group_by_question`. A question is a group of
+    configurations that do the same work on equal hardware.
 
     Only measured runs are ranked. A rehearsal does not communicate, so its times cannot rank configurations.
     """
@@ -306,8 +313,9 @@ class LossRanking(NamedTuple):
 
 @read_once
 def rank_losses(results: Results) -> tuple[LossRanking, ...]:
-    """Return the measured trainings ranked by held-out loss, one ranking for each value of the fields `_EVALUATED`. It
-    is empty if no training has a held-out loss."""
+    """Return the measured trainings ranked by held-out loss, one ranking for each combination of values of the fields
+    `_EVALUATED`. Losses are only comparable if these fields, such as the model and the held-out samples, are equal. The
+    result is empty if no training has a held-out loss."""
     if "validation_loss" not in results.summary:
         return ()
     rows = [row for row in list_rows(results.summary) if row["seeds"] and row["evidence"] == "measured"]
@@ -341,7 +349,8 @@ def _rank_losses(results: Results, group: Sequence[Row], name: str) -> LossRanki
 
 
 def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
-    """Return the fields `_EVALUATED` of a spec with their values as text."""
+    """Return the fields of a spec that must be equal for held-out losses to be compared (`_EVALUATED`), with their
+    values as text."""
     return {
         name: str(value)
         for name, value in flatten(spec)
@@ -350,13 +359,14 @@ def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
 
 
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
-    """Return a table with a row per configuration of each question."""
+    """Return a table with a row per configuration, grouped by question (configurations that do the same work on equal
+    hardware)."""
     return build_frame([cells for best in found for cells in _cells(best)], COLUMNS)
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest of the configurations that need no more memory. If this one is not
-    faster, none of the others is."""
+    """Compare each configuration with the fastest of the configurations that need no more memory. One comparison is
+    enough: if the fastest of them does not beat the configuration, no other of them does."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

@@ -87,7 +87,8 @@ class Crossover(NamedTuple):
         """Outcome of the search for a crossover. It is "between" if there is a crossover.
 
         The outcome is "none seen" if one engine is detectably faster at the smallest and at the largest compared node
-        count, and the other engine is detectably faster at none. In all other cases it is "cannot be told".
+        count, and the other engine is not detectably faster at any node count. In all other cases it is "cannot be
+        told".
         """
         if self.between:
             return "between"
@@ -116,7 +117,8 @@ class Crossover(NamedTuple):
 
 
 def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
-    """Return the crossovers of each pair of engines. Two curves are compared if they differ only in the engine."""
+    """Return the comparison over node counts for each pair of engines, to find the node count at which one engine
+    overtakes the other (crossover). Two scaling curves are compared if they differ only in the engine."""
     pace = paces(results)
     by_engine = group_by(list_tracks(results), lambda track: str(track.any_row["engine"]))
     return [
@@ -129,7 +131,7 @@ def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero
 
 
 def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
-    """Return a table with a row per node count of each pair of curves."""
+    """Return a table with a row for each node count at which two engines were compared."""
     return build_frame(
         [_build_cells(crossover, at) for crossover in found for at in crossover.node_comparisons], COLUMNS
     )

@@ -87,13 +87,15 @@ class Track(NamedTuple):
 
     @property
     def environment_id(self) -> str | None:
-        """The environment class; None if all rows failed before it was known."""
+        """The environment class (hash of device and software versions). None if all rows failed before their
+        environment was recorded."""
         known = (row["environment_id"] for rows in self.by_nodes.values() for row in rows)
         return next((name for name in known if name), None)
 
     @property
     def fixed_work(self) -> int:
-        """The global batch of a strong track, or the accumulation (micro-steps per step) of a weak track."""
+        """The quantity that is equal at all node counts: the global batch for strong scaling, or the number of
+        accumulated micro-steps per step for weak scaling."""
         return int(self.any_row[LAWS[self.law]])
 
     @property
@@ -115,7 +117,8 @@ class Track(NamedTuple):
 
 @read_once
 def list_tracks(results: Results) -> tuple[Track, ...]:
-    """Return every track of at least two node counts, in the order of the summary.
+    """Return every track of at least two node counts, in the order of the summary. A track is the set of rows that one
+    scaling curve joins.
 
     A track of the best micro-batch exists only if some node count has two micro-batches, and some micro-batch was
     measured at two node counts. Without these, there is no choice of micro-batch.
@@ -125,7 +128,8 @@ def list_tracks(results: Results) -> tuple[Track, ...]:
 
 
 def list_families(results: Results) -> list[list[Row]]:
-    """Return the measured rows in groups that are equal in everything except nodes and batch."""
+    """Return the measured rows in groups. The rows of a group are equal in everything except nodes and batch, so they
+    may be compared as node counts grow."""
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     family_keys = {
         row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
@@ -140,8 +144,8 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Return True if two tracks differ only in the engine, and the options that both engines have are equal
-    (`analysis.questions.differ_in_engine`)."""
+    """Return True if two tracks (rows of one scaling curve each) differ only in the engine, and the options that both
+    engines have are equal (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])
@@ -201,7 +205,7 @@ class ScalingCurve(NamedTuple):
 
     @property
     def base(self) -> CurvePoint | None:
-        """The point of the smallest node count with a measurement; None if all points failed."""
+        """The point of the curve at the smallest node count with a measurement; None if all points failed."""
         return next((point for point in self.points if point.speedup), None)
 
 

@@ -49,8 +49,8 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """True if the interval of the change excludes zero. Comparisons of runs that are far apart in time are then
-        uncertain by the size of the change."""
+        """True if the interval of the change excludes zero. In this case, comparisons of runs that are far apart in
+        time are uncertain by the size of the change."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
@@ -58,9 +58,9 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
     """Return the drift over control points, which are runs of one configuration in time order; None for fewer than two
     runs.
 
-    The drift is the slope of the least-squares line through the logarithms of their mean step times. The residuals
-    estimate the difference between runs. Two or three runs cannot separate that difference from drift, so their change
-    has no interval.
+    The drift is the slope of the least-squares line through the logarithms of the runs' mean step times. The residuals
+    estimate how much runs differ without drift. Two or three runs cannot separate this difference from drift, so the
+    change has no interval.
     """
     if len(controls) < 2:
         return None
@@ -78,7 +78,7 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
 
 
 class LevelChange(NamedTuple):
-    """A change of the level of a series, between two of its places. Places are indices of the series."""
+    """A change of the level of a series between two of its values. A place is the index of a value in the series."""
 
     before: int  # last place of the old level, at the most likely position of the change
     after: int  # first place of the new level, at that position
@@ -88,16 +88,16 @@ class LevelChange(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """A segment of a series that may have a single level. `series` is the index of the series; `places` are indices of
-    its known places."""
+    """A segment of a series that may have a single level. `series` is the index of the series. `places` are the indices
+    of the segment's values in the series, without missing values."""
 
     series: int
     places: NDArray[np.intp]
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
-    """Return the changes of each series, in order of place. Each series has shape (places,), with NaN at places without
-    a value.
+    """Return the changes of each series, from its beginning to its end. A series has shape (places,), where a place is
+    for example a commit. It has NaN at places without a value.
 
     If no level changes, the probability that any change is reported in the whole set of series is at most 1 - `level`.
     """
@@ -126,7 +126,7 @@ def _select_changed(
     keys: Array,
     level: float,
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return the segments in which a change is detected, each with the positions where a new level begins.
+    """Return the segments of series in which a change is detected, each with the positions where a new level begins.
 
     `known` holds for each series the indices of its places with a value. `keys` has shape (draws, places) and holds
     random numbers. Sorting a row gives a permutation of the places, which all series share.
@@ -157,7 +157,7 @@ def _select_changed(
 
 
 def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the sum of squares that the most likely single change of each row explains, and the index where its new
+    """Return for each row the sum of squares that the most likely single change explains, and the index where the new
     level begins.
 
     `orders` has shape (rows, places). The sums have shape (rows,), the indices (rows, 1).
@@ -169,7 +169,7 @@ def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return the sum of squares that the most likely pair of changes of each row explains, and the indices of both
+    """Return for each row the sum of squares that the most likely pair of changes explains, and the indices of both
     changes.
 
     The level between the changes differs from the common level outside them. `orders` has shape (rows, places), the
@@ -191,7 +191,8 @@ def _compute_scores(explained: Array, total: float, n: int, positions: int) -> A
     """Return the score of each row: minus the logarithm of the two-sided p-value of Student's t, corrected for the
     number of positions. Shape (rows,).
 
-    `explained` are the sums of squares that the changes explain, of the sum `total` over `n` places.
+    `explained` holds for each row the part of the sum of squares that the changes explain. `total` is the whole sum of
+    squares over the `n` values of a row.
     """
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
@@ -201,7 +202,8 @@ def _compute_scores(explained: Array, total: float, n: int, positions: int) -> A
 
 
 class _Border(NamedTuple):
-    """First and last possible position of a new level, and the log ratio of the two levels with its interval."""
+    """First and last possible position at which a new level of a series begins, and the log ratio of the new to the old
+    level, with the interval of this ratio."""
 
     first: int
     last: int
@@ -254,8 +256,9 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
     """Return the interval of each change's position and size, given the positions `starts` where a new level begins.
 
-    A position is possible if its residual sum of squares exceeds that of the most likely position by at most a limit.
-    The limit is the variance around the levels times the squared quantile of Student's t.
+    The residual sum of squares is smallest for the most likely position. Another position is possible if its residual
+    sum of squares is larger by at most a limit. The limit is the variance around the levels times the squared quantile
+    of Student's t.
     """
     if not starts:
         return []

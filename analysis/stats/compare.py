@@ -46,7 +46,8 @@ MOST = 1000
 
 
 class Ratio(NamedTuple):
-    """Time of one side divided by that of the other. If the interval is None, the p-value is 1."""
+    """Time of one configuration divided by the time of another, with its interval and p-value. If the interval is None,
+    the p-value is 1."""
 
     value: float
     interval: Interval | None
@@ -92,8 +93,8 @@ def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = 
 
     The interval is computed from the intervals of both means, which count as independent estimates, for each end
     separately (MOVER: Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the
-    confidence level at which an end of the interval would be exactly 1. There is no interval if a side has fewer than
-    six steps, or if the interval of its mean reaches zero.
+    confidence level at which an end of the interval would be exactly 1. There is no interval if one of the two series
+    has fewer than six steps, or if the interval of one of the means reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -128,8 +129,9 @@ def _build_side(steps: Array, level: float) -> _Side | None:
 class Comparison(NamedTuple):
     """Comparison of the times of two configurations, `one` and `other`.
 
-    If `unit` is "run", the result also holds for further runs. If it is "step", the result holds only for further steps
-    of the same runs, and includes the effect of their nodes.
+    If `unit` is "run", the means of runs were compared, and the result also holds for further runs. If `unit` is
+    "step", single steps were compared. The result then holds only for further steps of the same runs, and includes the
+    effect of the nodes of these runs.
     """
 
     ratio: float  # time of `one` divided by time of `other`; below 1, `one` is faster
@@ -149,8 +151,8 @@ class Comparison(NamedTuple):
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's delta, an effect size. It is 1 if every run (or step) of `one` is faster than every run (or step) of
-        `other`, and -1 if every one is slower."""
+        """Cliff's delta, an effect size. The value is 1 if every run (or step) of `one` is faster than every run (or
+        step) of `other`, and -1 if every run (or step) of `one` is slower."""
         return 2 * self.superiority - 1
 
 
@@ -160,7 +162,8 @@ def enough(runs: Collection[object]) -> bool:
 
 
 def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
-    """Return the allocations that two configurations share; empty if they are too few to compare within them."""
+    """Return the allocations (scheduler jobs) that two configurations share. Empty if these are too few for a
+    comparison within allocations."""
     shared = [name for name in one if name in other]
     return shared if enough(shared) else []
 
@@ -198,12 +201,13 @@ def superiority(one: Sequence[float], other: Sequence[float]) -> float:
 def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Verdict]:
     """Return the verdict on each comparison. The compared pairs must have been chosen before they were measured.
 
-    The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). The interval
-    of a comparison is not corrected and holds for its pair alone. So it may exclude 1 although the verdict is that no
-    difference is detected.
+    The probability that any verdict of the set is wrong is at most 1 - `level` (`analysis.stats.family`). In contrast,
+    the interval of a comparison is not corrected and holds for its pair alone. So an interval may exclude 1 although
+    the verdict is that no difference is detected.
 
-    If no difference is detected, the sides may still be shown to differ by less than INTEREST, and are then called
-    equal. Comparisons of steps have a ratio and an interval, but too few repeats for a verdict.
+    If no difference is detected, but the two configurations are shown to differ by less than the fraction INTEREST, the
+    verdict is that they are equal. Comparisons of steps have a ratio and an interval, but too few repeats for a
+    verdict.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p_value for one in known]
@@ -233,7 +237,8 @@ def judge_interval(interval: Interval) -> Verdict:
 
 
 def are_equal(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[bool]:
-    """Return for each comparison True if its two sides are shown to differ by less than INTEREST."""
+    """Return for each comparison True if its two configurations are shown to differ by less than the fraction
+    INTEREST."""
     known = [one for one in comparisons if one.decides]
     gaps = [math.log(one.ratio) for one in known]
     p_values = iter(compute_equivalence(gaps, [one.noises for one in known], math.log1p(INTEREST)))
@@ -264,7 +269,8 @@ def find_smallest_slowdown(comparison: Comparison, among: int, level: float = LE
 
 
 def count_missing_repeats(comparison: Comparison, limit: float, among: int, level: float = LEVEL) -> int:
-    """Return the number of additional repeats per side that would detect a slowdown of `limit`; at most MOST.
+    """Return the number of additional repeats of each of the two configurations that would detect a slowdown of
+    `limit`; at most MOST.
 
     If there are too few repeats to estimate the noise, return the number of additional repeats that this estimate
     needs. `among` is the number of comparisons for which verdicts are corrected.
@@ -283,7 +289,8 @@ def count_missing_repeats(comparison: Comparison, limit: float, among: int, leve
 def _compute_detectable(noises: Sequence[Noise], among: int, level: float) -> float:
     """Return the logarithm of the smallest true ratio that is detected with probability POWER.
 
-    The p-value is multiplied by `among`, as is the smallest p-value in Holm's procedure (Bonferroni's bound).
+    The correction for several comparisons multiplies the p-value by their number `among`. Holm's procedure does the
+    same with the smallest p-value (Bonferroni's bound).
     """
     error = math.sqrt(sum(one.variance / one.n for one in noises))
     degrees_of_freedom = sum(one.degrees_of_freedom for one in noises)

@@ -54,15 +54,15 @@ class Noise(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Logarithm of the ratio of two times, and its margin of error in each direction."""
+    """Logarithm of the ratio of two times, and the margin of error of this logarithm in each direction."""
 
     value: float
     margin: float
 
 
 class Prior(NamedTuple):
-    """Common distribution of the variances of a family's configurations (a scaled inverse chi-square distribution). Its
-    degrees of freedom are infinite if all variances are equal."""
+    """Common distribution of the variances of a family's configurations (a scaled inverse chi-square distribution). The
+    degrees of freedom of this distribution are infinite if all variances are equal."""
 
     variance: float
     degrees_of_freedom: float
@@ -101,7 +101,7 @@ class Family:
     @functools.cached_property
     def selection_bias(self) -> float:
         """Estimated amount by which the fastest configuration's mean is too low because it was selected as the lowest.
-        It is a difference of logarithms, as are the means.
+        The amount is a difference of logarithms, because the means are logarithms of times.
 
         The amount is simulated: pooled noise is added to the means, and the lowest sum is selected. Before that, the
         means are shrunk towards their common mean, by the part of their spread that noise explains (the James-Stein
@@ -185,8 +185,8 @@ def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
 
 
 def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variance of each side's mean, or,
-    for a comparison within allocations, that of the mean difference."""
+    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variances of the two means that
+    are compared. For a comparison within allocations, it holds only the variance of the mean difference."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)
@@ -201,7 +201,7 @@ def satterthwaite(shares: Sequence[float], degrees_of_freedom: Sequence[float]) 
 
 
 def holm(p_values: Sequence[float] | Array) -> list[float]:
-    """Return p-values corrected for their number m (Holm, Scandinavian Journal of Statistics 6, 1979).
+    """Return p-values corrected for the number m of tests (Holm, Scandinavian Journal of Statistics 6, 1979).
 
     The k-th smallest is multiplied by m - k + 1, and the results are made monotone. scipy does not have this
     correction.
@@ -260,8 +260,8 @@ def _moderate(noise: Noise, known: Prior) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=512)
 def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
-    """Return the quantile at `level` of the studentized range of `count` values. It is simulated, since scipy takes up
-    to a second."""
+    """Return the quantile at `level` of the studentized range of `count` values. The quantile is simulated, because
+    scipy takes up to a second."""
     rng = np.random.default_rng(0)
     ranges = np.concatenate([np.ptp(rng.standard_normal((rows, count)), axis=1) for rows in _list_batches(count)])
     scale = np.sqrt(rng.chisquare(degrees_of_freedom, ranges.size) / degrees_of_freedom)
@@ -289,8 +289,8 @@ def _list_batches(count: int) -> list[int]:
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return simulated log ratios of configurations to the fastest one of their family, each divided by its standard
-    error. Shape (families, configurations).
+    """Return simulated log ratios of configurations to the fastest one of their family (the configurations compared
+    with each other), each divided by the standard error of the ratio. Shape (families, configurations).
 
     The configurations of a family are truly equal. `rows` is the number of families, and `repeats` holds the number of
     repeats of each configuration. `degrees_of_freedom` are those of the common distribution of the variances.

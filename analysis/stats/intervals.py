@@ -34,7 +34,8 @@ class Interval(NamedTuple):
     """Range that contains the true value with probability `level`.
 
     An interval within a run predicts further steps of that run. Only an interval between repeats predicts another run.
-    `n` is the number of steps or repeats that the interval was computed from, the sum of both sides for a comparison.
+    `n` is the number of steps or repeats from which the interval was computed. In a comparison of two configurations,
+    `n` is the sum over both.
     """
 
     low: float
@@ -82,8 +83,8 @@ _latest: dict[Steps, StepIntervals] = {}
 
 
 def describe_window(step_s: Steps) -> StepIntervals:
-    """Return the intervals of a run's steps. They are read from a cache if the last call of `prepare_windows` included
-    this window."""
+    """Return the confidence intervals of the median and mean step time of a run. They come from a cache if the last
+    call of `prepare_windows` included this window."""
     if step_s not in _latest:
         prepare_windows([step_s])
     return _latest[step_s]

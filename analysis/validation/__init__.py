@@ -20,8 +20,8 @@ OUTSIDE = "outside of the predicted interval"
 
 
 class PredictionPoint(NamedTuple):
-    """One point of a comparison: a prediction and the true value. Both are numbers in the comparison's unit, or both
-    are texts such as `fits`."""
+    """One point of a comparison: a prediction and the true value, which was measured or published. Both are numbers in
+    the comparison's unit, or both are texts such as `fits`."""
 
     what: str
     predicted: Value
@@ -54,7 +54,8 @@ class PredictionComparison(NamedTuple):
 
 
 class ComparisonSummary(NamedTuple):
-    """Summary of a comparison: counts of points, errors and verdict. Errors are None if the points are texts."""
+    """Summary of a comparison: counts of points, errors and verdict. Errors are None if predictions and true values are
+    texts, such as `fits`."""
 
     points: int
     exceptions: int
@@ -89,7 +90,9 @@ def compute_error_percent(predicted: float, truth: float) -> float:
 def build_point(
     what: str, predicted: float, truth: float, each: float, rival: float | None = None, reason: str = ""
 ) -> PredictionPoint:
-    """Return a point whose error may be up to `each` percent. `reason` is recorded only if the error is larger."""
+    """Return a point: a prediction compared with the true value. Its verdict is `ok` if the error is at most `each`
+    percent. Otherwise it is `exception`, and `reason` is recorded. `rival`, if given, is the value that the usual
+    formula predicts."""
     error = compute_error_percent(predicted, truth)
     right = abs(error) <= each
     return PredictionPoint(

@@ -62,7 +62,8 @@ SUMMARY = (
 
 
 def compare_all(runs: recorded.RecordedRuns) -> list[PredictionComparison]:
-    """Return all comparisons in the order in which the page shows them."""
+    """Return all comparisons of predictions with measured or published numbers, in the order in which the page shows
+    them."""
     return [
         published_memory.compare_zero_table(),
         *recorded.compare_real_runs(runs),
@@ -148,8 +149,8 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
     """Return as text the mean error of the usual formula for the compared quantity, such as 6·N·tokens for FLOPs. If
-    the values are words, return in how many points the formula is right. A dash if no point has a value of the
-    formula."""
+    the predicted values are words, such as `fits`, the text states in how many points the formula is right. If no point
+    has a value of the formula, the text is a dash."""
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"
     known = [point for point in comparison.points if point.rival is not None and point.truth is not None]

@@ -37,7 +37,8 @@ gradients, and 6 for optimizer states (12 bytes of master weights and moments, d
 
 
 def compare_scaling() -> list[PredictionComparison]:
-    """Return two comparisons: percent of the devices' peak, and scaling efficiency."""
+    """Return two comparisons of predicted with published values. The first is of the FLOP rate in percent of the
+    devices' peak, the second of the scaling efficiency."""
     machine, burst = build_machine(ACCELERATOR), build_burst_machine(ACCELERATOR)
     rows = {row["model"]: row for row in read_published("frontier_gpt").rows}
     peak = machine.peak_tflops["fp16"] * 1e12
@@ -107,12 +108,13 @@ def _compare_memory(places: Sequence[MemoryPrediction]) -> PredictionComparison:
 
 
 def _count_passes_peak(place: MemoryPrediction) -> int:
-    """Return the bytes at the higher of the two peaks of forward and backward."""
+    """Return the peak bytes of the forward pass or of the backward pass, whichever is higher."""
     return max(phase.total for phase in place.phases if phase.name in ("forward", "backward"))
 
 
 def _build_stage_points(peaks: Sequence[float]) -> list[PredictionPoint]:
-    """Return a point for each pipeline stage: its peak in bytes, compared with the peak in the published log."""
+    """Return a point for each pipeline stage, which compares the stage's peak memory in bytes with the peak in the
+    published log."""
     points = []
     for row, peak in zip(read_published("frontier_memory").rows, peaks, strict=True):
         truth = _MIB * float(row["peak_mib"])

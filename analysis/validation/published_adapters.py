@@ -23,8 +23,8 @@ Row = dict[str, str]
 
 
 def compare() -> list[PredictionComparison]:
-    """Return comparisons of predicted memory and step times of adapters with published values. Memory of held-out
-    sources has a comparison of its own."""
+    """Return comparisons of predicted memory and step times of adapters with published values. The memory of held-out
+    sources, on which no constant was chosen, has a comparison of its own."""
     rows = read_published("adapters").rows
     found = []
     for name, aside in (("adapters_memory_aside", "true"), ("adapters_memory", "false")):

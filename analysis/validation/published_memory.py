@@ -4,7 +4,7 @@ reports on whether a run fitted a device.
 The published numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed
 0.19.8: estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and
 estimate_zero3_model_states_mem_needs in stage3.py. A test compares the formulas with these functions. The estimators
-assume the model states of 16-bit training, whatever the precision. There are none for stages 0 and 1.
+assume the model states of 16-bit training, whatever the precision. DeepSpeed has no estimators for stages 0 and 1.
 """
 
 import itertools
@@ -34,13 +34,14 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 
 
 def estimate_zero2(parameters: int, ranks: int, *, offload: bool) -> int:
-    """Return bytes of model states per GPU, as estimate_zero2_model_states_mem_needs computes them."""
+    """Return bytes of model states per GPU, as DeepSpeed's function estimate_zero2_model_states_mem_needs computes
+    them."""
     return HALF * parameters if offload else HALF * parameters + int(DIVIDED * parameters / ranks)
 
 
 def estimate_zero3(parameters: int, largest_layer: int, ranks: int, *, offload: bool, offload_weights: bool) -> int:
-    """Return bytes of model states per GPU, as estimate_zero3_model_states_mem_needs computes them. `largest_layer` is
-    a number of parameters."""
+    """Return bytes of model states per GPU, as DeepSpeed's function estimate_zero3_model_states_mem_needs computes
+    them. `largest_layer` is a number of parameters."""
     if not offload:
         return LAYER * largest_layer + int(DIVIDED * parameters / ranks)
     return LAYER * largest_layer + (0 if offload_weights else int(HALF * parameters / ranks))
@@ -142,8 +143,8 @@ HOST = (
 
 
 class FitReport(NamedTuple):
-    """A published report on whether a run fitted its device, as a configuration. If the report does not state the
-    lengths or whether activations were checkpointed, the field lists all possible values."""
+    """The configuration of a run of which a user reported whether it fitted its device. If the report does not state
+    the lengths, `lengths` lists all possible values. The same holds for `checkpointing` of activations."""
 
     memory_bytes: int
     precision: str
@@ -157,8 +158,8 @@ class FitReport(NamedTuple):
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Return the options of ZeRO stage 3 that transformers sets in place of "auto", for a model of this `width`
-    (d_model). `offload` adds further options."""
+    """Return the options of ZeRO stage 3. For options with the value "auto", these are the values that transformers
+    sets for a model of this `width` (d_model). `offload` adds further options."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
@@ -190,7 +191,7 @@ REPORTS = {
 
 
 def compare_fits() -> PredictionComparison:
-    """Return the comparison with all reports on whether a run fitted its device."""
+    """Return the comparison of predictions with all published reports on whether a run fitted its device."""
     return build_comparison("fit_boundaries", map(_build_report_point, read_published("fit_boundaries").rows))
 
 

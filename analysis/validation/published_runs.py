@@ -76,7 +76,7 @@ the rate of the best matrix product, which is taken as 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
-    """A published run; `step_s` is NaN if its step time is not published."""
+    """A training run of other software from a published table. `step_s` is NaN if its step time is not published."""
 
     what: str
     spec: RunSpec
@@ -91,7 +91,7 @@ class PublishedRun(NamedTuple):
 
     def predict_step(self, software: Software | None = None) -> "PublishedStep":
         """Return the published step together with its prediction. `software`, if given, replaces the run's class of
-        software."""
+        software, which states how much the kernels are optimized."""
         found = predict_step_time(self.spec, self.machine, software=software or self.software)
         return PublishedStep(self, found.step_s, found.low_s, found.high_s)
 

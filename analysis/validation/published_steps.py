@@ -39,9 +39,9 @@ class SourceErrors(NamedTuple):
 
 
 def compare() -> list[PredictionComparison]:
-    """Return three comparisons: with the held-out sources, by cross-validation, and with the sources on which constants
-    were chosen. Cross-validation predicts each source with a constant chosen on the other sources of its class of
-    software."""
+    """Return three comparisons of predicted with published step times. The first is for held-out sources, the second is
+    by cross-validation, and the third is for the sources on which constants were chosen. Cross-validation predicts each
+    source with a constant chosen on the other sources of its class of software."""
     runs, aside = read_runs(), draw_sources_aside()
     blind, chosen = ([run.predict_step() for run in runs if (run.source in aside) is away] for away in (True, False))
     left_out = predict_left_out([run for run in runs if run.software.name != USUAL.name])
@@ -72,8 +72,8 @@ def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
 
 
 def draw_sources_aside() -> frozenset[str]:
-    """Return the names of the held-out sources, drawn at random with a fixed seed. Their published step times are only
-    compared with predictions. No constant was chosen on them."""
+    """Return the names of the held-out sources, drawn at random with a fixed seed. The published step times of these
+    sources are only compared with predictions. No constant of the predictions was chosen on these times."""
     return frozenset(random.Random(SEED).sample(DRAWN_FROM, SET_ASIDE))
 
 

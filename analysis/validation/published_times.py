@@ -55,8 +55,9 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return four comparisons: of the held-out traces of GPT, of the same traces predicted with the middle of HOST_S as
-    host time, of the other traces, and of the steps of T5-3B. HOST_S does not come from the source of the traces."""
+    """Return four comparisons of published times with predictions. They cover the held-out traces of GPT, the same
+    traces with another host time, the other traces of GPT, and the steps of T5-3B. The other host time is the middle of
+    the range HOST_S, the host's seconds to start one operation. HOST_S does not come from the source of the traces."""
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
@@ -69,7 +70,7 @@ def compare_steps() -> list[PredictionComparison]:
 
 
 def draw_set_aside(rows: int) -> set[int]:
-    """Return the indices of the held-out rows, on which no constant may be chosen."""
+    """Return the indices of the held-out rows. No constant of the predictions may be chosen on these rows."""
     places = list(range(rows))
     random.Random(SEED).shuffle(places)
     return set(places[: rows // SET_ASIDE])
@@ -168,7 +169,8 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
 
 
 def build_replica_machine() -> Machine:
-    """Return a machine with A100 whose network bandwidth is the share of one of the node's two data-parallel groups."""
+    """Return a machine with A100. Each node has two data-parallel groups that share its network. The network bandwidth
+    of the returned machine is the share of one group."""
     row = read_machine_row("A100-SXM-80")
     return Machine(
         name="a100_80", memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),

@@ -64,7 +64,7 @@ class RecordedRuns(NamedTuple):
 
     @property
     def measured(self) -> Path:
-        """Folder with the recorded runs of all machines, an entry for each machine."""
+        """Folder with the recorded runs, which has an entry for each machine."""
         return self.results / "measured"
 
     @property
@@ -93,7 +93,8 @@ class RecordedRuns(NamedTuple):
         yield from map(MemoryRun.of, self.table(name))
 
     def of_several_ranks(self) -> Iterator[MemoryRun]:
-        """Yield the real runs of several ranks. They are compared with rehearsals of the same configuration."""
+        """Yield the real runs of several ranks, for comparison with rehearsals (which run one rank alone) of the same
+        configuration."""
         yield from (run for run in (*self.tabled("peaks"), *self.memory("peaks")) if run.spec.world_size > 1)
 
 
@@ -155,8 +156,9 @@ PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
 
 
 def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return three comparisons with real runs. The first is of peak memory in steps, the second of peak memory while
-    the engine is built. The third compares peaks in steps with predictions that were made before the runs."""
+    """Return three comparisons of predictions with real runs. The first is of peak memory in steps, the second of peak
+    memory while the engine is built. The third compares peaks in steps with predictions that were made before the
+    runs."""
     grid = recorded.memory("peaks")
     runs = [*grid, *recorded.memory("smoke"), *recorded.tabled("peaks")]
     blind = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
@@ -170,7 +172,8 @@ def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
 
 
 def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return the comparisons of predictions with rehearsals, and of rehearsals with real runs."""
+    """Return the comparisons of predicted memory with rehearsals (which run one rank alone), and of rehearsals with
+    real runs."""
     table = recorded.table("rehearsed_beside_real")
     first = [row for row in table if row["repeat"] == "0"]
     again = [
@@ -197,8 +200,8 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare(
     name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
 ) -> PredictionComparison:
-    """Return the comparison of one recorded quantity (`part`) of runs with its prediction, and with DeepSpeed's
-    estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
+    """Return the comparison of a recorded memory quantity of the runs, the field `part`, with its prediction and with
+    DeepSpeed's estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
     each, points = read_descriptions()[name]["each"], []
     for run in runs:
         truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
@@ -216,7 +219,8 @@ def _compare(
 def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
-    """Return the comparison for `pairs`, which are triples of a run, its predicted bytes and its true bytes."""
+    """Return the comparison of predicted with true bytes. `pairs` holds for each run the run itself, the predicted
+    bytes and the true bytes."""
     each = read_descriptions()[name]["each"]
     return build_comparison(
         name,

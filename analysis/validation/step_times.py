@@ -107,7 +107,7 @@ def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
 
 def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
     """Return the compute seconds of a step for each engine and number of nodes. Each value is the median over
-    rehearsals. A rehearsal runs one rank alone on the machine."""
+    rehearsals, which run one rank alone on the machine."""
     medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY
     for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):
