@@ -118,7 +118,8 @@ def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerances of this test were chosen before the first run on a GPU, so they are not fitted to measured errors."""
+    """The tolerances of this test were chosen before the first run on a GPU. So they are not fitted to
+    measured errors."""
     prediction, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory
