@@ -1,4 +1,4 @@
-"""Comparison of two result sets: the pairs of configurations and their verdicts."""
+"""Tests of the comparison of two sets of runs, A and B: the pairs of equal configurations, and their verdicts."""
 
 from pathlib import Path
 from typing import Any

@@ -45,7 +45,7 @@ def count_letters(spec: RunSpec, samples: int, rank: int = 0) -> Counter[str]:
 
 def test_shares_are_proportional_to_weights_and_more_equal_at_higher_temperature() -> None:
     assert compute_shares([1, 4], 1) == pytest.approx([0.2, 0.8])
-    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the square roots 1 and 2
+    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # shares in the ratio of the square roots, 1 to 2
     assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # the 10th powers of these weights overflow
 
 
