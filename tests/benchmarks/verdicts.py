@@ -68,7 +68,7 @@ method that uses only the repeats can control the error rate, so it shows the li
 
 class Found(NamedTuple):
     """Mean values over simulated families (sets of configurations) whose true times differ. A tie is a configuration
-    that is not called slower than the one measured as fastest."""
+    that is not called slower than the one measured as fastest, which itself does not count as a tie."""
 
     ties: float
     farthest: float  # largest true slowdown of a tie, relative to the truly fastest, in per cent

@@ -1,5 +1,5 @@
 """Tests that scaling tables have a row for every requested configuration. Numbers that were not measured are missing
-values in this row."""
+values in the row."""
 
 import pytest
 from clusters import asked, measured, out_of_memory

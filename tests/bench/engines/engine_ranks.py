@@ -109,7 +109,7 @@ def count_moments(engine: Any) -> int:
 
 def list_measuring(engine: Any) -> list[str]:
     """Return the names of DeepSpeed's own timers and loggers that are enabled during the steps. The list should be
-    empty, because they would disturb the step times."""
+    empty, because timers and loggers would disturb the step times."""
     from deepspeed.comm.comm import comms_logger
 
     parts = {

@@ -1,5 +1,5 @@
-"""Tests of the predicted duration of an attempt. The duration follows from the measurement protocol (numbers of steps
-and time limits). An attempt is one try at a run. The durations are compared with hand calculations and with recorded
+"""Tests of the predicted duration of an attempt, which is one try at a run. The duration follows from the measurement
+protocol (numbers of steps and time limits). Predicted durations are compared with hand calculations and with recorded
 runs."""
 
 import pytest
