@@ -12,12 +12,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import warm
 
-gc.disable()  # until all tests are collected: collecting imports hundreds of modules, none of which becomes garbage
+gc.disable()  # off during collection, because the imported modules never become garbage
 
 settings.register_profile("patient", deadline=None)  # hypothesis examples may take long on a busy machine
 settings.load_profile("patient")
 
-# Under `nohup make test &`, SIGINT is ignored, and processes that tests start would inherit this.
+# Under `nohup make test &`, SIGINT is ignored. Without this line, processes that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set this before torch is imported. With more threads, two test processes on two cores would busy-wait.
@@ -58,8 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Start the processes of a test marked `cold` in fresh interpreters, as a user does. Processes of all other tests
-    are forked from a server that has already imported torch and the engines."""
+    """For tests marked `cold`, start processes in new interpreters, as a user does. For all other tests, fork them from
+    a server process that has already imported torch and the engines."""
     if item.get_closest_marker("cold"):
         with warm.cold():
             return (yield)

@@ -1,4 +1,4 @@
-"""Data that a report's page carries, compressed, for its script."""
+"""Function that reads the compressed data that a report's page contains for its script."""
 
 import base64
 import gzip

@@ -1,5 +1,5 @@
-"""Documentation pages: links have targets, the reference is up to date, and commands print the output that the page
-shows."""
+"""Tests of the documentation pages: links have targets, the reference is up to date, and commands print the output that
+the page shows."""
 
 import argparse
 import contextlib
@@ -113,7 +113,7 @@ def _words(line: str) -> tuple[str, ...]:
 COMMANDS = [
     pytest.param(command, id=f"{name}: {' '.join(command.words)}"[:100])
     for name, page in zip(NAMES, PAGES, strict=True)
-    if page.parent != FOLDER  # excludes docs/reference, whose commands are tested separately
+    if page.parent != FOLDER  # this excludes docs/reference, whose commands are tested separately
     for command in dict.fromkeys(_commands(page.read_text()))
 ]
 
@@ -129,8 +129,8 @@ NEEDS = {
     "report": "ten seconds",
     "export": "the extra `mlflow`",
 }
-"""Verbs whose example commands are only parsed here and not run, with what running them would need. Separate tests run
-these verbs."""
+"""Verbs whose example commands are only parsed here, and not run. The value of a verb names the thing that a run of its
+commands would need. Separate tests run these verbs."""
 
 
 _MT5 = {
@@ -188,7 +188,7 @@ def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sa
     dry = _dry(verb, words, parser)
     printed, code = _printed(sample_folder, (verb, *(dry or words)))
     if command.output is None:
-        assert code in (0, 1, 3), printed  # 1 if a gate fails, because the records stand in for those of the page
+        assert code in (0, 1, 3), printed  # 1 if a gate fails: these records are not those of the page
     elif dry and dry != words and code == 0:
         # A dry run prints the line of a point that the run prints first.
         points = [line for line in printed.splitlines() if re.match(r"[0-9a-f]{10}  ", line)]

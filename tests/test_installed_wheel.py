@@ -1,5 +1,5 @@
-"""An installed wheel works without the Git checkout: configuration, templates and sources are included as package
-data."""
+"""Tests that an installed wheel works without the Git checkout, because it includes configuration, templates and
+sources as package data."""
 
 import os
 import subprocess

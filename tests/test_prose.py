@@ -1,4 +1,4 @@
-"""The check of prose finds each kind of defect, and accepts plain sentences."""
+"""Tests that the check of prose finds each kind of defect, and accepts plain sentences."""
 
 import pytest
 

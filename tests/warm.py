@@ -115,8 +115,8 @@ def cold() -> Iterator[None]:
 
 @contextlib.contextmanager
 def orphaning() -> Iterator[None]:
-    """Let the operating system adopt orphaned processes within this context, as in a process without a fork server.
-    With a fork server, this process would adopt them."""
+    """Within this context, the operating system adopts orphaned processes, as it does for a process without a fork
+    server. Outside of the context, this process adopts the orphans of its fork server."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
     try:
         yield
@@ -125,8 +125,8 @@ def orphaning() -> Iterator[None]:
 
 
 def serve(path: str) -> None:
-    """Allow a fork server for commands with this PYTHONPATH. Without this call, such commands are started as usual,
-    because starting a server takes six seconds."""
+    """Allow a fork server for commands with this value of PYTHONPATH. Unless it is allowed, such commands are started
+    in new interpreters, because the start of a fork server takes six seconds."""
     _paths.add(path)
 
 

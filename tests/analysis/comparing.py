@@ -18,15 +18,15 @@ NOISE = (0.99, 1.01, 1.0, 1.005, 0.995)  # of five runs: the standard error of t
 def against(
     folder: Path, a: Sequence[RunRecord], b: Sequence[RunRecord], across: str = "", **more: Any
 ) -> SetComparison:
-    """Write the records of A and B to two folders, and return the comparison of the folders. `across` names fields in
-    which compared runs may differ."""
+    """Write the records `a` and `b` to two folders, and return the comparison of the folders, as `zeroscale compare`
+    makes it. `across` names fields in which compared runs may differ."""
     place = folder / str(len(list(folder.iterdir())))
     sides = [results.read([save(place / name, *records)]) for name, records in (("a", a), ("b", b))]
     return compare(*sides, ComparisonSetup(("a", "b"), parse_across(across), **more))
 
 
 def timed(step_s: float, scale: Sequence[float] = NOISE, jobs: Sequence[int] = (), **more: Any) -> list[RunRecord]:
-    """Return one run for each factor in `scale`. Its steps take `step_s` times the factor.
+    """Return one run for each factor in `scale`. The steps of a run take `step_s` times its factor.
 
     If `jobs` is given, it has the Slurm job id of each run.
     """

@@ -9,11 +9,11 @@ from matplotlib.lines import Line2D
 from analysis.drawing import INK, compose
 from analysis.results import Results
 
-POINT_ORDER = 3  # of markers of numbers; the strip below zero and arrows have other orders
+POINT_ORDER = 3  # drawing order of markers that show a number; markers below zero and arrows have other orders
 
 
 def draw(module: Any, found: Results) -> Figure:
-    """Return the printed figure of a module in `analysis.figures`, drawn from the results `found`."""
+    """Return the figure of a module in `analysis.figures`, in its version for print, drawn from the results `found`."""
     return compose(module.picture(found))
 
 
@@ -54,7 +54,7 @@ def reasons(axes: Axes) -> set[tuple[str, str]]:
     """Return the texts in the strip below y = 0, such as `OOM`, each with the tick label above it."""
     for text in axes.texts:
         assert axes.get_ylim()[0] < text.get_position()[1] < 0
-    single = axes.get_xlabel().split()[-1]  # with a single place the axis has the names of the series
+    single = axes.get_xlabel().split()[-1]  # with a single tick, the axis shows the names of the series
     names = [single] if single.isdigit() else places(axes)
     return {(text.get_text(), names[round(text.get_position()[0])]) for text in axes.texts}
 

@@ -12,7 +12,7 @@ from analysis.table import build_typed_frame
 _PARSE: Mapping[Kind, Callable[[str], Any]] = {
     "text": lambda cell: cell.removeprefix("'"), "integer": int, "number": float, "truth": "True".__eq__,
 }  # fmt: skip
-_NEVER_MISSING = ("reason", "flags", "notes")  # an empty cell means none, not unknown
+_NEVER_MISSING = ("reason", "flags", "notes")  # here, an empty cell is an empty text
 
 
 def read_csv(path: Path) -> pd.DataFrame:

@@ -77,8 +77,8 @@ def steps(window: Sequence[float] = (0.1,) * 30, *, cut: int = 5, **more: Any) -
 
 
 def scattered(low: float, middle: float, high: float) -> tuple[float, ...]:
-    """Return a window of thirty shuffled step times, ten with each of the three values. The 95 % interval of their
-    median is `low` to `high`."""
+    """Return thirty step times in random order, ten with each of the three values. The 95 % interval of the median of
+    these step times is `low` to `high`."""
     window = [low, middle, high] * 10
     random.Random(0).shuffle(window)
     return tuple(window)
@@ -91,7 +91,8 @@ def memory(ranks: int, peak: int = 10 * MIB, **more: Any) -> tuple[RankMemory, .
 
 
 def observed(of: RunSpec, **more: Any) -> Observations:
-    """Return the observations of an ok run of the spec `of`. `more` replaces single fields of them."""
+    """Return the observations of a successful run of the spec `of`. `more` replaces single fields of these
+    observations."""
     plain: dict[str, Any] = {
         "parameters": 402,
         "engine_config": {},
@@ -108,15 +109,15 @@ def observed(of: RunSpec, **more: Any) -> Observations:
 
 
 def environment(of: RunSpec, torch: str = "2.13.0", **more: Any) -> Environment:
-    """Return a CPU environment for runs of the spec `of`. Its environment class, which decides what may be compared,
-    depends on devices per node and on the version of torch."""
+    """Return a CPU environment for runs of the spec `of`. Only runs with the same environment class may be compared.
+    Here, the class depends on the number of devices per node and on the version of torch."""
     known = EnvironmentClass(device="CPU", devices_per_node=of.devices_per_node, versions={"torch": torch})
     return Environment(environment_id=f"env{of.devices_per_node}-{torch}", classification=known, **more)
 
 
 def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any) -> RunRecord:
     """Return the record of an ok run of the spec `of`. With `torch=None`, its environment is unknown. `more` sets
-    fields of its circumstance, environment and observations."""
+    fields of the record's circumstance (such as its study and repeat number), environment and observations."""
     of = of or spec()
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "launcher": {}}
     around["started_at"] = "2026-11-24T09:00:00+00:00"
@@ -134,8 +135,8 @@ def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any)
 
 
 def trained(last: float, lr: float, seed: int = 0, *, asked: dict[str, Any] | None = None, **more: Any) -> RunRecord:
-    """Return a training of 5 steps, each with 40 tokens and 2 s. Its last evaluation has the loss `last`, and `lr` is
-    its learning rate. `asked` sets further fields of its spec, and `more` those of `run`."""
+    """Return the record of a training of 5 steps, each with 40 tokens and 2 s. Its last evaluation has the loss `last`,
+    and its learning rate is `lr`. `asked` sets further fields of its spec. `more` has further arguments for `run`."""
     of = spec(**{"learning": {"tokens": 200}, "optimizer": {"lr": lr}, "seed": seed, **(asked or {})})
     assert of.tokens_per_step == 40
     evaluations = [

@@ -1,5 +1,5 @@
-"""HTML pages that `zeroscale predict` and `zeroscale advise` write: stacked bars, cost against time, and the Pareto
-front."""
+"""Tests of the HTML pages that `zeroscale predict` and `zeroscale advise` write: stacked bars, cost against time, and
+the Pareto front."""
 
 import functools
 import json
@@ -43,8 +43,8 @@ Advise = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def advise(tmp_path_factory: pytest.TempPathFactory) -> Advise:
-    """Function that returns advice without recorded runs. Its arguments are the words of `zeroscale advise`, and
-    repeated calls return the first answer."""
+    """Function that returns advice without recorded runs. Its arguments are those of `zeroscale advise`. A repeated
+    call with the same arguments returns the stored advice of the first call."""
     nothing = tmp_path_factory.mktemp("runs")
     return functools.cache(lambda *words: api.advise(words, results=nothing))
 

@@ -1,5 +1,5 @@
-"""Verdicts on claims of the papers. They show which sets of runs test a claim, and that an analogue never does. An
-analogue is a set of runs that differs from the paper's in model, device or node counts."""
+"""Tests of the verdicts on claims of published papers. They check which sets of runs can test a claim. An analogue,
+which is a set of runs that differs from the paper's runs in model, device or node counts, never tests a claim."""
 
 import csv
 import io
@@ -25,8 +25,7 @@ DAY, NEXT_DAY = "2026-11-24T09:00:00+00:00", "2026-11-25T09:00:00+00:00"
 
 
 def window(seconds: float) -> Steps:
-    """Return steps of `seconds` each. Their number is large enough that the run does not get the quality flag
-    `short`."""
+    """Return steps of `seconds` each. There are so many steps that the run does not get the quality flag `short`."""
     return steps((seconds,) * max(30, math.ceil(61 / seconds)))
 
 
@@ -117,8 +116,8 @@ def test_set_that_violates_one_condition_is_an_analogue(violation: Any, why: str
 
 @pytest.mark.parametrize(("on_eight", "verdict"), [(0.3, "contradicted"), (0.9, "reproduced")])
 def test_first_claim_is_testable_with_the_study_named_paper(on_eight: float, verdict: str) -> None:
-    """On 1, 2 and 4 nodes, a step of 256 samples takes 1.5, 1.0 and 0.5 s. The verdict depends on the time on 8 nodes
-    (`on_eight`)."""
+    """A step of 256 samples takes 1.5 s on 1 node, 1.0 s on 2 nodes and 0.5 s on 4 nodes. The verdict depends on the
+    time on 8 nodes (`on_eight`)."""
     points = [point.composed.spec for point in compose.compose_points(compose.read_study("paper"), []).points]
     times = {1: 1.5, 2: 1.0, 4: 0.5, 8: on_eight}
     records = [
@@ -145,7 +144,7 @@ def test_two_repeats_per_side_are_an_analogue() -> None:
 
 
 def with_options(records: list[RunRecord], **options: Any) -> list[RunRecord]:
-    """Return copies of the runs whose engine has these options instead of its own."""
+    """Return copies of the runs in which the engine has the given options instead of its own options."""
     engine = records[0].spec.engine.model_copy(update={"options": options})
     of = records[0].spec.model_copy(update={"engine": engine})
     return [one.model_copy(update={"spec": of, "config_id": config_id(of)}) for one in records]
@@ -184,8 +183,8 @@ def test_out_of_memory_of_one_stage_counts_in_the_verdict() -> None:
 
 @pytest.mark.parametrize(("at_four", "verdict"), [(0.8, "contradicted"), (2.4, "reproduced")])
 def test_speedup_by_a_micro_batch_that_fits_only_one_stage_counts(at_four: float, verdict: str) -> None:
-    """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at 4. At 4, ZeRO-3 takes 0.8 s or 2.4 s for the same
-    number of samples."""
+    """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at 4. At micro-batch 4, ZeRO-3 takes `at_four` = 0.8 s
+    or 2.4 s for the same number of samples."""
     records = [record for n in (1, 2) for record in stages(2.0, 2.2, nodes=(n,))]
     for n in (1, 2):
         records += at("zero3", n, at_four / n, micro=4)
@@ -260,9 +259,9 @@ def test_flagged_runs_and_failed_repeats_are_excluded_and_counted(on_two_nodes: 
 @pytest.mark.parametrize(
     ("three", "second", "third"),
     [
-        ((1.02, 1.02, 1.02), "cannot be told", "reproduced"),  # slower by 2 % at every node count
+        ((1.02, 1.02, 1.02), "cannot be told", "reproduced"),  # ZeRO-3 is slower by 2 % at every node count
         ((1.10, 1.10, 1.02), "reproduced", "reproduced"),
-        ((0.98, 0.98, 0.98), "contradicted", "cannot be told"),  # faster by 2 % at every node count
+        ((0.98, 0.98, 0.98), "contradicted", "cannot be told"),  # ZeRO-3 is faster by 2 % at every node count
         ((0.95, 0.95, 1.00), "cannot be told", "contradicted"),
         ((1.10, 1.10, 1.00), "reproduced", "cannot be told"),
     ],
@@ -270,8 +269,8 @@ def test_flagged_runs_and_failed_repeats_are_excluded_and_counted(on_two_nodes: 
 def test_verdicts_count_detected_differences_below_three_percent_but_not_equality(
     three: tuple[float, ...], second: str, third: str
 ) -> None:
-    """`three` is the step time of ZeRO-3 divided by that of ZeRO-2, on 1, 2 and 4 nodes. Repeats differ by only 0.01 %,
-    so that small differences are detected."""
+    """`three` has the step time of ZeRO-3 divided by that of ZeRO-2 on 1, 2 and 4 nodes. `second` and `third` are the
+    expected verdicts on two claims. Repeats differ by only 0.01 %, so that small differences are detected."""
     of = entries(
         *(one for n, by in zip((1, 2, 4), three, strict=True) for one in stages(1.0, by, nodes=(n,), apart=0.0001))
     )

@@ -1,4 +1,5 @@
-"""Findings about the study's claims, for synthetic sets of runs whose correct findings are known."""
+"""Tests of the findings about claims from published papers, for synthetic sets of runs whose correct findings are
+known."""
 
 from typing import Any
 
@@ -16,8 +17,8 @@ Runs = RunRecord | list[RunRecord]
 
 
 def at(engine: str, nodes: int, seconds: float, jitter: float = 0.01, repeats: int = 3, **more: Any) -> list[RunRecord]:
-    """Return repeats of a configuration with one rank per node. The step time of each repeat is `jitter` seconds longer
-    than that of the repeat before, and their mean is `seconds`."""
+    """Return repeats of a configuration with one rank per node. From one repeat to the next, the step time increases by
+    `jitter` seconds. The mean step time of all repeats is `seconds`."""
     around = {name: more.pop(name) for name in ("machine", "attempt", "torch", "evidence") if name in more}
     of = spec(engine, ranks=1, nodes=nodes, **more)
     times = [seconds + jitter * (repeat - (repeats - 1) / 2) for repeat in range(repeats)]
@@ -207,8 +208,8 @@ def test_model_measured_on_one_node_has_no_findings() -> None:
 def layout(
     name: str, nodes: int, seconds: float, moved: int = 1, idle: float = 0.1, **parallel: int
 ) -> list[RunRecord]:
-    """Return three repeats at micro-batch 1 and global batch 8. `moved` is the payload of its all-gathers in bytes, and
-    `idle` is the idle share of the step time."""
+    """Return three repeats at micro-batch 1 and global batch 8. `moved` is the payload of the all-gathers of a step in
+    bytes. `idle` is the share of the step time in which a rank is idle."""
     known = {"ddp": "ddp", "fsdp": "fsdp", "lga": "pipeline", "modular": "pipeline", "pipeline": "pipeline"}
     of = spec(
         {"name": name, "backend": known.get(name, "deepspeed")}, micro=1, ranks=1, nodes=nodes, parallel=parallel,

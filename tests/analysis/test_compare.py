@@ -1,4 +1,5 @@
-"""Comparison of two result sets: the pairs of configurations and their verdicts."""
+"""Tests of the comparison of two sets of runs, A and B: which configurations of A and B form pairs, and the verdict on
+each pair."""
 
 from pathlib import Path
 from typing import Any

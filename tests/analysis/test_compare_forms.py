@@ -1,4 +1,5 @@
-"""Output formats of a comparison, for readers and for programs."""
+"""Tests of the output formats of a comparison of two sets of runs, A and B: text for readers, and formats for
+programs."""
 
 import csv
 import functools

@@ -1,4 +1,5 @@
-"""The gate (a limit on slowdowns) between two result sets: it fails, passes, or is inconclusive."""
+"""Tests of the gate, a limit on the slowdown of B compared with A. A and B are two sets of runs. The gate fails,
+passes, or is inconclusive."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
     [
         (1.10, 0.03, "broken"),
         (1.10, 0.12, "kept"),  # the interval ends at 1.113
-        (1.10, 0.105, "open"),  # 10 % are less than 10.5 %, but 11.3 % cannot be excluded
+        (1.10, 0.105, "open"),  # the measured 10 % are below the limit of 10.5 %, but 11.3 % cannot be excluded
         (1.00, 0.03, "kept"),
         (1.00, 0.005, "open"),
         (0.90, 0.03, "kept"),
@@ -56,8 +57,8 @@ def test_slowdown_within_the_limit_breaks_a_gate_in_at_most_2_5_percent() -> Non
 
 
 def test_sets_of_ten_pairs_at_the_limit_break_a_gate_in_at_most_five_percent() -> None:
-    """Each of ten pairs is exactly 3 % slower, which the gate allows. Without correction for ten pairs, 22 % of sets
-    would contain a pair whose slowdown is judged to exceed 3 %."""
+    """Each of ten pairs of configurations is exactly 3 % slower in B, which the gate still allows. Without correction
+    for ten pairs, 22 % of sets would contain a pair whose slowdown is judged to exceed 3 %."""
     rng, wrong = np.random.default_rng(4), []
     for _ in range(400):
         times = np.exp(0.02 * rng.standard_normal((10, 2, 5, 1)))
@@ -189,8 +190,8 @@ def test_recorded_runs_compared_with_themselves_do_not_fail(tmp_path: Path) -> N
 
 
 def test_count_of_missing_repeats_gives_about_80_percent_power() -> None:
-    """Ten pairs have a noise of 2 %, and one pair is truly 3 % slower. With the number of repeats that the comparison
-    recommends, this slowdown is detected in about 80 % of simulations."""
+    """Ten pairs of configurations have a noise of 2 %. In one pair, B is truly 3 % slower. A comparison states how many
+    more repeats are needed. With this number of repeats, the slowdown is detected in about 80 % of simulations."""
     rng, found = np.random.default_rng(1), []
     drawn = np.exp(0.02 * rng.standard_normal((20, 3)))
     three = [stats.compare([[s] for s in drawn[i]], [[s] for s in drawn[i + 10]]) for i in range(10)]
@@ -232,8 +233,8 @@ def test_busy_rounds_of_a_paired_comparison_count_if_kept(tmp_path: Path) -> Non
     """Under growing background load, every round of `zeroscale ab` took 50 % longer than the round before. In each
     round, B is 10 % slower than A.
 
-    If busy runs are kept and compared within each round, they show this slowdown. Otherwise the comparison is
-    inconclusive.
+    If busy runs are kept and compared within each round, they show this slowdown. If busy runs are excluded, or are not
+    compared within rounds, the comparison is inconclusive.
     """
     load = ({"node": 0, "others_share": 0.3},)
     ours, theirs = (timed(0.1 * by, [noise * 1.5**n for n, noise in enumerate(NOISE)], load=load) for by in (1.0, 1.1))
@@ -270,9 +271,9 @@ def test_headline_counts_pairs_left_out(tmp_path: Path) -> None:
 
 
 def test_false_alarm_rate_over_four_looks_at_growing_rounds_is_at_most_seven_percent() -> None:
-    """Truly equal pairs are judged four times, after 5, 10, 20 and 40 rounds. If each look used a
-    confidence level of 95 %, 12 % of them would be judged different at least once. With four looks, each look therefore
-    uses a higher level."""
+    """Truly equal pairs are judged four times, after 5, 10, 20 and 40 rounds. If each of these four looks at the data
+    used a confidence level of 95 %, 12 % of the pairs would be judged different at least once. Therefore, with four
+    looks, each look uses a higher confidence level."""
     rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
     assert level == pytest.approx(0.9875)
     for _ in range(300):

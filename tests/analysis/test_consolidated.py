@@ -1,5 +1,5 @@
-"""Reading a results folder with its cache of earlier reads gives the same results as a fresh read, whatever changed in
-between."""
+"""Tests of the cache that is written when a results folder is read. A later read with the cache must give the same
+results as a read without it, whatever changed in the folder in between."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def _cache_small_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List of the paths of all record files that were read so far. It grows while the test runs."""
+    """List to which the path of every record file is appended when the file is read."""
     paths: list[str] = []
     read = consolidated.extract
 
@@ -189,8 +189,8 @@ def test_only_changed_records_are_read_again(runs: Path, opened: list[str]) -> N
 def test_recently_changed_records_are_read_again(
     runs: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two changes within one tick of the file system's clock have the same modification time. A recently changed file
-    may therefore have changed again, and it is read again."""
+    """Two changes within one tick of the file system's clock have the same modification time. Therefore a recently
+    changed file may have changed again without a new modification time. Such a file is read again."""
     monkeypatch.setattr(walk, "time_ns", lambda: first_record(runs).stat().st_ctime_ns)
     results.read([runs])
     opened.clear()

@@ -37,7 +37,8 @@ def timed(**more: Any) -> RunRecord:
 
 
 def crashed(seconds: float, **more: Any) -> RunRecord:
-    """Return a failed attempt that recorded the seconds of its phases (here only the start), but no step."""
+    """Return a failed attempt (one try at a run). Its record has the seconds of its phases, here only the start, and no
+    step."""
     outcome = failed("error").outcome
     lost = run(machine=PRICED, phases_s={"start": seconds}, steps=None, tokens=None, **more)
     return lost.model_copy(update={"outcome": outcome})
@@ -102,7 +103,7 @@ def timed_spec(seed: int, **more: Any) -> RunRecord:
 def test_cost_to_a_loss_has_its_interval_over_the_seeds() -> None:
     runs = [train(0, (9, 3.9, 3.5)), train(1, (9, 4.1, 3.6)), train(2, (9, 4.0, 3.4))]
     found = cost_row(*runs, loss=4.0)
-    # seeds 0 and 2 reach it at the second evaluation, seed 1 at the third
+    # seeds 0 and 2 reach the target loss at the second evaluation, seed 1 at the third
     early, late = 30 + 10 + 2 * 2, 30 + 30 + 3 * 2
     assert (found.finished, found.reached) == (3, 3)
     assert (found.cost_to_loss_low, found.cost_to_loss, found.cost_to_loss_high) == pytest.approx(

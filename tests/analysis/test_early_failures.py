@@ -1,5 +1,5 @@
-"""Attempts that failed before their environment was known. Every part of the analysis that compares rows must treat
-them in the same way."""
+"""Tests with attempts (tries at a run) that failed before their environment was recorded. All parts of the analysis
+that compare rows must treat such attempts in the same way."""
 
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ def test_unknown_environment_matches_any_and_a_known_environment_only_itself() -
 
 
 def list_outcomes(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
-    """Return the outcomes of the runs that each part of the analysis uses. `early` failed before its environment was
-    known, and `others` are runs of the same engine."""
+    """Return, for each part of the analysis by name, the outcomes of the runs that this part uses. The run `early`
+    failed before its environment was recorded. `others` are runs of the same engine."""
     records = [early, *others]
     of_set = results(*records)
     return {

@@ -46,7 +46,7 @@ def test_throughput_draws_measured_rates_at_their_micro_batches() -> None:
 
 
 def test_throughput_joins_only_neighbouring_points() -> None:
-    (line,) = joins(sweep().axes[1])  # ddp from 2 to 4; zero1 has nothing at 4
+    (line,) = joins(sweep().axes[1])  # ddp is joined from 2 to 4; zero1 has no point at 4
     assert to_hex(line.get_color()) == COLOURS[0].lower()
     assert [round(x) for x in line.get_xdata()] == [0, 1]
 
@@ -185,7 +185,7 @@ def test_axis_ends_before_the_end_of_a_wide_interval() -> None:
 
 def test_step_time_joins_measured_neighbours_and_shows_reasons_for_gaps() -> None:
     axes = over_nodes().axes[0]
-    (line,) = joins(axes)  # zero2 from 1 to 2; zero1 has nothing on 2
+    (line,) = joins(axes)  # zero2 is joined from 1 to 2 nodes; zero1 has no point on 2
     assert to_hex(line.get_color()) == COLOURS[2].lower()
     assert reasons(axes) == {("OOM", "2")}
 
@@ -283,7 +283,9 @@ def test_curves_with_the_fewest_numbers_are_omitted_with_a_note() -> None:
 
 
 def test_panels_without_a_remaining_curve_are_not_drawn() -> None:
-    """On 2 ranks there are as many curves with two numbers as fit. On 1 rank, another curve has one number."""
+    """A figure has a maximum number of curves. The panel of 2 ranks has exactly this number of curves, with two points
+    each. The panel of 1 rank has one curve with a single point. This curve is omitted, so its panel must not be drawn.
+    """
     many = [
         run(spec(micro=micro, optimizer={"eps": eps * 1e-8}))
         for eps in range(2, curves.MAX_CURVES + 2)

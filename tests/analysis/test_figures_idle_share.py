@@ -1,5 +1,5 @@
-"""Idle share (bubble) of a pipeline, measured and predicted: comparison with values computed by hand, and the drawn
-figure."""
+"""Tests of the measured and predicted idle share (bubble) of a pipeline. Values are compared with values computed by
+hand. Other tests check the drawn figure."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from bench.core.spec import RunSpec
 from bench.predict.step_time.pipeline import predict_idle_share
 
 WIDTH = 256
-"""Width of the model. A block has 12 · 256 · 256 weights, and the head has only 2 · 256. So stages with equally many
-blocks differ in work by only 0.1 %, whether they have the head or not."""
+"""Width of the model. A block has 12 · 256 · 256 weights, and the head has only 2 · 256. So the work of a stage with
+the head exceeds that of a stage with the same number of blocks and no head by only 0.1 %."""
 ENGINES = {"1f1b": "pipeline", "gpipe": "pipeline", "interleaved": "interleaved", "breadth_first": "modular"}
 
 
@@ -45,7 +45,8 @@ def ran(of: RunSpec, *idle_s: float) -> RunRecord:
 
 
 def curves(*records: RunRecord) -> dict[tuple[str, bool], ChartCurve]:
-    """Return the curves of the figure's only panel, by (label, whether the curve is predicted)."""
+    """Return the curves of the figure's only panel, as a dict. A key is the label of the curve, and a bool that is True
+    for a predicted curve."""
     (panel,) = build_panels(idle_share.group_rows(results(*records)), idle_share.QUANTITY)
     return {(curve.label, curve.predicted): curve for curve in panel.curves}
 
@@ -63,8 +64,8 @@ def test_idle_share_of_equal_stages_matches_the_closed_form(
 
 
 def test_idle_share_of_breadth_first_with_fewer_micro_batches_than_ranks() -> None:
-    """With P ranks, v stages per rank and m micro-batches, idle time over computing time is ((P - 1) + (v - 1) (P - m))
-    / (v m) = (3 + 2) / 4."""
+    """With P ranks, v stages per rank and m micro-batches, idle time divided by computing time is ((P - 1) + (v - 1) (P
+    - m)) / (v m) = (3 + 2) / 4."""
     assert predict_idle_share(piped(2, "breadth_first", 4, 2)) == pytest.approx(5 / 9, abs=2e-3)
 
 

@@ -32,7 +32,8 @@ def test_seeds_of_one_configuration_share_colour_and_legend_entry() -> None:
 
 def test_all_runs_of_the_best_configurations_are_drawn_and_the_note_counts_the_others() -> None:
     """There are 13 learning rates with two seeds each. The configuration with the highest mean loss, 17.5, is not
-    drawn, although one of its seeds has the lowest loss of all. Two more trainings have no loss at their end."""
+    drawn, although one of its seeds has the lowest loss of all. Two more trainings have no loss at their end, and are
+    not drawn either."""
     records = [trained(3.0 + rate, rate, seed=seed) for rate in range(1, 13) for seed in range(2)]
     records += [trained(1.0, 13.0), trained(34.0, 13.0, seed=1)]
     diverged = [failed("invalid", trained(9.0, 20.0).spec), failed("oom", trained(9.0, 21.0).spec)]

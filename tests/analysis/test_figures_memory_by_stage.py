@@ -70,7 +70,7 @@ def test_bars_equal_the_zero_formula_at_every_stage() -> None:
             "zero0": whole / unit,
             "zero1": (WEIGHTS + GRADIENTS + OPTIMIZER / 2) / unit,
             "zero2": (WEIGHTS + (GRADIENTS + OPTIMIZER) / 2) / unit,
-            "zero3": 400 * 16 / 2 / unit,  # never built, so from its published parameters
+            "zero3": 400 * 16 / 2 / unit,  # the model is never built; its published number of parameters is used
         }
     )
 

@@ -16,7 +16,7 @@ def ticks(axes: Axes, y: int, marker: str = "|") -> list[float]:
 
 
 def names(axes: Axes) -> list[str]:
-    """Return the names next to the lines of the figure, each of which shows one run."""
+    """Return the names next to the horizontal lines of the figure. Each line shows one run."""
     return [text.get_text() for text in axes.texts if not isinstance(text, Annotation)]
 
 

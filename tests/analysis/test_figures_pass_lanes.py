@@ -1,5 +1,5 @@
-"""Timelines of a pipeline (one lane per rank) from a record: lanes as measured, and lanes as simulated from the
-schedule."""
+"""Tests of timelines of a pipeline, with one lane per rank. They are made from a record: the measured passes, and the
+passes simulated from the schedule."""
 
 import pytest
 from drawn import draw, shows

@@ -10,8 +10,8 @@ from analysis.stats.intervals import describe_window, rate_interval
 
 
 def weak(*, engine: str = "zero1", micro: int = 2, **step_s: float) -> list:
-    """Return runs with equal work per device, one per argument `on<n>`. For example, `on2=0.125` is a run on 2 nodes
-    with a step time of 0.125 s."""
+    """Return runs with equal work per device. There is one run for each argument `on<n>`: for example, `on2=0.125`
+    gives a run on 2 nodes with a step time of 0.125 s."""
     return [
         run(spec(engine, micro, nodes=int(on[2:])), steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for on, s in step_s.items()

@@ -1,4 +1,5 @@
-"""History of configurations by commit, by versions or by day: detected changes, the order of values, and the output."""
+"""Tests of the history of step times by commit, by software versions or by day: detected changes, the order of values,
+and the output."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 def measured(
     number: int, seconds: float, repeat: int = 0, engine: str = "zero2", commit: str = "", torch: str = "2.13.0"
 ) -> RunRecord:
-    """Return a run of the commit with this number. Each commit ran on a different day. `commit` replaces the commit's
-    hash."""
+    """Return a run of the commit with this number. Each commit ran on a different day. `commit` is a hash
+    that is used instead of the hash for this number."""
     environment = {"git": {"commit": commit or COMMITS[number], "dirty": False}}
     study = f"night{number}"
     of = run(

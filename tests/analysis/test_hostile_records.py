@@ -1,4 +1,5 @@
-"""Records that zeroscale did not write are reported and excluded. All other records are still read."""
+"""Tests that records which zeroscale did not write are reported and excluded, and that all other records are still
+read."""
 
 import copy
 import json
@@ -28,8 +29,8 @@ Plain = dict[str, Any]
 
 
 def written(value: Any) -> str:
-    """Return JSON text of a value. Placeholders in it are replaced by NaN, infinity or a deeply nested list, which a
-    JSON encoder would not write."""
+    """Return JSON text of a value. Placeholders in `value` are replaced by NaN, infinity or a deeply nested list, which
+    a JSON encoder would not write."""
     text = json.dumps(value, indent=1)
     for word, meant in (("@inf", "1e999"), ("@nan", "NaN"), ("@deep", "[" * 100_000)):
         text = text.replace(f'"{word}"', meant)
@@ -37,7 +38,8 @@ def written(value: Any) -> str:
 
 
 def changed(path: str, value: Any, of: RunRecord | None = None) -> str:
-    """Return the JSON of a record with one value replaced. `path` names it, such as `observations.steps.cut`."""
+    """Return the JSON of a record with one value replaced. `path` names the replaced field, such as
+    `observations.steps.cut`."""
     whole = plain(of or run())
     *way, last = path.split(".")
     inside = whole
@@ -151,8 +153,8 @@ VALUES = (
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in nested JSON: the keys and indices that lead to the value. Of lists, only the
-    first and the last value are visited."""
+    """Yield the path of every value in nested JSON: the keys and indices that lead to the value. In a list, only the
+    first and the last element are visited."""
     if way:
         yield way
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -1,5 +1,6 @@
-"""Points that were not run because a prediction called them infeasible. They are listed next to the runs with which
-they would be compared, but never as measured points."""
+"""Tests with points that were not run, because they were predicted to exceed the device's memory (outcome
+`infeasible`). Outputs list such points next to the runs with which they would be compared, but never as measured
+points."""
 
 from drawn import draw
 from records import failed, results, run, spec

@@ -86,8 +86,8 @@ def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int
 @pytest.mark.parametrize("n", range(6, 16))
 def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficient: float) -> None:
     """Below 9 steps there is no interval. Below 15 steps its width has a minimum. From 15 steps on, the width depends
-    only on which steps lie above or below the median. Its coverage then falls below 95 % if steps are autocorrelated;
-    the note `few` warns of this."""
+    only on which steps lie above or below the median. If steps are autocorrelated, the coverage of this interval is
+    below 95 %. The note `few` warns of this."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)
@@ -98,7 +98,7 @@ def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficien
 
 
 def test_window_of_six_recorded_steps_has_no_interval() -> None:
-    """These are six steps of a real run. An earlier version gave an interval without width for them, 1.0823 to
+    """These are six steps of a real run. For these steps, an earlier version gave an interval of zero width, 1.0823 to
     1.0823."""
     assert series_interval([1.0809, 1.1437, 1.2131, 0.9611, 1.0656, 1.0836]) is None
 

@@ -1,4 +1,5 @@
-"""Timelines of a pipeline (one lane per rank) compared with hand calculation, and their drawing."""
+"""Tests of the timelines of a pipeline, with one lane per rank. Times are compared with hand calculations. Other tests
+check the drawing."""
 
 import re
 from pathlib import Path

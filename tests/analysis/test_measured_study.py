@@ -1,4 +1,5 @@
-"""The Python interface for notebooks: tables with units, figures by name, and the answer."""
+"""Tests of the Python interface with which notebooks read a study: tables with units, figures by name, and the answer
+in sentences."""
 
 import subprocess
 import sys

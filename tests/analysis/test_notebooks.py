@@ -1,4 +1,5 @@
-"""The example notebooks run from top to bottom on recorded runs, and agree with the analysis."""
+"""Tests that the example notebooks run from top to bottom on recorded runs, and that their results agree with those of
+the analysis."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ NOTEBOOKS = sorted(Path(analysis.__file__).parent.glob("notebooks/*.ipynb"))
 
 
 def executed(name: str, folder: Path, **parameters: Any) -> list[Any]:
-    """Execute a notebook with these parameters instead of its own, with `folder` as working directory. Return the
-    outputs of its cells in order."""
+    """Execute a notebook with `folder` as working directory. The given parameters replace those in the notebook. Return
+    the outputs of its cells in order."""
     cells = run_notebook(name, folder, parameters).cells
     return [output for cell in cells for output in cell.get("outputs", ())]
 

@@ -1,5 +1,5 @@
-"""The archive that `zeroscale pack` writes gives the same numbers as the original records, and contains no names of
-users, hosts or files."""
+"""Tests of the archive that `zeroscale pack` writes. It must give the same numbers as the original records, and contain
+no names of users, hosts or files."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_packed_records_have_the_numbers_of_the_originals(study: str, tmp_path: 
         pd.testing.assert_frame_equal(
             one.drop(columns=NAMES, errors="ignore"), other.drop(columns=NAMES, errors="ignore")
         )
-        for column in NAMES & {*one.columns} - {"reason"}:  # one pseudonym per name throughout
+        for column in NAMES & {*one.columns} - {"reason"}:  # each name has the same pseudonym everywhere
             pairs = set(zip(one[column].fillna(""), other[column].fillna(""), strict=True))
             assert len(pairs) == one[column].fillna("").nunique() == other[column].fillna("").nunique(), column
 
@@ -127,7 +127,7 @@ def fill(kind: Any, text: str) -> Any:
 
 def fill_spec(text: str) -> dict[str, Any]:
     """Return the JSON of a spec in which every field that accepts any string has the value `text`. Fields that accept
-    only identifiers have a name made from it."""
+    only identifiers get an identifier made from `text`."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     options = {"anything": text, text: [text], "stage": 1}
     return {
@@ -154,7 +154,7 @@ def list_texts(value: Any) -> Iterator[str]:
 
 def planted(text: str) -> RunRecord:
     """Return a record in which every field that accepts any string has the value `text`. Fields that accept only
-    identifiers have a name made from it."""
+    identifiers get an identifier made from `text`."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
     plain = fill(RunRecord, text)
     plain |= {"schema_version": 3}

@@ -30,8 +30,8 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 def foreign(folder: Path) -> Path:
     """Write files named record.json that are not valid records into `folder`, and return `folder`.
 
-    Their contents are truncated, of another program, of a future version, incomplete, binary, and a list. One of them
-    is a folder.
+    Their contents are: a truncated record, a file of another program, a record of a future version, an incomplete
+    record, binary data, and a JSON list. One more is a folder with this name.
     """
     newer = plain(run()) | {"schema_version": 99, "new": 1}
     incomplete = {key: value for key, value in plain(run()).items() if key != "outcome"}

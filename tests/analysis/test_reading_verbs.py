@@ -34,7 +34,8 @@ def test_text_table_fits_100_columns_and_has_every_reason_in_full(
 def test_narrow_table_with_a_long_reason_breaks_no_heading_number_or_short_word(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fine-tunings with many columns and a failed run, whose reason is a page. The wide table has the whole texts."""
+    """The table shows fine-tunings with many columns, and a failed run whose reason is a page long. With --wide,
+    the table has the complete texts."""
     failure = save(tmp_path, failed("infeasible", reason="several words " * 60))
     paths = [str(failure), str(MEASURED / "finetune_cpu.zip")]
     assert main(["table", *paths, "--wide"]) == 0

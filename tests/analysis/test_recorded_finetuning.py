@@ -1,5 +1,5 @@
-"""The table of docs/guides/adapters.md, and the answer to `study=finetune_cpu`, equal values that are computed again
-from the recorded runs."""
+"""Tests that two texts agree with the recorded runs: the table in docs/guides/adapters.md, and the report's answer for
+`study=finetune_cpu`. For this, their values are computed again from the records."""
 
 import json
 import math

@@ -19,7 +19,7 @@ EVIL = '"><script>alert("x")</script><img src=http://evil.example/x>'
 
 
 class Page(HTMLParser):
-    """Parser that collects tags, texts and scripts of a page. A script's content is not text."""
+    """Parser that collects tags, texts and scripts of a page. The content of a script does not count as text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def test_progress_is_shown_on_a_terminal_and_absent_from_a_log(tmp_path: Path) -
         assert running.stdout and running.stdout.read().decode() == f"{tmp_path}/report.html\n"
     os.close(ours)
     assert running.returncode == 0
-    # Records are read in less time than lies between two refreshes of the bar, so their line may never be drawn.
+    # Reading the records takes less time than the bar's refresh interval, so the line for them may never be drawn.
     for pattern in (r"figures, \d+ of \d+", r"0:00:\d\d"):
         assert re.search(pattern, shown.decode())
     quiet = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""The report's caveat on configurations whose repeats always ran on the same nodes."""
+"""Tests of the report's warning about configurations of which all repeats ran on the same nodes."""
 
 from records import results, run, spec
 

@@ -1,4 +1,4 @@
-"""First sections of the report: the answer, its certainty, and the settings of the runs."""
+"""Tests of the first sections of the report: the answer, the certainty of the answer, and the settings of the runs."""
 
 import re
 from typing import Any
@@ -49,8 +49,9 @@ def test_setup_separates_varied_from_constant_settings() -> None:
 
 
 def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
-    """One configuration ran on two machines, and another one was also rehearsed. A busy configuration ran three times,
-    so it has more runs than any compared configuration."""
+    """The report must count runs and configurations in the same way everywhere. One configuration ran on two machines,
+    and another was also rehearsed. A configuration with background load has three runs, which is more than any compared
+    configuration has."""
     other = machine(fp32=2.0).model_copy(update={"name": "other"})
     busy = [at("zero1", 0.05, repeat=n, load=({"node": 0, "others_share": 0.3},)) for n in range(3)]
     rehearsal = run(spec("zero2"), evidence="rehearsed")

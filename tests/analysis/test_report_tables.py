@@ -1,4 +1,4 @@
-"""Tables in the files next to the report's page, and the details of single runs on the page."""
+"""Tests of the table files next to the report's page, and of the details of single runs on the page."""
 
 import json
 from pathlib import Path
@@ -247,8 +247,8 @@ def test_truncated_tables_state_the_number_of_omitted_rows(monkeypatch: pytest.M
 
 
 def test_crossovers_have_their_own_table() -> None:
-    """ZeRO-3 takes 1.2 times as long as ZeRO-2 on one node. With more nodes, its times grow less than those of ZeRO-2,
-    so ZeRO-3 is faster from three nodes on."""
+    """On one node, a step of ZeRO-3 takes 1.2 times as long as one of ZeRO-2. With more nodes, step times of ZeRO-3
+    grow less than those of ZeRO-2. Therefore ZeRO-3 is faster from three nodes on."""
     seconds = {"zero2": (1.0, 1.12, 1.26, 1.42, 1.8), "zero3": (1.2, 1.212, 1.224, 1.236, 1.26)}
     runs = [
         run(spec(engine, nodes=nodes, ranks=1), repeat=repeat, steps=steps((s * by,) * 30))

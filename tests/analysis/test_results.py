@@ -1,4 +1,5 @@
-"""Values that `Results` holds in addition to the run table: recorded steps and specs of the runs."""
+"""Tests of the values that the class `Results` holds in addition to the run table: recorded steps and specs of the
+runs."""
 
 import json
 from pathlib import Path

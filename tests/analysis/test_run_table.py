@@ -51,8 +51,8 @@ def test_run_table_has_its_columns_in_order() -> None:
 
 
 def test_completed_training_has_the_loss_of_its_last_evaluation() -> None:
-    """If a run is a training, the table has additional columns for trainings. They are empty for other runs, and for a
-    training that failed."""
+    """If at least one run is a training, the table has additional columns for trainings. These columns are empty for
+    other runs, and for a training that failed."""
     of = spec(micro=2, ranks=2, learning={"tokens": 10_000})
     evaluations = [
         Evaluation(step=step, loss=loss, target_tokens=50, seconds=0.1, trained_s=2.0 * step)

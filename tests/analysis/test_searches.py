@@ -1,5 +1,5 @@
-"""Searches in results folders: how important each searched field is for the objective, in printed output and on the
-report's page."""
+"""Tests of searches in results folders. The printed output and the report's page show how important each searched field
+is for the search's objective."""
 
 import json
 from collections.abc import Iterator
@@ -107,8 +107,8 @@ def test_noisy_trials_widen_the_intervals_of_importances(searched: Results, tmp_
 
 
 def test_explained_variance_of_a_field_computed_by_hand() -> None:
-    """The objective is 3 a + 4 b for a and b of 0 or 1, without an interaction. The fields a and b explain the
-    variances 9/4 and 16/4 of the whole 25/4."""
+    """The objective is 3 a + 4 b for a and b of 0 or 1, without an interaction. The total variance of the objective is
+    25/4. The field a explains 9/4 of it, and the field b explains 16/4."""
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
     both = np.stack([3 * a + 4 * b, (2 * a - 1) * (2 * b - 1)]).astype(float)
     assert explain_variance(both, a) == pytest.approx([9 / 25, 0])

@@ -61,8 +61,8 @@ def test_note_few_applies_below_three_repeats() -> None:
 
 
 def test_time_per_sample_is_a_geometric_mean_of_the_means_of_allocations() -> None:
-    """The first allocation has two runs: 30 steps of 0.1 s and 10 steps of 0.5 s, with a mean of 0.2 s per step. The
-    second has one run with steps of 0.4 s. A step has 4 samples."""
+    """The first allocation has two runs: one with 30 steps of 0.1 s and one with 10 steps of 0.5 s. Their 40 steps have
+    a mean of 0.2 s. The second allocation has one run with steps of 0.4 s. A step has 4 samples."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     shared = [
         run(repeat=i, steps=steps((s,) * n), environment=slurm) for i, (s, n) in enumerate([(0.1, 30), (0.5, 10)])
@@ -213,7 +213,8 @@ def test_requeued_job_counts_as_another_allocation() -> None:
 
 def test_trainings_that_differ_only_in_the_seed_are_repeats_and_have_their_mean_loss() -> None:
     """Seed 0 has two runs with a mean loss of 2.1. With 2.2 of seed 1 and 2.6 of seed 2, the mean over the seeds is
-    2.3. Student's interval is ± 4.303 × √0.07 / √3. The busy run has no time, but its loss counts."""
+    2.3. Student's interval is ± 4.303 × √0.07 / √3. The step time of a run with background load does not count, but its
+    loss does."""
     busy = {"load": (NodeLoad(node=0, others_share=0.9),)}
     records = [
         trained(2.0, 0.1),

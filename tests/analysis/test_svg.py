@@ -1,4 +1,4 @@
-"""Figures as SVG elements of the report's page. The tests parse them as XML."""
+"""Tests of the figures that the report's page contains as SVG elements. The tests parse them as XML."""
 
 import dataclasses
 import re

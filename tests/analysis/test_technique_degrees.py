@@ -1,5 +1,5 @@
-"""Predicted effect of a technique's degree (such as the number of pipeline stages), compared with observations on the
-supercomputer Frontier and with the table of the guide."""
+"""Tests of the predicted effect of a technique's degree (such as the number of pipeline stages). Predictions are
+compared with observations on the supercomputer Frontier, and with a table in the guide."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_tensor_parallelism_across_nodes_is_predicted_slower_than_within_a_node(
 def test_more_pipeline_stages_are_predicted_to_have_a_larger_idle_share() -> None:
     """Observed on Frontier (claim F2): the idle share grows with the number of stages. In theory, p equal stages with m
     micro-batches are idle for p - 1 of m + p - 1 passes (arXiv 2104.04473, section 2.2.1)."""
-    room = "machine.memory_bytes=2e11"  # two stages exceed the memory of a device of Frontier
+    room = "machine.memory_bytes=2e11"  # with two stages, the model would exceed the memory of a device of Frontier
     words = f"model=gpt_22b {FRONTIER} {room} batch.accumulation=16 engine.cut=blocks nodes=2"
     shares = {}
     for stages in (2, 4, 8):

@@ -23,16 +23,16 @@ MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
 
 def losses(apart: float, step: int = 3) -> dict[str, Any]:
-    """Return steps, as an argument of `run`, in which one loss is wrong. Its relative error at `step` is `apart`; the
-    loss is missing if `apart` is not finite."""
+    """Return recorded steps, for the argument `steps` of `run`, in which the loss of step number `step` is wrong. The
+    relative error of this loss is `apart`. If `apart` is not finite, the loss is missing."""
     series = list(steps().loss)
     series[step] = LOSSES[step] * (1 + apart) if math.isfinite(apart) else None
     return {"steps": steps(loss=tuple(series))}
 
 
 def norms(factor: float, step: int = 0, **more: Any) -> dict[str, Any]:
-    """Return steps, as an argument of `run`, in which one gradient norm is wrong. At `step` it is `factor` times the
-    correct norm; it is missing if `factor` is not finite."""
+    """Return recorded steps, for the argument `steps` of `run`, in which the gradient norm of step number `step` is
+    wrong. It is `factor` times the correct norm. If `factor` is not finite, the norm is missing."""
     series = list(steps().gradient_norm)
     series[step] = factor * (series[step] or 0.0) if math.isfinite(factor) else None
     return {"steps": steps(gradient_norm=tuple(series), **more)}
@@ -126,8 +126,8 @@ def test_reason_for_a_mismatch_of_norms_has_step_and_tolerance() -> None:
 
 @pytest.mark.parametrize("mine", [{}, SUMMED])
 def test_norms_not_summed_in_fp64_have_a_tolerance_of_ten_percent(mine: dict[str, int]) -> None:
-    """Older runs did not sum the squares of their norms in fp64. If one of two compared runs is such a run, the
-    tolerance is larger."""
+    """In older runs, the squares of gradients were not summed in fp64 for the norm. If at least one of two compared
+    runs is such an older run, the tolerance for norms is larger."""
     reference = run(spec("ddp"), steps=steps(**({} if mine else SUMMED)))
     assert judged(run(**norms(1 + 0.9 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("ok", False)
     assert judged(run(**norms(1 - 1.1 * UNSUMMED_NORM_TOLERANCE, **mine)), reference) == ("invalid", False)
@@ -148,8 +148,9 @@ def test_recorded_runs_are_within_the_tolerances_of_fp64_sums() -> None:
 
 
 def test_gradients_of_norm_layers_counted_twice_are_invalid() -> None:
-    """In a real model with clipping, the gradients of the norm layers are doubled. Its losses stay within their
-    tolerance, and a tolerance of 10 % for norms would not detect the error."""
+    """In a real model with gradient clipping, the gradients of the normalisation layers are doubled. The losses stay
+    within their tolerance, so only gradient norms can show the error. A tolerance of 10 % for gradient norms would not
+    detect it."""
     right, twice = (train(factor) for factor in (1, 2))
     reference = run(spec("ddp"), steps=steps(**right, **SUMMED))
     assert judged(run(steps=steps(**right, **SUMMED)), reference) == ("ok", False)
@@ -159,8 +160,8 @@ def test_gradients_of_norm_layers_counted_twice_are_invalid() -> None:
 
 
 def train(factor: float) -> dict[str, Any]:
-    """Train a small T5 for 35 steps, and return its losses and gradient norms. The gradients of its norm layers are
-    multiplied by `factor`."""
+    """Train a small T5 for 35 steps, and return its losses and gradient norms. The gradients of its normalisation
+    layers are multiplied by `factor`."""
     of = RunSpec.model_validate({
         "model": {"name": "tiny", "shape": {"d_model": 32, "d_kv": 8, "d_ff": 64, "encoder_layers": 2,
                                             "decoder_layers": 2, "heads": 4, "vocab": 128, "gated": True,

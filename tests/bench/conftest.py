@@ -43,8 +43,9 @@ def zeroscale_run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 def run_advise(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """Function that runs `zeroscale advise` in an empty folder, so without recorded runs. It returns the printed
-    output. With `fails=True`, the command must be refused, and the function returns its error message of one line."""
+    """Function that runs `zeroscale advise` in an empty folder, so that it finds no recorded runs. The function returns
+    the printed output. With `fails=True`, the command must be refused. Then the function returns the command's error
+    message of one line."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, fails: bool = False) -> str:

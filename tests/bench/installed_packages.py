@@ -14,8 +14,8 @@ entry point (`name = module`), and the module's source text."""
 
 @contextmanager
 def installing(folder: Path) -> Iterator[Install]:
-    """Yield a function that installs plug-in packages into `folder`, which must be on Python's path. At the end, their
-    modules are removed from `sys.modules`."""
+    """Yield a function that installs plug-in packages into `folder`, which must be on Python's path. At the end, the
+    modules of these packages are removed from `sys.modules`."""
     modules: list[str] = []
 
     def install(group: str, entry: str, text: str) -> None:
@@ -33,7 +33,7 @@ def installing(folder: Path) -> Iterator[Install]:
 
 
 def forget() -> None:
-    """Clear the caches of plug-ins, so that the next search also finds new packages and no longer finds removed
-    ones."""
+    """Clear the caches in which plug-ins are looked up. After this, the next lookup finds packages that were added, and
+    no longer finds packages that were removed."""
     plugins._list_installed.cache_clear()
     plugins._import_complete.cache_clear()

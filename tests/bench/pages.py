@@ -10,7 +10,8 @@ _FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOT
 
 
 def files(kind: str) -> dict[str, str]:
-    """Return the text of each file that the page for this kind of plug-in shows, by path."""
+    """Return the files that the page in docs/extend for this kind of plug-in (such as `engine`) shows, as a dict from
+    path to text."""
     return dict(_FILE.findall((PAGES / f"{kind}.md").read_text()))
 
 

@@ -7,8 +7,8 @@ import torch
 
 
 def kept_by_autograd(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> int:
-    """Run a forward pass with `loss()`, and return the bytes that autograd saves for its backward. A storage that
-    several tensors share counts once. The parameters of `module` do not count."""
+    """Run a forward pass with `loss()`, and return the number of bytes that autograd saves for the backward pass. A
+    storage that several tensors share counts once. The parameters of `module` do not count."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -1,5 +1,5 @@
-"""Helper for tests of searches. A search on a grid of points gets the result of each proposed trial at once from a
-function, without a run."""
+"""Helper for tests of searches for the best point of a grid. Each point that a search proposes is a trial. No trial is
+run: a function gives its result at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,8 +73,8 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
 def search(
     asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
 ) -> list[TrialResult]:
-    """Continue the search `asked` after the trials in `results`, until it ends or there are `most` trials. Return the
-    results of all trials."""
+    """Continue the search `asked`, whose earlier trials have the results `results`. Stop when the search ends or has
+    `most` trials. Return the results of all trials."""
     done = list(results)
     while len(done) < most and (proposal := asked.propose(done)):
         done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))

@@ -14,7 +14,7 @@ class SimulatedStep:
 
     finish_s: dict[Action, float]  # end of each forward and backward pass, in seconds
     busy_s: tuple[float, ...]  # seconds that each rank spends in its passes
-    passes_in_flight: tuple[int, ...]  # of each rank: largest number of forward passes whose backward has not run
+    passes_in_flight: tuple[int, ...]  # of each rank: most micro-batches between forward and backward
 
     @property
     def total_s(self) -> float:

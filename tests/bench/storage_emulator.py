@@ -17,8 +17,8 @@ class StorageEmulator:
     STORAGE_EMULATOR_HOST is set to `url`.
 
     An upload with the condition ifGenerationMatch=0 must not replace an existing object. The package
-    gcp-storage-emulator ignores this condition, so this class checks it. It handles one request after another, so that
-    two uploads of one object cannot both pass the check.
+    gcp-storage-emulator ignores this condition, so this class checks the condition. The server handles one request
+    after another, so that two uploads of one object cannot both pass the check.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class StorageEmulator:
 
 @contextlib.contextmanager
 def emulated_bucket() -> Iterator[tuple[str, StorageEmulator]]:
-    """Run an emulator until the context ends. Meanwhile, gcsfs in this process and in its children connects to it.
-    Yield the URL of the bucket and the emulator."""
+    """Context manager that runs a storage emulator. It yields the URL of the emulated bucket, and the emulator. Until
+    the context ends, gcsfs connects to the emulator in this process and in its child processes."""
     emulator = StorageEmulator()
     try:
         with pytest.MonkeyPatch.context() as patch:

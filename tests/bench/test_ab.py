@@ -1,5 +1,5 @@
-"""Tests of `zeroscale ab`, which compares the step times of two git revisions or two Python environments by running
-both in alternating rounds. They use real processes and a temporary git repository."""
+"""Tests of `zeroscale ab`, which compares the step times of two git revisions or two Python environments. It measures
+both in every one of several rounds. The tests use real processes and a temporary git repository."""
 
 import json
 import os
@@ -81,8 +81,8 @@ def ab(checkout: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def nothing_left(checkout: Path) -> bool:
-    """Return True if `zeroscale ab` left no git worktree, neither as a folder nor in the repository's list of
-    worktrees."""
+    """Return True if `zeroscale ab` has removed its temporary git worktrees. Neither a folder nor an entry in the
+    repository's list of worktrees may be left."""
     return len(git(checkout, "worktree", "list").splitlines()) == 1 and not list(checkout.parent.glob("zeroscale-ab-*"))
 
 
@@ -182,7 +182,7 @@ cp "$here/$(sed -n "${k}p" "$here/$study").json" "$results/$study/id/$n.0/record
         (["quiet"] * 3, ["quiet"] * 3, 3, ()),
         (["quiet", "busy", "quiet", "quiet"], ["quiet"] * 4, 4, ()),  # both sides of the second round are repeated
         (["quiet", "busy", "quiet", "quiet", "quiet"], ["quiet", "quiet", "waiting", "quiet", "quiet"], 5, ()),
-        (["busy"] * 3 + ["quiet"] * 2, ["quiet"] * 5, 5, (0,)),  # the third attempt of a round counts, busy or not
+        (["busy"] * 3 + ["quiet"] * 2, ["quiet"] * 5, 5, (0,)),  # the third try at a round counts, busy or not
         (["busy"] * 9, ["busy"] * 9, 9, (0, 1, 2)),  # on a machine that is always busy, all rounds still end
     ],
 )
@@ -222,8 +222,9 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """All runs have background load, and each round takes 1.5 times as long as the round before. The steps of side b
-    take `slower` times as long as those of side a: as long, or 10 % longer."""
+    """All runs have background load, and each round takes 1.5 times as long as the round before. The command compares
+    two environments, a and b. In each round, steps in b take `slower` times as long as steps in a: 1.0 (equal) or 1.1
+    times."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
     plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
     for side, by in (("one", 1.0), ("two", slower)):
@@ -301,8 +302,8 @@ def test_interrupted_ab_ends_its_run_and_removes_its_worktree(checkout: Path, tm
 
 
 def wait_for_steps(results: Path, process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait until all ranks of the current run have begun their steps, and return the run's heartbeat. Fail if the
-    command ends earlier."""
+    """Wait until all ranks of the current run have begun their steps. Return the content of the run's `heartbeat.json`.
+    Fail if the process of `zeroscale ab` ends earlier."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for path in results.rglob(store.HEARTBEAT):

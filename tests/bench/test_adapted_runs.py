@@ -1,5 +1,5 @@
-"""Tests of runs with adapters. The record must have the number of trained parameters and that of all parameters. If a
-model lacks the matrices that the adapters need, it is refused in one line."""
+"""Tests of runs with adapters. The record must have the number of trained parameters and the number of all parameters.
+A model without the matrices that the adapters need must be refused with an error message of one line."""
 
 import io
 import sys

@@ -38,8 +38,8 @@ def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Function that runs `zeroscale advise` with a question that must be refused, and returns the error message of one
-    line."""
+    """Function that runs `zeroscale advise` with words that the command must refuse. It returns the error message,
+    which must have one line."""
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str) -> str:
@@ -70,9 +70,9 @@ LLAMA = (
 def test_full_training_and_adapters_are_compared_on_a_device(
     ask: Ask, machine: str, fitting: list[str], excluded: list[str]
 ) -> None:
-    """The methods in `fitting` fit into the memory of the machine, and no others. The model has 6.7 billion parameters.
-    Its weights take 13.5 GB in 16 bits (LoRA). They take 3.9 GB in 4 bits (QLoRA), with scales and with the matrices
-    that stay in 16 bits."""
+    """Training methods are full training, LoRA and QLoRA. Exactly those in `fitting` fit into the memory of the
+    machine. The model has 6.7 billion parameters. Its weights take 13.5 GB in 16 bits (LoRA). They take 3.9 GB in 4
+    bits (QLoRA), with scales and with the matrices that stay in 16 bits."""
     found = ask(
         *LLAMA, "optimizer.implementation=fused", f"machine={machine}", "adapter=none,lora,qlora", "samples=50000"
     )
@@ -128,7 +128,7 @@ def test_no_rival_is_certainly_better_than_the_winner(ask: Ask) -> None:
     rates = {row["engine"]: row["tokens_per_s"] for row in answer["engines"] if row["fits"]}
     whole = {"ddp", "fsdp", "fsdp_hybrid", "fsdp_no_reshard", "zero0", "zero1", "zero2", "zero3"}
     assert set(rates) == whole | {"pipeline", "interleaved", "modular", "lga"}
-    rates.pop("zero3")  # predicted to be faster, but its uncertainty is larger than the difference
+    rates.pop("zero3")  # predicted to be faster, but the uncertainty of the prediction is larger than the difference
     assert answer["winner"]["tokens_per_s"] >= 0.95 * max(rates.values())
 
 
@@ -365,7 +365,7 @@ def test_suggested_measurement_command_runs_as_printed(
     ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], added: list[str]
 ) -> None:
     """The printed command is pasted into a shell, which reads its words. As a dry run, the command must plan the
-    advised configuration and no other. `added` are the overrides that the command has in addition to `words`."""
+    advised configuration and no other. `added` are its overrides that are not in `words`, the arguments of `advise`."""
     answer = ask(*words)
     assert main(["advise", *words]) == 0
     pasted = capsys.readouterr().out.partition("  To be surer:\n")[2]

@@ -1,5 +1,5 @@
-"""Tests of `zeroscale advise` for whole trainings. Their length follows from a target loss, a number of samples or a
-budget, and nodes may fail."""
+"""Tests of `zeroscale advise` for whole trainings. The length of a training follows from a target loss, a number of
+samples or a budget. The advice takes failures of nodes into account."""
 
 import json
 import math
@@ -74,8 +74,9 @@ def test_batch_above_the_critical_batch_is_excluded_with_the_reason(run_advise: 
 
 
 def test_large_batch_of_equal_token_rate_is_worse_for_a_target_loss(run_advise: Advise) -> None:
-    """For a fixed number of tokens, the larger batch is advised, because it needs fewer updates. For a target loss, a
-    smaller batch is cheaper: far below the critical batch, fewer tokens reach the same loss."""
+    """For a fixed number of tokens, the larger batch is advised, because it needs fewer updates. In contrast, for a
+    target loss, a smaller batch is cheaper: with a batch far below the critical batch size, fewer tokens are needed for
+    the same loss."""
     words = (*XL, "nodes=1", "batch.micro=8", "batch.accumulation=1,16", "activation_checkpointing=false")
     assert (
         advise(run_advise, *words, "tokens=1e10")["winner"]["global_batch"] == 8 * 8 * 16

@@ -1,5 +1,5 @@
-"""Tests of `zeroscale advise where=…`, which compares own nodes, rented nodes and spot nodes. Its hours and costs must
-equal a calculation by hand."""
+"""Tests of `zeroscale advise where=…`, which compares a training on own nodes, rented nodes and spot nodes. The hours
+and costs in its output must equal a calculation by hand."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def compare(run_advise: Advise, *words: str) -> Any:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_hours_and_costs_are_those_computed_by_hand(run_advise: Advise, nodes: int) -> None:
-    places = PLACES if nodes == 1 else "where=own:h100:8:2.5,rented:a3-highgpu-8g"  # no rate between nodes of L4
+    places = PLACES if nodes == 1 else "where=own:h100:8:2.5,rented:a3-highgpu-8g"  # network rate unknown
     rows = compare(run_advise, places, f"nodes={nodes}")["rows"]
     assert len(rows) == (3 if nodes == 1 else 2)
     for row in rows:
@@ -61,8 +61,9 @@ def test_rows_that_miss_the_deadline_come_last(run_advise: Advise) -> None:
 
 
 def test_every_method_has_a_row_or_a_reason(run_advise: Advise) -> None:
-    """The full training of a model of 8 billion parameters does not fit into one L4, so it has a reason. QLoRA fits, so
-    it has a row."""
+    """The advice has a table row for a training method that fits into the device's memory. For a method that does not
+    fit, it has the reason instead. The model has 8 billion parameters: on one L4, full training does not fit and QLoRA
+    fits."""
     words = ("model=llama_3_8b", "samples=1000", "batch.micro=1", "engine=ddp", "adapter=none,qlora")
     answer = json.loads(run_advise(*words, "where=spot:g2-standard-12", "--json"))
     assert [(row["method"], row["nodes"], row["fits"]) for row in answer["rows"]] == [("qlora", 1, True)]

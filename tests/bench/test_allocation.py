@@ -1,5 +1,5 @@
-"""Tests of the processes of an allocation (a job that runs many points on its nodes). They are started without a
-scheduler: the leader on the first node, and an agent on a second node."""
+"""Tests of the processes of an allocation (a job that runs many points on its nodes). The test starts these processes
+without a scheduler: the leader for the first node, and an agent for a second node."""
 
 import json
 import os
@@ -84,8 +84,9 @@ def at(folder: Path, point: RequestedRun) -> list[store.RunAttempt]:
 
 
 def test_points_run_in_new_processes_between_two_control_points(tmp_path: Path) -> None:
-    """A control point is a reference configuration that a job runs before and after its points. The job's environment
-    variables are larger than a single message to the fork server, which starts the ranks."""
+    """A control point is a reference configuration that a job runs before and after its points, to detect whether the
+    nodes became slower. The job's environment variables are larger than a single message to the fork server, which
+    starts the ranks."""
     two, four, control = requested("engine=zero2"), requested("engine=ddp"), requested("engine=zero1", control=True)
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(4)}
     allocation = Allocation(tmp_path, [two, four, control], **large)
@@ -115,7 +116,7 @@ def test_forked_rank_measures_the_same_as_a_newly_started_rank(tmp_path: Path) -
     assert a.steps.loss[:common] == b.steps.loss[:common], "bitwise"
     resident = [memory.resident_bytes for memory in b.memory]
     assert [memory.resident_bytes for memory in a.memory] == pytest.approx(resident, rel=1e-4)
-    # With overlap_comm, the peak depends on the moment when gloo's threads free a bucket of fp32 gradients.
+    # With overlap_comm, the memory peak depends on the moment when gloo's threads free a bucket of fp32 gradients.
     bucket_bytes = 4 * int(b.engine_config["zero_optimization"]["reduce_bucket_size"])
     peaks = [memory.peak_allocated_bytes for memory in b.memory]
     assert [memory.peak_allocated_bytes for memory in a.memory] == pytest.approx(peaks, abs=bucket_bytes)
@@ -177,8 +178,9 @@ def test_interrupted_allocation_leaves_notes_but_no_record_or_process(tmp_path: 
 
 @pytest.mark.thorough
 def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
-    """Data loader processes run a little longer than their rank. Then the leader of the allocation becomes their
-    parent. It must wait for their end, so that they do not stay as zombies."""
+    """Data loader processes run a little longer than the rank that started them. When the rank has ended, the leader of
+    the allocation becomes their parent process. The leader must wait for their end, so that they do not stay as
+    zombies."""
     last = requested("devices_per_node=1", quick=ENDLESS)
     loading = [requested("devices_per_node=1", "data.workers=2", f"batch.micro={micro}") for micro in (2, 3)]
     allocation = Allocation(tmp_path, [*loading, last])
@@ -194,8 +196,8 @@ def test_leftover_processes_of_ranks_are_reaped(tmp_path: Path) -> None:
 @pytest.mark.cold
 @pytest.mark.thorough
 def test_killed_fork_server_is_restarted_for_the_next_point(tmp_path: Path) -> None:
-    """A fork server runs on each node, and starts the ranks of each point. The test kills it on both nodes while a
-    point runs. Both nodes must stay in the job, and the next point must run normally."""
+    """A fork server on each node starts the ranks of each point. While a point runs, the test kills the fork servers of
+    both nodes. Both nodes must stay in the job, and the next point must run normally."""
     shape = ("nodes=2", "devices_per_node=1")
     first = requested(*shape, quick=ENDLESS)
     allocation = Allocation(tmp_path, [first, requested(*shape)], nodes=2)
@@ -242,7 +244,8 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
 @pytest.mark.thorough
 def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
     """If Slurm loses contact to a node (its slurmd), it requeues the job, although the processes of the job's first
-    start still run on that node. They must notice the second start and end."""
+    start still run on that node. When the job starts a second time, the processes of the first start must notice it and
+    end."""
     point = requested("devices_per_node=1", quick=ENDLESS)
     old = Allocation(tmp_path, [point, requested("devices_per_node=1")])
     _stepping(tmp_path / point.config_id / "0.0", point.spec)

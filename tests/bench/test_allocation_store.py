@@ -1,5 +1,5 @@
-"""Tests of an allocation whose nodes have no common folder, but an object store. In most tests, the store is a folder
-of this machine. Each node has its own work folder."""
+"""Tests of an allocation (a job that runs many points) whose nodes share an object store instead of a file system. In
+most tests, a folder of this machine simulates the store. Each node has its own work folder."""
 
 import json
 import os
@@ -104,8 +104,9 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
 
 @processes
 def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(tmp_path: Path) -> None:
-    """The bucket is emulated, and the client is gcsfs. The bucket responds with errors from the time when the attempt
-    is reserved until the node has written the record to its own folder."""
+    """The client is the real gcsfs, and the bucket is emulated. The bucket begins to respond with errors when the
+    attempt (one try at the run) is reserved. It recovers after the node has written the run's record to its own folder.
+    """
     point = requested(*TWO_NODES)
     with emulated_bucket() as (bucket, emulator):
         job = StoredJob(tmp_path, "s-1", [point], nodes=2, url=f"{bucket}/s")
@@ -138,7 +139,7 @@ def test_two_jobs_run_no_point_twice(tmp_path: Path) -> None:
 @processes
 def test_a_record_survives_a_bucket_that_is_away_when_the_run_ends(tmp_path: Path) -> None:
     """A file takes the place of the bucket's folder, so that every access fails, as it does without a network. The job
-    must wait until the folder is back, and then store the record."""
+    must wait until the test has restored the folder, and then store the record."""
     bucket, aside = tmp_path / "bucket", tmp_path / "aside"
     point = requested(*ONE)
     job = StoredJob(tmp_path, "s-1", [point])

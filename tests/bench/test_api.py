@@ -1,5 +1,5 @@
-"""Tests of the Python interface, as a notebook uses it. Its functions have plain arguments, return values and print
-nothing."""
+"""Tests of the Python interface, as a notebook uses it. The functions of the interface have plain arguments, return
+values and print nothing."""
 
 import os
 import shutil
@@ -121,7 +121,8 @@ def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
 @pytest.mark.parametrize("machine", ["cpu", "h100"])
 def test_study_is_predicted_with_the_defaults_of_its_measurement(machine: str) -> None:
     """On a CPU, a study without a `base` (a section with common settings) gets the small sizes of the smoke study. On
-    another device it does not. `predict` and `plan` must give the points of the study the same sizes."""
+    another device it does not. Both functions of the interface, `predict` and `plan`, must use the same sizes for the
+    points of the study."""
     study = api.Study(name="mine", axes={"engine": ["ddp", "zero2"]})
     shared = {"machine": machine, "devices_per_node": 2}
     launcher = {} if machine == "cpu" else {"launcher": "slurm", "launcher.gpus": "--gres=gpu:{devices}"}

@@ -19,8 +19,8 @@ _ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zeroscal
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
-    """Function that returns bash's completions of a command line. The command line is a sequence of words, of which the
-    last is unfinished."""
+    """Function that returns the completions that bash offers for a command line. The command line is given as a
+    sequence of words, of which the last is unfinished."""
     if not shutil.which("bash"):
         pytest.skip("no bash here")
     script = tmp_path_factory.mktemp("shell") / "zeroscale.bash"

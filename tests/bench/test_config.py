@@ -407,8 +407,8 @@ def test_missing_folder_of_users_own_files_is_named(tmp_path: Path) -> None:
 def test_keys_of_the_older_protocol_are_read_with_a_hint_to_the_new_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Keys of the older measurement protocol are accepted in overrides and in a user's file of a group. For each, a
-    warning names the new key."""
+    """Keys of the older measurement protocol are accepted in overrides and in a user's YAML file (such as
+    conf/engine/mine.yaml). For each old key, a warning names the new key."""
     given = ask("measure.min_s=7.25", "measure.width=0.0123", "measure.max_steps=321", "measure.warmup_max_steps=33")
     assert given.spec.measure == ask("measure.window_s=7.25").spec.measure
     folder = tmp_path / "measure"

@@ -1,5 +1,5 @@
-"""Tests of the rules by which a study excludes points. A rule has the same meaning as the expression in Python. A rule
-that cannot be evaluated is an error, rather than false."""
+"""Tests of the rules by which a study excludes points. A rule is an expression with the syntax and the meaning of
+Python. A rule that cannot be evaluated is an error, and does not count as false."""
 
 import time
 from typing import Any

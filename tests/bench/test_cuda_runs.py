@@ -65,8 +65,8 @@ def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRec
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of all runs of this file, by name. Six runs are made at a time. The run that exhausts the memory is made
-    alone."""
+    """Records of all runs of this file, by name. Six runs share the GPU at a time. The run that exhausts the GPU's
+    memory is made alone."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str) -> RunRecord:
@@ -118,7 +118,8 @@ def test_out_of_memory_is_recorded_as_an_outcome(runs: dict[str, RunRecord]) -> 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("predicted")])
 def test_memory_equals_its_prediction(runs: dict[str, RunRecord], name: str) -> None:
-    """The tolerances are not derived from measured errors. They were chosen before the first run on a GPU."""
+    """The tolerances of this test were chosen before the first run on a GPU. So they are not fitted to
+    measured errors."""
     prediction, seen = predicted(asked(*RUNS[name]), "cuda"), runs[name].observations
     assert seen
     (own,) = seen.memory

@@ -24,8 +24,8 @@ def refuse(*_: Any) -> Any:
 
 
 class Nvml:
-    """Fake NVML with a card, GPU-1, and a MIG slice of this card, MIG-2. For the slice, this NVML reports only name and
-    memory."""
+    """Fake NVML library with a card, GPU-1, and a MIG slice of this card, MIG-2. For the slice, it reports only name
+    and memory."""
 
     NVMLError = NvmlError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -91,8 +91,8 @@ class AmdError(Exception):
 
 
 class AmdSmi:
-    """Fake amdsmi of ROCm 6.4 with one MI300X. Its power cap has throttled the card in half of the driver's samples so
-    far."""
+    """Fake amdsmi of ROCm 6.4 with one MI300X. In half of the driver's samples so far, the card was throttled because
+    of its power cap."""
 
     AmdSmiException = AmdError
     AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -161,8 +161,9 @@ def test_amd_devices_give_the_same_facts(question: Question, answer: Any) -> Non
 
 
 def test_throttled_time_is_the_share_of_counts_between_two_samples() -> None:
-    """NVIDIA counts seconds of throttling, whose increase is divided by the elapsed seconds. AMD counts samples in
-    which the card was throttled, whose increase is divided by the number of samples in this time."""
+    """NVIDIA's counter has the seconds of throttling. Its increase is divided by the elapsed seconds. AMD's counter has
+    the number of samples in which the card was throttled. Its increase is divided by the number of all samples in this
+    time."""
     nvidia = compute_shares({"all": 100.0, "power": 7.0}, {"all": 120.0, "power": 17.0, "thermal": 1.0})
     amd = compute_shares({"all": 1000, "power": 10}, {"all": 3000, "power": 1010})
     assert nvidia == amd == {"power": 0.5}

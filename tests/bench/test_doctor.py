@@ -20,8 +20,8 @@ exit 1"""
 
 @pytest.fixture
 def found(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
-    """Results of the checks of Slurm and of locked memory, by subject. The parameter of the fixture gives the script
-    that replaces sbatch (empty if there is none) and the names of RDMA cards."""
+    """Results of the checks of Slurm and of locked memory, by subject. The fixture's parameter has the text of the
+    script that replaces sbatch (empty for a machine without sbatch), and the names of the machine's RDMA cards."""
     sbatch, cards = request.param
     (tmp_path / "cards").mkdir()
     for name in cards:

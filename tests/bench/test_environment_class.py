@@ -27,7 +27,8 @@ def environment_id(cores: list[int], ranks: int = 2, **variables: str) -> str:
 
 
 def test_environment_class_contains_cores_and_threads() -> None:
-    """To simulate machines with one core and with two cores, the processes are bound to these cores."""
+    """The test simulates a machine with one core and a machine with two cores. For this, processes are bound to one
+    core and to two cores."""
     if len(HERE) < 2:
         pytest.skip("one core has no fewer")
     one, two = environment_id(HERE[:1]), environment_id(HERE[:2])

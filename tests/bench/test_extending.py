@@ -1,7 +1,7 @@
 """Tests that plug-ins are added by new files alone, as docs/extend promises, without a change of any other file.
 
-The files that its pages show are written into a copy of the project. Then the copy plans, runs, predicts, reads and
-reports.
+The example files that the pages of docs/extend show are written into a copy of the project. Then the copy plans, runs,
+predicts, reads and reports.
 """
 
 import io
@@ -85,7 +85,8 @@ ENGINES = {
 @pytest.fixture(scope="module")
 def counting(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     """Records of real runs with an example data source on two ranks, by engine. The run with DDP was started as a user
-    starts it. Those with zero2 and zero3 were in a job, whose ranks are forked from a process with all imports."""
+    starts it. The runs with zero2 and zero3 were points of one job, which forks their ranks from a process that has
+    already imported all modules."""
     results = project.root / "counting"
     project.zeroscale("sweep", *COUNTING, *ENGINES["ddp"], "--results", str(results))
     with pytest.MonkeyPatch.context() as patch:
@@ -259,8 +260,8 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def started_by(spool: Path) -> list[int]:
-    """Return the ids of the processes that were started by jobs of the queue in `spool`. Their environment contains
-    this folder."""
+    """Return the ids of the processes that jobs of the queue in the folder `spool` started. Such a process has the path
+    of this folder in its environment variables."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.processes
 Start = Callable[..., Command]
 
 PLAIN = ("engine=ddp", *ENDLESS)
-"""Overrides for failures that do not depend on the engine. The engine ddp is used, because it does not import
-DeepSpeed, which takes a second."""
+"""Overrides for failures that do not depend on the engine. The engine is ddp, because importing DeepSpeed for other
+engines would take a second."""
 PIPELINE = (
     "engine=pipeline", "parallel.pipeline=3", "batch.accumulation=3", *ENDLESS[:7], "devices_per_node=3", *ENDLESS[8:],
 )  # fmt: skip
@@ -52,8 +52,8 @@ def test_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> N
 def test_run_lost_after_its_window_is_measured_but_uninspected(
     zeroscale_run: Start,
 ) -> None:
-    """Warm-up and window have three steps each. A rank fails in the next step, which is untimed and would inspect the
-    collectives. So the run has step times, but no collectives."""
+    """A run has three warm-up steps, then a window of three timed steps, then an untimed step in which collectives are
+    counted. A rank fails in the untimed step. So the record has step times, but no collectives."""
     steps = ("measure.warmup_steps=3", "measure.min_steps=3")
     run = zeroscale_run(
         *QUICK, "engine=ddp", *steps, env=os.environ | {"ZEROSCALE_DRILL": "rank=1 step=6 action=raise"}

@@ -1,5 +1,5 @@
-"""Tests of `zeroscale run` without arguments. It uses the devices of this machine, and reports missing devices before
-it starts anything."""
+"""Tests of `zeroscale run` without arguments. The command uses the devices of this machine. If devices are missing, it
+reports this before it starts any process."""
 
 import json
 import shlex
@@ -27,7 +27,8 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that simulates a machine with a number of GPUs of this name, and a torch with CUDA."""
+    """Function that simulates a machine with the given number of GPUs of the given name, and a torch that was built
+    with CUDA."""
 
     def show(number: int, name: str = "NVIDIA L4") -> None:
         monkeypatch.setattr(environment.devices, "count_devices", lambda: number)
@@ -228,8 +229,8 @@ def test_studies_and_gpus_have_no_cpu_defaults(
 
 
 def _parse_next(text: str) -> list[str]:
-    """Return the words of the command that the output suggests. In the output, the command follows a line with its
-    purpose."""
+    """Return the command that the output suggests as a next step, as a list of words. In the output, the line before
+    the command states the purpose of the command."""
     return shlex.split(text.partition(":\n")[2].replace("\\\n", ""))  # unlike a shell, shlex keeps continued lines
 
 

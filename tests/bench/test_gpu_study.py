@@ -54,7 +54,7 @@ def test_fastest_point_of_every_model_is_repeated_unchanged(study: ModuleType, t
     runs = analysis.load(RECORDED)
     fastest = runs.loc[runs["samples_per_s"].idxmax(), "config_id"]
     spec = store.read_record(next(iter(store.find_records([RECORDED / fastest])))).spec
-    # Today's default window and mean of the loss differ from those of the record.
+    # The current defaults for the window and for the mean of the loss differ from the values in the record.
     today = compose.compose_request(compose.parse_single(overrides)).spec
     assert today == spec.model_copy(update={"measure": today.measure, "loss_mean": today.loss_mean})
 

@@ -1,5 +1,5 @@
-"""Tests of mistakes in a user's YAML file of a group, such as conf/engine/mine.yaml. Each mistake is reported in one
-line with the name of the file."""
+"""Tests of mistakes in a YAML file that a user adds to a folder of conf/, such as conf/engine/mine.yaml. For each
+mistake, the error message has one line with the name of the file."""
 
 import os
 import re
@@ -50,8 +50,8 @@ NO_GROUP: dict[str, tuple[bytes, str]] = {
 
 
 def message(group: str, body: bytes, folder: Path) -> str:
-    """Write a file of this group with the content `body`, and return the error message of one line for a command that
-    uses it."""
+    """Write a YAML file with the content `body` for the group `group` (a folder of conf/ such as `engine`). Return the
+    error message, of one line, of a command that uses this file."""
     (folder / group).mkdir(parents=True)
     (folder / group / "mine.yaml").write_bytes(body)
     with pytest.raises(UserError) as caught:

@@ -1,5 +1,6 @@
 """Tests of runs of the model family hugging_face, which trains the model of a user's config.json. All engines must have
-equal losses. torch counts the FLOPs, because the family has no formulas. So there are no predictions either."""
+equal losses. This family has no formulas for FLOPs or memory. Therefore torch counts the FLOPs, and there are no
+predictions."""
 
 import io
 import json
@@ -37,7 +38,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Results folders of real runs on two ranks, by name. The run with DDP was started as a user starts it. The two
-    other runs were in a job, whose ranks are forked from a process with all imports."""
+    other runs were points of one job, which forks their ranks from a process that has already imported all modules."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("ddp", "allocated", "zero3", "recomputing")}
     alone = Command(folders["ddp"], [*asked, "engine=ddp"])
     assert alone.record().outcome.kind == "ok", (alone.output, alone.errors)

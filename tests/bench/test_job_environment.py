@@ -29,8 +29,8 @@ SLURM = {
 # the elided job. RANK and WORLD_SIZE count nodes, as in
 # https://cloud.google.com/ai-platform/training/docs/distributed-pytorch#environment_variables
 def replica(pool: int, index: int, rank: int) -> dict[str, str]:
-    """Environment variables of a replica in the example of CLUSTER_SPEC in Vertex AI's documentation. It has eight
-    replicas in four worker pools."""
+    """Environment variables of one replica in the example of CLUSTER_SPEC in Vertex AI's documentation. The example has
+    eight replicas in four worker pools."""
     pools = {
         "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
         "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"],

@@ -1,5 +1,5 @@
-"""Tests of learning-rate schedules and of evaluations. They are compared with hand calculations and with torch's
-schedulers."""
+"""Tests of learning-rate schedules and of evaluations, compared with hand calculations. Schedules are also compared
+with torch's schedulers."""
 
 from pathlib import Path
 from types import SimpleNamespace

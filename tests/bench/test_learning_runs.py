@@ -40,8 +40,8 @@ def read_last(results: Path) -> RunRecord:
 def test_killed_training_resumes_to_the_result_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The killed and resumed training has two ranks with DDP. Its result is compared with that of an uninterrupted
-    training on one rank with ZeRO, which has the same global batch."""
+    """The killed and resumed training has two ranks with DDP. Its result must equal the result of an uninterrupted
+    training with the same global batch, on one rank with ZeRO."""
     two = ("engine=ddp", "devices_per_node=2", "batch.micro=2")
     one_rank = ("engine=zero1", "engine.reduce_bucket_size=1000000", "devices_per_node=1", "batch.micro=4")
     killed = Command(tmp_path / "killed", (*TRAINING, *two))

@@ -30,7 +30,7 @@ def test_neighbours_are_paired_once_and_no_rank_has_two_partners_at_a_time(nodes
 
 
 def test_bandwidth_of_a_node_is_that_of_its_better_pair() -> None:
-    # Rates of the pairs: nodes 0 and 1 have 9, 1 and 2 have 2, 2 and 3 have 3, 3 and 0 have 8. Node 2 is slow.
+    # Rates between pairs of nodes: 9 for nodes 0 and 1, 2 for 1 and 2, 3 for 2 and 3, 8 for 3 and 0. Node 2 is slow.
     assert compute_node_rates([9, 2, 3, 8]) == (9, 9, 3, 8)
     assert compute_node_rates([5, 0]) == (5, 5), "two nodes are one pair, so the slow node is unknown"
 

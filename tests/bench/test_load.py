@@ -1,5 +1,5 @@
-"""Tests of the measured background load. It is compared with hand calculations for a simulated /proc, and with real
-processes that compute."""
+"""Tests of the measured background load: the CPU time that processes outside of the run use. It is compared with hand
+calculations for a simulated /proc, and with real processes that compute."""
 
 import json
 import os
@@ -37,8 +37,8 @@ class Machine:
         (root / "proc").mkdir(parents=True)
 
     def process(self, number: int, parent: int, session: int, ticks: int, ended: int = 0) -> None:
-        """Write the stat file of the process with the id `number`. `ticks` is the CPU time of the process itself, and
-        `ended` that of its children which have ended."""
+        """Write the stat file of the process with the id `number`. `ticks` is the CPU time of the process itself.
+        `ended` is the CPU time of those child processes that have ended."""
         folder = self.root / "proc" / str(number)
         folder.mkdir(exist_ok=True)
         fields = [parent, number, session, 0, -1, 0, 0, 0, 0, 0, ticks, 0, ended, 0]
@@ -46,7 +46,7 @@ class Machine:
 
     def counted(self, user: int, stolen: int, idle: int, elsewhere: int = 0) -> None:
         """Write the kernel's counters of CPU time. `user`, `stolen` and `idle` are sums over the cores 0 and 1.
-        `elsewhere` is the user time of each of the other five cores."""
+        `elsewhere` is the user time of each of the five cores that the run may not use."""
         lines = [f"cpu{core} {user // 2} 0 0 {idle // 2} 0 0 0 {stolen // 2} 0 0" for core in (0, 1)]
         lines += [f"cpu{core} {elsewhere} 0 0 0 0 0 0 0 0 0" for core in range(2, 7)]
         (self.root / "proc/stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 5"]) + "\n")
@@ -131,8 +131,8 @@ def test_load_is_unknown_without_kernel_counters(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spinning() -> Iterator[list[int]]:
-    """Ids of processes that compute all the time, one for each core. Their parent has ended, so they do not belong to
-    the processes of the run."""
+    """Ids of processes that compute all the time, one for each core. Their parent process has ended, so that they count
+    as processes outside of the run."""
     found = []
     for _ in os.sched_getaffinity(0):
         words = [sys.executable, "-c", SPIN]

@@ -123,7 +123,7 @@ def test_lock_is_granted_in_the_order_of_waiting(tmp_path: Path) -> None:
         sweep.wait()
     order = log.read_text().splitlines()
     assert [name for name in order if name in ("first", "second", "third")] == ["first", "second", "third"]
-    # At most one turn of the sweep: it may have looked at the queue just before the first command joined the queue.
+    # At most one point of the sweep: the sweep may have read the queue just before the first command joined the queue.
     assert order[order.index("first waits") : order.index("first")].count("sweep") <= 1
     assert order[order.index("third waits") : order.index("third")].count("sweep") <= 1
 
@@ -169,8 +169,8 @@ def test_commands_do_not_wait_if_locking_is_impossible(
 @pytest.mark.processes
 @pytest.mark.parametrize("waits", ["true", "false"])
 def test_two_commands_on_one_sweep_measure_each_point_once(tmp_path: Path, waits: str) -> None:
-    """Two commands run the same sweep, one after the other or at the same time. When the second begins a point, it must
-    notice that the first has measured it or is measuring it."""
+    """Two commands run the same sweep, one after the other or at the same time. Before the second command begins a
+    point, it must notice that the first has measured this point or is measuring it now."""
     words = [sys.executable, "-m", "bench.cli", "sweep", *QUICK, "devices_per_node=1", "seed=0"]
     both = [
         subprocess.Popen(

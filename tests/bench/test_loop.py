@@ -43,7 +43,8 @@ def a_spec(**changed: Any) -> RunSpec:
 
 
 class Scripted:
-    """Clock and engine in one object. It returns the given seconds and losses as those of rank 0, one per step."""
+    """Simulated engine that is also the clock of rank 0. Each step takes the next of the given numbers of seconds, and
+    returns the next of the given losses."""
 
     def __init__(self, seconds: Iterable[float], losses: Iterable[float] = itertools.repeat(1.0)) -> None:
         self._seconds, self._losses = iter(seconds), iter(losses)
@@ -78,8 +79,8 @@ class Scripted:
 
 
 class TwoRanks:
-    """Communication of rank 0 with one other rank. The seconds of the other rank's steps are given. All its other
-    values equal those of rank 0."""
+    """Communication of rank 0 with one other rank. The seconds of the other rank's steps are given. All other values
+    that the other rank communicates equal those of rank 0."""
 
     are_real = True
     is_main = True
@@ -126,7 +127,8 @@ def test_step_times_of_a_window_add_up_to_its_duration() -> None:
     """The warm-up has two blocks of two steps. The window has a block of two steps and a block of one step. A step of
     the window ends when its slowest rank has completed it.
 
-    In the window's first block, this is 2 s and 4 s after the block's start. The step of the second block takes 3 s.
+    The two steps of the window's first block end 2 s and 4 s after the block's start. The step of the second block
+    takes 3 s.
     """
     steps = observe.reduce_steps(trained(Scripted([5, 1, 1, 1, 1, 3, 3]), [1, 5, 1, 1, 2, 1, 1]))
     assert (steps.cut, steps.stopped) == (4, "window")
@@ -167,7 +169,7 @@ def test_run_with_an_invalid_loss_in_its_window_keeps_its_warm_up() -> None:
 
 
 class WithoutLoss(Scripted):
-    """Engine on a rank that computes no loss, such as a rank with the first of two pipeline stages."""
+    """Engine of a rank that computes no loss, such as the rank with the first of two pipeline stages."""
 
     def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> None:
         super().train_step(micro_batches)
@@ -207,8 +209,8 @@ def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss
 
 
 class Stepwise(Scripted):
-    """Engine that notes, whenever it receives a micro-batch, how many micro-batches have been fetched from the data
-    loader so far."""
+    """Engine that stores a number whenever it receives a micro-batch: how many micro-batches have been fetched from the
+    data loader so far."""
 
     def __init__(self, fetched: list[int]) -> None:
         super().__init__(itertools.repeat(1.0))
@@ -222,8 +224,8 @@ class Stepwise(Scripted):
 
 
 def test_micro_batch_is_fetched_after_the_previous_one_was_computed() -> None:
-    """A micro-batch is fetched only when the engine has computed the previous one. Meanwhile, the data loader can
-    prepare it."""
+    """A micro-batch is fetched from the data loader only after the engine has computed the previous micro-batch. While
+    the engine computes, the data loader can prepare the next micro-batch."""
     fetched: list[int] = []
 
     def loaded() -> Iterator[MicroBatch]:
@@ -269,7 +271,7 @@ class Device:
 
 
 class PlaceInQueue:
-    """Simulated CUDA event, with the interface of `torch.cuda.Event`. It marks a position in the queue of the
+    """Simulated CUDA event, with the interface of `torch.cuda.Event`. It marks a position in the queue of the simulated
     device."""
 
     def __init__(self, device: Device) -> None:
@@ -288,7 +290,7 @@ class PlaceInQueue:
 
 
 class OnDevice(Scripted):
-    """Engine that puts each step into the queue of a simulated device, and does not wait for its end."""
+    """Engine that puts each step into the queue of a simulated device, and does not wait for the end of the step."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -378,8 +380,8 @@ def test_block_in_progress_at_the_minimum_time_belongs_to_the_window() -> None:
 
 
 def test_window_lasts_its_minimum_time_for_short_steps() -> None:
-    """On a GPU, 500 steps of 5 ms take only 2.5 s, in which the clock rate does not settle. So a window has a minimum
-    time in addition to its minimum number of steps."""
+    """On a GPU, 500 steps of 5 ms take only 2.5 s, too short for the GPU's clock rate to settle. Therefore a window
+    (the steps that are measured) has a minimum time in addition to its minimum number of steps."""
     quick = timed_on(Device(step_s=0.005, launch_s=0.001), min_steps=20, window_s=0.5)
     assert quick.stopped == "window" and 0.5 <= quick.window_s < 0.53
     assert len(quick.ranks) - quick.warmup >= 100
@@ -392,8 +394,8 @@ def test_window_with_long_steps_ends_at_its_time_limit() -> None:
 
 @pytest.mark.parametrize("stalled", [None, 8, 20])
 def test_length_of_a_window_does_not_depend_on_its_step_times(stalled: int | None) -> None:
-    """All steps take 1 s, except step number `stalled`, which takes 3 s. With this step, the window has fewer steps,
-    and must last as many seconds as without it."""
+    """All steps take 1 s, except step number `stalled`, which takes 3 s. With the slow step, the window has fewer
+    steps. It must last as many seconds as a window without a slow step."""
     spec = a_spec(measure={"warmup_steps": 4, "block_steps": 2, "min_steps": 6, "window_s": 40.0})
     seconds = [3.0 if number == stalled else 1.0 for number in range(60)]
     series = trained(Scripted(seconds), seconds, spec)

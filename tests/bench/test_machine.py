@@ -73,8 +73,8 @@ def test_implausible_number_on_the_command_line_is_refused(number: str) -> None:
 
 
 def test_measured_ceiling_may_exceed_the_published_peak() -> None:
-    """`zeroscale calibrate` may measure a rate above the published peak. Its machine file must be accepted all the
-    same."""
+    """`zeroscale calibrate` may measure a rate above the published peak. Nevertheless, the machine file with this rate
+    must be accepted."""
     words = [
         "machine=a100_80",
         "machine.matmul_ceiling_tflops.bf16=320",

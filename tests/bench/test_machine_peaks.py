@@ -11,7 +11,7 @@ from bench.core.machine import Machine, check_plausible
 
 MACHINES = compose.find_conf_folder() / "machine"
 CLOCKED = [
-    # machine, precision, FLOPs per clock and multiprocessor, MHz
+    # machine, precision, FLOPs per clock cycle and multiprocessor, clock rate in MHz
     ("v100_32", "fp16", 1024, 1530), ("a100_40", "bf16", 2048, 1410), ("a100_80", "fp32", 128, 1410),
     ("h100", "bf16", 4096, 1830), ("h100", "fp32", 256, 1980), ("h800", "bf16", 4096, 1830),
     ("gh200", "bf16", 4096, 1830), ("h100_pcie", "bf16", 4096, 1620), ("h100_pcie", "fp32", 256, 1755),

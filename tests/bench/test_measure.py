@@ -56,8 +56,8 @@ def test_traced_peak_of_a_block_of_code_equals_a_hand_calculation() -> None:
 
 @pytest.mark.usefixtures("counted")
 def test_memory_freed_by_another_thread_is_counted() -> None:
-    """A thread other than the one that allocated a tensor frees it, as gloo's threads do. The memory events of torch's
-    profiler would miss this."""
+    """One thread allocates a tensor and another thread frees it, as gloo's threads do. The memory events of torch's
+    profiler would miss that the memory was freed."""
     before = memory.read_live_bytes(CPU)
     box = [torch.empty(1 << 20)]
     thread = threading.Thread(target=box.clear)
@@ -149,8 +149,8 @@ def test_collective_counter_leaves_higher_order_operators_unchanged() -> None:
 
 
 def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
-    """If compiled code ran uncompiled while collectives are counted, the measured time outside of collectives would be
-    that of other code."""
+    """Collectives are counted in the same steps in which the time outside of collectives is measured. If counting
+    disabled the compiled code, the measured time would be that of uncompiled code."""
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -169,8 +169,8 @@ def test_compiled_code_stays_compiled_under_the_collective_counter() -> None:
 
 @pytest.mark.processes
 def test_asynchronous_collective_is_timed_until_its_completion(tmp_path: Path) -> None:
-    """Two ranks start an asynchronous all-reduce over gloo, the second half a second after the first. On the first
-    rank, the measured time must include the wait for the second."""
+    """Two ranks start an asynchronous all-reduce over gloo. The second rank starts it half a second after the first
+    rank. On the first rank, the measured time must include the wait for the second rank."""
     context = torch.multiprocessing.get_context("spawn")
     begun, results = context.Event(), context.Queue()
     ranks = [context.Process(target=come_late, args=(rank, tmp_path / "store", begun, results)) for rank in range(2)]
@@ -305,7 +305,7 @@ def test_free_host_memory_is_that_of_the_tightest_limit(
     limit: int | None, free: int, total: int, tmp_path: Path
 ) -> None:
     """The host has 8 GiB, of which 6 GiB are available. The process is in a control group that has used 4 GiB of its
-    `limit`. The smaller of the two remainders counts."""
+    `limit`. The free memory is the smaller of two values: 6 GiB, or `limit` minus 4 GiB."""
     group = tmp_path / "sys/fs/cgroup/job"
     (tmp_path / "proc/self").mkdir(parents=True)
     group.mkdir(parents=True)

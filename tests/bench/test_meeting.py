@@ -123,7 +123,7 @@ def knock(lead: CoordinatorServer | TokenListener) -> socket.socket:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Return True if the other side has closed this connection."""
+    """Return True if the peer has closed this connection."""
     connection.settimeout(0.05)
     try:
         return connection.recv(1) == b""
@@ -184,7 +184,7 @@ def test_silence_is_counted_again_after_a_pause(lead: CoordinatorServer) -> None
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
-    with contextlib.suppress(OSError):  # the other side has closed the connection, as expected
+    with contextlib.suppress(OSError):  # the peer has closed the connection, as expected
         connection.sendall(content)
 
 

@@ -23,8 +23,8 @@ the slower one."""
 
 @pytest.fixture
 def old() -> dict[str, Any]:
-    """Record of format version 1. The run has two ranks and six steps in blocks of two, of which the first block is the
-    warm-up."""
+    """Record of format version 1. The run has two ranks and six steps, in three blocks of two steps. The first block is
+    the warm-up."""
     plains = (json.loads(read_regular(path)) for path in store.find_records([OLD]))
     plain: dict[str, Any] = next(plain for plain in plains if plain["spec"]["nodes"] == 1)
     plain["spec"] |= {"nodes": 1, "devices_per_node": 2, "batch": {"micro": 2}}
@@ -64,8 +64,9 @@ def test_step_times_of_version_1_are_corrected_from_the_series_of_all_ranks(
 ) -> None:
     """The expected step times are computed by hand. Each block starts at 0 s.
 
-    A pair has the seconds at which the two ranks complete a step. Each block has two steps, and so two pairs. First
-    block: (1.0, 1.2), (2.2, 2.2). Second block: (1.1, 1.1), (2.1, 2.5). Third block: (1.4, 1.0), (2.4, 2.0).
+    Each pair below is one step: the times in seconds at which the two ranks complete it. A block has two steps, and so
+    two pairs. First block: (1.0, 1.2), (2.2, 2.2). Second block: (1.1, 1.1), (2.1, 2.5). Third block: (1.4, 1.0), (2.4,
+    2.0).
     """
     corrected = steps(read(tmp_path, old, OWN_S))
     assert corrected.step_s == pytest.approx((1.2, 1.0, 1.1, 1.4, 1.4, 1.0))

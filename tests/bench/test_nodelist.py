@@ -1,5 +1,5 @@
-"""Tests of whether a host is in a node list of Slurm, such as n[1-4]. The lists of the tests were written by `scontrol
-show hostlist`."""
+"""Tests of the function that finds out whether a host is in a node list of Slurm, such as n[1-4]. The lists in the
+tests are output of `scontrol show hostlist`."""
 
 import pytest
 

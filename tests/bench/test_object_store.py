@@ -66,7 +66,8 @@ def record(folder: Path) -> RunRecord:
 
 
 def finish(folder: Path) -> None:
-    """Write the record of an attempt and the table of its steps into its folder, as a run does at its end."""
+    """Write the record of an attempt (one try at a run) and the table of its steps into the attempt's folder, as a run
+    does at its end."""
     (folder / store.STEPS).write_bytes(b"steps")
     store.write_reserved(folder / store.RECORD, store.to_json(record(folder)))
     store.release_reserved(folder)
@@ -193,7 +194,7 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
     with pytest.raises(StoreUnavailable):
         objects.write("a", b"")
     assert 285 < now[0] - before <= 300
-    now[0] += 100  # the job has ended, and a last try is made
+    now[0] += 100  # the job has ended, and the last try to reach the store is made
     naps.clear()
     with pytest.raises(StoreUnavailable):
         objects.write("a", b"")
@@ -205,7 +206,7 @@ def test_a_store_that_stays_away_is_unavailable_after_its_patience(
 def claim_many(url: str, folder: Path, plain: str, job: str, count: int) -> None:
     """Create `count` attempts of the job `job` in the store. Tests run this function in several processes.
 
-    `plain` is the spec of the attempts as JSON.
+    An attempt is one try at a run. `plain` is the spec of these runs as JSON.
     """
     spec = RunSpec.model_validate_json(plain)
     study = StudyStore(ObjectStore(url), folder)
@@ -293,8 +294,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[
 
 
 def test_a_lost_attempt_gets_one_record_and_the_first_counts(url: str, tmp_path: Path, spec: RunSpec) -> None:
-    """The job of an attempt seems to be killed, so two submitters write a record for it. In fact the job still runs,
-    and later writes its own record. All must see the record that was written first."""
+    """The job of a run seems to be killed, so two submitting processes each write a record of the lost run. In fact the
+    job still runs, and later writes a record, too. All three must see only the record that was written first."""
     job, one, other = (StudyStore(ObjectStore(url), tmp_path / name) for name in ("node", "one", "other"))
     folder = job.open_attempt(job.folder / config_id(spec), spec, circumstance()).folder
     place = Path(config_id(spec), "0.0")
@@ -341,7 +342,7 @@ def test_files_of_jobs_and_sweeps_reach_both_submitters(url: str, tmp_path: Path
     other.sync()
     assert sorted(one.objects.list()) == sorted(files)
     assert {name: (other.folder / name).read_text() for name in files} == {name: name for name in files}
-    # The first submitter that notices the end of an allocation writes it down.
+    # The first submitting process that notices the end of an allocation writes it to the store.
     later = time.time() + 2
     (other.folder / files[0]).write_text("ended")
     os.utime(other.folder / files[0], (later, later))

@@ -1,4 +1,5 @@
-"""Tests of objectives, such as causal language modelling: how a user selects one, and its micro-batches."""
+"""Tests of training objectives, such as causal language modelling: how a user selects an objective, and which
+micro-batches it makes."""
 
 from itertools import islice
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_defaults_of_a_spec_are_those_of_its_objective() -> None:
 
 @pytest.mark.parametrize("name", plugins.list_names(plugins.OBJECTIVE))
 def test_no_token_kind_has_the_name_of_a_padding_column(name: str) -> None:
-    """A record has a column for each kind of tokens, and a column for its padding. No two of these columns may have the
-    same name."""
+    """For each kind of tokens (such as encoder tokens), a record has a column for the tokens and a column for their
+    padding. No two of all these columns may have the same name."""
     assert not any(kind.endswith("_padding") for kind in objectives.list_kinds(name))
 
 

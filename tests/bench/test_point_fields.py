@@ -1,5 +1,5 @@
-"""Tests of the table that states, for each field of a point, what the field may be ignored for. Ids, the check against
-a reference, advice and variants must agree with this table."""
+"""Tests of a table of the fields of a point. For each field, the table has the purposes for which the field is ignored,
+such as computing the id of a configuration. The code for each of these purposes must agree with the table."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 """For each field of a point, a value that differs from the value in ONE."""
 APART = {"model.name", "engine.name", "parallel.tensor", "learning.tokens"}
-"""Fields that have their own columns, or that change other fields too."""
+"""Fields that have their own columns, or whose change also changes other fields."""
 
 
 def changed(field: str) -> RunSpec:
@@ -60,7 +60,7 @@ def test_changed_field_affects_exactly_the_properties_in_its_role(field: str) ->
     assert (config_id(one) != config_id(other)) == (role is None or role.identity)
     assert (format_decisive(one) != format_decisive(other)) == (role is None or role.step_time)
     losses = [select(spec.model_dump(mode="json", by_alias=True), "losses") for spec in (one, other)]
-    # Another layout or accumulation changes the global batch for the same micro-batch, and therefore the losses.
+    # With the same micro-batch, another layout or accumulation changes the global batch, and therefore the losses.
     makes_batch = field in ("parallel.tensor", "batch.accumulation")
     assert (losses[0] != losses[1]) == (role is None or role.losses or makes_batch)
 

@@ -38,7 +38,7 @@ def command(*words: str) -> list[str]:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return environment variables by which all libraries use new, empty cache folders inside `folder`."""
+    """Return environment variables that make all libraries use new, empty cache folders inside `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TORCH_"))}
     return kept | {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
@@ -312,7 +312,7 @@ def test_chosen_build_folder_and_runs_without_ops_are_unchanged() -> None:
 
 @pytest.fixture
 def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Register a small op with DeepSpeed, which takes about a second to compile. Return the folder for compiled ops."""
+    """Register with DeepSpeed a small op that takes about a second to compile. Return the folder for compiled ops."""
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.ops import op_builder
@@ -345,7 +345,7 @@ def test_op_is_built_once_and_installed_atomically(greeting: Path, monkeypatch: 
     assert extensions.load("Greeting", "cpu", greeting)
     assert os.environ[extensions.FOLDER] == str(greeting)
     assert [path.name for path in greeting.iterdir()] == ["greeting"]
-    op_builder.OpBuilder._loaded_ops.clear()  # in a new process, this cache would be empty
+    op_builder.OpBuilder._loaded_ops.clear()  # removes what this process has cached, as in a new process
     monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
     assert not extensions.load("Greeting", "cpu", greeting)
 

@@ -68,8 +68,9 @@ def test_modules_are_found_in_pythonpath_but_not_in_the_current_folder(tmp_path:
 
 
 def test_every_own_module_is_started_by_build_module_command() -> None:
-    """`build_module_command` uses Python's option -P. `zeroscale ab` is the exception: it starts other versions of the
-    code, which may need a Python without -P. It sets PYTHONSAFEPATH instead, which has the same effect."""
+    """`build_module_command` uses Python's option -P, which keeps the current folder out of the module search path.
+    Only `zeroscale ab` does not use the option: it starts other versions of the code, which may need an older Python
+    without -P. Instead it sets PYTHONSAFEPATH, which has the same effect where it is supported."""
     code = Path(__file__).parents[2] / "bench"
     starting = {str(path.relative_to(code)) for path in code.rglob("*.py") if '"-m"' in path.read_text()}
     assert starting == {"core/processes.py", "sweep/ab.py"}

@@ -1,5 +1,5 @@
-"""Tests of the quality of generated answers. The quality measures are compared with hand calculations, and greedy
-generation with that of transformers."""
+"""Tests of the quality of generated answers. The quality measures are compared with hand calculations. Greedy
+generation is compared with that of transformers."""
 
 from functools import partial
 from pathlib import Path

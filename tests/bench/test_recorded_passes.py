@@ -1,4 +1,4 @@
-"""Tests of which forward and backward passes of a pipeline's step are stored in the record."""
+"""Tests of the selection of forward and backward passes of a pipeline's step that are stored in the record."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ def pipeline_of(places: int, ranks: int) -> RunSpec:
 
 
 def see(ranks: int) -> list[Inspection]:
-    """Return an inspection for each rank, which contains a single forward pass. The micro-batch of this pass has the
-    index of the rank."""
+    """Return one inspection for each rank: the measurements of an untimed step. Each has a single forward pass, whose
+    micro-batch number equals the rank's index."""
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 

@@ -37,7 +37,7 @@ def test_record_of_a_measured_point_fills_the_table(zeroscale_run: Start) -> Non
     assert observed.parameters == 2_116_352
     assert all(map(math.isfinite, (loss or math.nan for loss in steps.loss)))
     assert observed.tokens.of("encoder") == record.spec.global_batch * 32
-    # ZeRO-2 averages every gradient and gathers every updated weight: 4 bytes per parameter each in fp32
+    # In fp32, ZeRO-2 averages 4 bytes of gradients and gathers 4 bytes of updated weights per parameter.
     assert observed.collectives["all_gather"].payload_bytes == pytest.approx(4 * observed.parameters, rel=0.01)
     for rank in observed.memory:
         assert rank.resident_bytes and rank.peak_allocated_bytes and rank.init_peak_bytes and rank.drift is not None
@@ -112,7 +112,7 @@ def test_slow_rank_is_named_among_tensor_and_pipeline_peers(zeroscale_run: Start
     """One of four ranks is slow. Its tensor-parallel peer waits for it in all-reduces, and the ranks of the other
     pipeline stage wait in transfers.
 
-    Step times alone do not show which rank is slow. The time outside of collectives does.
+    Step times alone do not show which rank is slow. The time that each rank spends outside of collectives does.
     """
     layout = ("engine=pipeline", "parallel.pipeline=2", "parallel.tensor=2", "batch.accumulation=2")
     drill = {"ZEROSCALE_DRILL": "rank=1 step=0 action=slow_compute"}
@@ -134,8 +134,8 @@ def test_ranks_refuse_a_machine_with_other_devices_before_timing(tmp_path: Path)
 
 
 def supervised(runs: Path, spec: RunSpec, machine: Machine) -> RunRecord:
-    """Run a point as a launcher does, without the checks that a command makes before. The run must fail. Return its
-    record."""
+    """Run a point as a launcher does, which means without the checks that a command makes before it calls the launcher.
+    The run must fail. Return the record of the run."""
     circumstance = Circumstance(study="s", repeat=0, attempt=0, machine=machine)
     folder = store.open_attempt(runs, spec, circumstance).folder
     ended = subprocess.run([sys.executable, "-m", "bench.runtime", str(folder)], timeout=PATIENCE_S, check=False)

@@ -43,8 +43,8 @@ def test_identity_omits_defaults_so_new_fields_keep_old_ids() -> None:
 
 
 def test_config_id_with_version_2_of_the_defaults_is_fixed() -> None:
-    """If this test fails, a default of the spec has changed, and with it the id of every earlier run. Restore the
-    default, or raise the version of the defaults."""
+    """If this test fails, a default value of the spec has changed. This changes the ids of all earlier runs. Restore
+    the default value, or raise the version number of the defaults."""
     assert config_id(spec()) == "c7c3b3c193"
 
 
@@ -106,8 +106,8 @@ def test_error_in_the_protocol_names_the_key_as_written() -> None:
 def test_identity_omits_default_lengths_of_span_corruption(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
-    """The ids of old records must stay the same. They were computed when sequence lengths were separate fields, and
-    only lengths that differ from their defaults are part of an id."""
+    """The ids of old records must stay the same. These ids were computed when sequence lengths were separate fields.
+    Only lengths that differ from their defaults are part of an id."""
     found = spec(sequence=sequence)
     assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
     assert list(found.sequence) == ["encoder", "decoder"]

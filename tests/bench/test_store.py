@@ -70,7 +70,7 @@ def test_record_is_written_without_hard_links(tmp_path: Path, monkeypatch: pytes
     """Hard links fail on exFAT, on some network file systems, and if the table of inodes is full. The record must be
     written without them.
 
-    If two processes write it, the first must still win.
+    Even so, if two processes write the same record, the record of the first must be kept.
     """
 
     def refused(*paths: Path) -> None:

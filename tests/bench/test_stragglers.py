@@ -7,7 +7,7 @@ from bench.core.quantities import find_slow_links, find_slow_ranks
     ("outside_s", "slow"),
     [
         ((0.1, 0.1, 0.25, 0.1), [2]),
-        ((0.1, 0.25), [1]),  # with two ranks, each is compared with the other
+        ((0.1, 0.25), [1]),  # if there are two ranks, each is compared with the other
         ((0.1, 0.3, 0.1, 0.2), [1, 3]),
         ((1.0, 1.2, 1.0), []),  # 20 % is not more than 20 %
         ((1.0, 1.21, 1.0), [1]),
@@ -25,7 +25,7 @@ def test_slow_rank_exceeds_other_ranks_by_20_percent_and_20_ms(outside_s: tuple,
 @pytest.mark.parametrize(
     ("outside_s", "parts", "slow"),
     [
-        ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second pipeline stage takes longer on all its ranks
+        ((0.1, 0.1, 0.5, 0.5), 2, []),  # the second pipeline stage takes longer on all ranks that hold this stage
         ((0.1, 0.1, 0.5, 0.7), 2, [3]),
         ((0.2, 0.1, 0.5, 0.5), 2, [0]),
         ((0.1, 0.1, 0.1, 0.5), 4, []),  # each rank has its own pipeline stage

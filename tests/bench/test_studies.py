@@ -155,8 +155,9 @@ def test_same_point_in_two_studies_has_the_same_config_id() -> None:
 
 
 def test_recorded_smoke_runs_include_the_points_of_the_smoke_study() -> None:
-    """The recorded runs have an older protocol: windows ended after a number of steps, and the loss was the mean over
-    micro-batches. With these two settings, every point of today's study must be among the recorded ones."""
+    """The runs were recorded with an older measurement protocol: a fixed number of timed steps, and the mean of the
+    loss over micro-batches. If these two settings are applied to the points of the current study, every point must be
+    among the recorded runs."""
     recorded = [store.read_record(path) for path in store.find_records([SMOKE_RECORDS])]
     [protocol] = {record.spec.measure for record in recorded}
     before = {"measure": protocol, "loss_mean": "micro_batches"}

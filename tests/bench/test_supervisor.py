@@ -66,7 +66,7 @@ def running(program: str) -> StartRank:
 
 
 def when(ready: Callable[[], object], action: Callable[[], object]) -> None:
-    """Start a thread that waits until `ready()` is true, and then calls `action`."""
+    """Start a thread that waits until `ready()` returns True, and then calls `action`."""
 
     def wait() -> None:
         until = time.monotonic() + PATIENCE_S

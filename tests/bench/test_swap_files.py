@@ -1,5 +1,5 @@
-"""Tests of offload to files on a disk, of optimizer states and of weights. Losses must equal those with offload to host
-memory, and no file may be left."""
+"""Tests of offload of optimizer states and weights to files on a disk. Losses must equal those with offload to host
+memory. After a run, no such file may be left."""
 
 import time
 from collections.abc import Callable

@@ -14,8 +14,9 @@ MB = 10**6
 
 
 def host(root: Path, **counters: int) -> Path:
-    """Write the counter files of sent bytes below the folder `root`, and return it. Keys are network interfaces, with
-    their counts in bytes. The key `ib` is an InfiniBand port, whose counter has the unit of four bytes."""
+    """Write the counter files of sent bytes below the folder `root`, and return it. The keyword arguments map network
+    interfaces to their counts in bytes. The interface `ib` is an InfiniBand port, which counts in units of four bytes.
+    """
     for name, count in counters.items():
         path = root / f"sys/class/net/{name}/statistics/tx_bytes"
         if name == "ib":
@@ -58,7 +59,7 @@ def a_link(transport: str | None, *rates: float | None) -> Link:
 
 def test_fallback_to_sockets_is_invalid_if_infiniband_is_expected() -> None:
     check_link(a_link("infiniband"), Network(expects="infiniband"), Machine(name="m"))
-    # Without counters the transport is unknown, and nothing is refused.
+    # Without counters the transport is unknown, so no run is refused.
     check_link(a_link(None), Network(expects="infiniband"), Machine(name="m"))
     check_link(a_link("sockets"), Network(), Machine(name="m"))
     with pytest.raises(WrongTransport, match="is infiniband, but sockets carried the bytes: eth0 90 MB") as caught:

@@ -161,7 +161,7 @@ def test_exception_is_classified_by_type_and_message(error: BaseException, kind:
 
 
 def test_failed_pinning_of_host_memory_is_no_device_shortage() -> None:
-    """If memory runs out, CUDA reports the same message for the device and for pinned host memory. The function that
+    """CUDA reports the same message if device memory runs out and if pinned host memory runs out. The function that
     raised the error shows which of the two it was."""
 
     def pin_memory() -> None:
@@ -191,8 +191,8 @@ except Exception as error:
 
 @pytest.mark.processes
 def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
-    """The kernel counts the processes that its out-of-memory killer has ended. If this count rose, it also ended the
-    data loader's process."""
+    """The kernel counts the processes that its out-of-memory killer has ended. If this count rose during the run, the
+    killer is taken as the cause of the end of the data loader's process."""
     done = subprocess.run([sys.executable, "-c", LOSES_ITS_LOADER], capture_output=True, text=True, check=False)
     assert done.stdout == "error host_oom\n", done.stderr
     handled = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -204,8 +204,9 @@ def test_killed_loader_is_host_oom_if_the_kernel_ran_out_of_memory() -> None:
     ("others_bytes", "kind"), [(None, "oom"), (0, "oom"), (2**27, "oom"), (2**28, "error"), (40_000_000_000, "error")]
 )
 def test_out_of_memory_next_to_another_process_is_not_final(others_bytes: int | None, kind: str) -> None:
-    """If other processes use the device's memory, running out of memory is only an `error`, which is not final. Less
-    than 256 MiB of other processes is ignored, because a display server or a site's monitor may use as much."""
+    """If other processes also use the device's memory, a run that is out of memory has the outcome `error`, after which
+    the point may run again. The outcome `oom` would be final. Other processes with less than 256 MiB in total are
+    ignored, because a display server or a monitoring tool may use as much."""
     found, rule = classify_error(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB"), 0, others_bytes)
     assert found == kind
     assert ("of other processes on the device" in rule) == (kind == "error")

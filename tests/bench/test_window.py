@@ -77,8 +77,8 @@ def test_window_ends_at_its_time_limit_below_its_minimum() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Simulate 100 autocorrelated steps with this median. A limit of 1.1 s is checked every 5 steps. Return True if the
-    steps are found to be slower than the limit, which ends the window early."""
+    """Simulate 100 autocorrelated step times with this median. Every 5 steps, they are compared with a limit of 1.1 s.
+    Return True if they are found to be slower than the limit, which would end the measurement early."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()
@@ -88,7 +88,7 @@ def end_early(median_s: float, generator: np.random.Generator) -> bool:
 
 def test_slow_trials_are_ended_early_and_close_ones_rarely() -> None:
     """The best trial has a median of 1 s, and the limit is 10 % above it. A trial that is at most 5 % slower than the
-    best must never be ended early, and one that is 50 % slower almost always."""
+    best must never be ended early. A trial that is 50 % slower must almost always be ended early."""
     generator = np.random.default_rng(0)
     ended = {median: sum(end_early(median, generator) for _ in range(100)) for median in (1.0, 1.05, 1.1, 1.5)}
     assert (ended[1.0], ended[1.05]) == (0, 0)

@@ -33,8 +33,8 @@ PYDANTIC = re.compile(
 
 
 def list_choices(section: KeySection) -> list[Pair]:
-    """Return the group and the name of a file in conf/, as a list of one pair, that selects the plug-in whose keys are
-    in this section. Return an empty list if the section does not belong to a plug-in."""
+    """Return a list of one pair: the group and the name of a file in conf/. This file selects the plug-in whose keys
+    are in this section. Return an empty list if the section does not belong to a plug-in."""
     if not section.plugin:
         return []
     group = section.group

@@ -49,8 +49,8 @@ def timed(command: Sequence[str]) -> float:
 
 
 def print_fixed_cost(engine: str) -> None:
-    """Run a tiny model with this engine, and print the seconds of each phase from the start to the first step. These
-    seconds are the fixed cost of each run."""
+    """Run a tiny model with this engine. Print the seconds of each phase from the start of the run to its first step.
+    These seconds are the fixed cost of a run."""
     with tempfile.TemporaryDirectory() as results:
         command = (*ZEROSCALE, "run", *QUICK, f"engine={engine}", "--results", results, "--json")
         begin = time.perf_counter()

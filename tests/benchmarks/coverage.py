@@ -82,8 +82,9 @@ def row(what: str, name: str, n: int, methods: dict[str, Callable[[Array], Ends]
 
 
 def share(covered: Array, count: int) -> str:
-    """Return the coverage in per cent as text, or a dash if fewer than 5 % of the series have an interval. `covered`
-    has one bool per series with an interval, and `count` counts all series."""
+    """Return the coverage in per cent as text. If fewer than 5 % of the series have an interval, return a dash.
+    `covered` has one bool for each series with an interval: True if the interval contains the true value. `count` is
+    the number of all series."""
     return f"{100 * covered.mean():8.1f}" if covered.size >= count / 20 else f"{'–':>8}"
 
 
@@ -105,8 +106,8 @@ def ranks(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
 
 
 def cosines(series: Array, count: int) -> Array:
-    """Return the effective sample size of each series. The variance of its mean is estimated from the power of its
-    `count` slowest cosine frequencies."""
+    """Return the effective sample size of each series. The variance of the mean of a series is estimated from the power
+    at the `count` lowest cosine frequencies of the series."""
     n = series.shape[1]
     slowest = scipy.fft.dct(series, axis=1)[:, 1 : count + 1]
     return n * series.var(axis=1) / ((slowest**2).mean(axis=1) / (2 * n))
@@ -173,7 +174,7 @@ def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> E
 
 
 def usual(n: int) -> int:
-    return max(2, int(0.41 * n ** (2 / 3)))  # Lazarus, Lewis, Stock & Watson's count of cosines
+    return max(2, int(0.41 * n ** (2 / 3)))  # number of cosines from Lazarus, Lewis, Stock & Watson
 
 
 MEDIANS: dict[str, Callable[[Array], Ends]] = {
@@ -221,8 +222,8 @@ def tests(count: int) -> None:
 
 
 def pairs(count: int) -> None:
-    """Print the per cent of truly equal pairs that tests at 5 % call different. A pair has one run of each
-    configuration, and the tests compare the steps of the two runs."""
+    """Print the per cent of truly equal pairs that tests at 5 % call different. A pair has one run of each of two
+    configurations. The tests compare the step times of these two runs."""
     rng = np.random.default_rng(0)
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):

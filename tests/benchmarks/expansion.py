@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of each part of the expansion, and of the whole command `zeroscale sweep --dry-run`. The
-    expansion and the command each run in a new process."""
+    """Return the seconds of each part of the expansion (the list of all points is made from the study's file), and the
+    seconds of the whole command `zeroscale sweep --dry-run`. Both run in new processes."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",

@@ -55,7 +55,7 @@ def drawn(name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 def shaped(shape: str, length: int) -> Array:
     """Return a boolean mask of shape (length,): True at the positions where the level of a history is raised. `shape`
-    names them, for example `last 3`."""
+    describes these positions, for example `last 3`."""
     at = np.arange(length)
     if shape == "middle":
         return at >= length // 2
@@ -67,8 +67,9 @@ def shaped(shape: str, length: int) -> Array:
 def power(count: int) -> Iterable[str]:
     """Yield the lines of a table: the per cent of histories in which a change of 3 or 5 times the noise is detected.
 
-    Two further rows describe the histories with a detection. They are the per cent with the right number and positions
-    of changes, and the coverage of the interval for the size of the change.
+    Two further rows concern only histories in which a change is detected. The first has the per cent of these histories
+    in which number and positions of the changes are right. The second has the coverage of the interval for the size of
+    the change.
     """
     yield "\none change, normal noise: % told; of these within the places told; interval covers"
     yield f"{'':<20}{'':>7}  {format_sizes(LENGTHS)}"
@@ -104,8 +105,8 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield the lines of a table for histories with five true changes: the mean number of true changes that are
-    detected, and of false detections, per history."""
+    """Yield the lines of a table for histories with five true changes. The table has the mean number of detected true
+    changes per history, and the mean number of false detections per history."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

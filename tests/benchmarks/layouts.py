@@ -94,8 +94,8 @@ def divide(seconds: dict[str, list[float]], by: str) -> dict[str, list[float]]:
 
 
 def build(part: Part, among: TensorRanks | None = None) -> Any:
-    """Return the layers `part` of a T5 with random weights. If `among` is given, the matrices are sliced among these
-    tensor-parallel ranks, and one rank's slices are returned."""
+    """Return the layers `part` of a T5 with random weights. If the tensor-parallel ranks `among` are given, the
+    matrices are sliced among these ranks. Then the returned layers contain only the slices of one rank."""
     job, family = spec(), models.load_divided_builder("t5")
     module = family.build_part(job, part, torch.device("cpu"), **({} if among is None else {"among": among}))
     for parameter in module.parameters():
@@ -152,7 +152,8 @@ def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
     """Run two ranks with the schedule `name`, and return the results of rank 0: `seconds` and `peaks`.
 
     `seconds` has the step times of our executor divided by those of torch's schedule. `peaks` has the peak bytes for
-    few and for many micro-batches, for schedule `1f1b` only. It is also empty if the memory counter is not available.
+    few and for many micro-batches. It is empty for schedules other than `1f1b`, and if the memory counter is not
+    available.
     """
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())

@@ -154,8 +154,8 @@ def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]
 
 
 def bare_block(engine: object, ready: list, device: object) -> Callable[[], float]:
-    """Return a function that makes STEPS steps on the batches in `ready`, with the loop of DeepSpeed's documentation
-    and without the harness. The function returns the seconds of a step."""
+    """Return a function that runs STEPS steps on the batches in `ready`, and returns the mean seconds of a step. It
+    uses the loop of DeepSpeed's documentation, without the harness."""
     import torch.distributed as dist
 
     from bench.measure.collectives import wait_for

@@ -31,12 +31,12 @@ POINT = (
     "launcher=slurm_testbed", "launcher.throttle=1", "launcher.job_max_min=600",
 )  # fmt: skip
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-"""Slurm configuration with which the queue starts jobs at once, because waiting in a queue is not part of a cold start.
-"""
+"""Slurm configuration with which jobs start at once. The benchmark measures cold starts, and time in the queue is not
+part of a cold start."""
 
 
 class Spent(NamedTuple):
-    """Seconds that a set of points took. The points were measured by one or more sweeps."""
+    """Seconds that several points took together. The points were measured by one or more sweeps."""
 
     points: int
     wall_s: float
@@ -63,7 +63,7 @@ def main() -> None:
     points = parser.parse_args().points
     if points < 1 or points % (2 * len(ENGINES)):
         parser.error(f"--points {points}: must be a multiple of {2 * len(ENGINES)}")
-    # Exit through `finally`, so that the testbed is removed.
+    # Raises an exception, so that `finally` removes the testbed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seeds = range(points // len(ENGINES))
     first, second = seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]
@@ -99,9 +99,9 @@ def zeroscale(bed: Testbed, *words: str) -> None:
 
 
 def spent(folder: Path, began_at: float) -> Spent:
-    """Return the seconds that the points of a study took: the wall time until the last job ended, the time in
-    allocations, and the time in steps. `began_at` is the time of submission in seconds since the epoch. Every point
-    must have ended `ok`."""
+    """Return the seconds that the points of a study took: the wall time from submission until the last job ended, the
+    time in allocations, and the time in steps. `began_at` is the time of submission in seconds since the epoch. Every
+    point must have ended `ok`."""
     records = [store.read_record(path) for path in folder.glob("*/*.*/record.json")]
     assert all(record.outcome.kind == "ok" for record in records), [record.outcome for record in records]
     series = [

@@ -40,8 +40,8 @@ ZERO_2: dict[str, Any] = {
 
 
 def main() -> int:
-    """Print the tokens per second of the baseline and of our two runs, and the speed of our runs divided by that of the
-    baseline. Return 0 if all of them ran."""
+    """Print the tokens per second of the baseline and of our two runs. Also print the speed of our runs divided by the
+    speed of the baseline. Return 0 if all three measurements succeeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--loop", choices=LOOPS, help="default: trainer, or deepspeed where accelerate is missing")

@@ -1,8 +1,9 @@
-"""Simulated step times of real machines: generators with a known true mean, which do not depend on the harness.
+"""Generators of simulated step times, which resemble those of real machines. The true mean of each generator is known.
+The generators do not depend on the measuring code.
 
-A stochastic process yields the seconds of successive optimizer steps without end. The speed of a machine may change
-during a step. The true value of a process is its long-run mean step time, because this mean determines the cost of
-hours of training.
+A generator (stochastic process) yields the seconds of successive optimizer steps without end. The simulated machine may
+change its speed during a step. The value that a measurement should find is the long-run mean step time, because this
+mean determines the cost of hours of training.
 """
 
 import math
@@ -16,7 +17,7 @@ Draw = Callable[[np.random.Generator, float], Iterator[float]]
 step."""
 Stretches = Callable[[np.random.Generator], Iterator[tuple[float, float]]]
 """Function that yields (seconds, slowdown) for successive time intervals, in each of which the machine has a constant
-speed. It starts at a random time. Its argument is a random generator."""
+speed. The first interval begins at a random time. The argument is a random generator."""
 
 NOISE = 0.01
 """Relative standard deviation of undisturbed steps."""
@@ -47,7 +48,7 @@ def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
     """Return intervals that alternate between `quiet_s` seconds of full speed and `slow_s` seconds of a speed that is
-    lower by the factor `slowdown`. They start at a random point of this cycle."""
+    lower by the factor `slowdown`. The first interval starts at a random point of this cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = rng.random() * (quiet_s + slow_s)
@@ -77,8 +78,8 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the step times of a machine whose speed changes as in `stretches`, also within a step. The work per step
-    has a relative standard deviation of `noise`."""
+    """Return the step times of a machine whose speed changes as in `stretches`. The speed may also change within a
+    step. The work per step has a relative standard deviation of `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -140,7 +141,7 @@ def stall(every_s: float, seconds: float) -> Draw:
 
 def recompile(within_steps: int, times: int, seconds: float) -> Draw:
     """Return step times in which some steps take `seconds` longer, as if a new shape were compiled. There are `times`
-    such steps, randomly chosen among the first `within_steps` steps."""
+    such slow steps, randomly chosen among the first `within_steps` steps."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         places = set(rng.choice(within_steps, times, replace=False).tolist())
@@ -154,8 +155,9 @@ def recompile(within_steps: int, times: int, seconds: float) -> Draw:
 
 
 def _slowed(quiet_s: float, slow_s: float, slowdown: float) -> float:
-    """Return the long-run mean step time divided by the undisturbed step time. The machine has full speed for `quiet_s`
-    seconds on average, and then a speed lower by the factor `slowdown` for `slow_s` seconds."""
+    """Return the long-run mean step time divided by the undisturbed step time. The machine alternates between full
+    speed, for `quiet_s` seconds on average, and a speed that is lower by the factor `slowdown`, for `slow_s` seconds on
+    average."""
     return (quiet_s + slow_s) / (quiet_s + slow_s / slowdown)
 
 
@@ -188,5 +190,5 @@ PROCESSES = (
         "background storms", "1 min of 10 min twice as long", work(alternate(540.0, 60.0, 2.0)), _slowed(540, 60, 2)
     ),
 )
-"""All simulated stochastic processes, ordered by kind. Recompiles and slow heating end after a while, so the truth of
-these processes is the step time after that."""
+"""All simulated stochastic processes, ordered by kind. The slow steps of `recompiles` and `slow heating` end after a
+while. For these two, the true value is the mean step time after this end."""

@@ -60,7 +60,7 @@ def measured(size: int) -> dict[str, float]:
     print(f"\n{size:,} records", flush=True)
     try:
         timed("(writing them)", {}, lambda: write(folder / "runs", size))
-        time.sleep(3)  # a record that was written just now counts as possibly unfinished and is read again
+        time.sleep(3)  # a record that was written just now may be unfinished, so it would be read again
         return read(folder / "runs", size)
     finally:
         shutil.rmtree(folder)
@@ -93,8 +93,8 @@ def timed(part: str, seconds_by_part: dict[str, float], work: Callable[[], Any])
 
 
 def write(runs: Path, size: int) -> None:
-    """Write `size` records. Each is the template of one configuration, filled with its own repeat, allocation and
-    step times."""
+    """Write `size` records. Each record is the template of one configuration, into which a repeat number, an allocation
+    and step times are inserted."""
     texts = [(record.config_id, text(record)) for record in configurations()]
     rng = random.Random(0)
     for place in range(size):

@@ -33,7 +33,7 @@ from bench.core.spec import Batch, RunSpec, canonical, config_id
 
 SHAPES = {
     "tiny": ("model=tiny",),
-    "first_t5": (  # tied embeddings, no gated layers, most parameters in the vocabulary
+    "first_t5": (  # tied embeddings, no gated layers, most parameters in the embedding
         "model=tiny", "model.parameters=null", "model.shape.vocab=8000", "model.shape.d_model=96",
         "model.shape.d_kv=16", "model.shape.heads=5", "model.shape.d_ff=160", "model.shape.encoder_layers=2",
         "model.shape.decoder_layers=3", "model.shape.gated=false", "model.shape.activation=relu",
@@ -67,8 +67,8 @@ class RehearsalCase(NamedTuple):
 
 
 def list_cases() -> Iterator[RehearsalCase]:
-    """Yield the cases: all combinations of model shape, precision and number of ranks. Each has seven variants with
-    different ZeRO stage, bucket sizes, micro-batch and activation checkpointing."""
+    """Yield the cases: all combinations of model shape, precision and number of ranks. Each combination has seven
+    variants, which differ in ZeRO stage, bucket sizes, micro-batch and activation checkpointing."""
     small, large, checkpointed = (1, False), (4, False), (4, True)
     combinations = [
         (3, "small", small), (3, "small", checkpointed), (3, "ample", large),
@@ -101,9 +101,9 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
 
 
 def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
-    """Rehearse one rank of `spec` in a forked process, and return the memory of this rank. The parent process has done
-    the imports but has created no tensor. With `shapes_only`, operations on large tensors are skipped, and only their
-    shapes are tracked."""
+    """Rehearse one rank of `spec` in a forked process: the rank is real, and its peers are simulated. Return the memory
+    of this rank. The parent process has done the imports but has created no tensor. With `shapes_only`, operations on
+    large tensors are skipped, and only their shapes are tracked."""
     machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(
         study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
@@ -194,8 +194,8 @@ BESIDE_REAL = "Recorded runs of several ranks, and the same rehearsed: of both t
 
 
 def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[object, ...]]:
-    """Yield one table row per recorded run of several ranks: its rehearsed and its real memory. Repeats of one spec
-    share a rehearsal."""
+    """Yield one table row for each recorded run of several ranks: the memory in a rehearsal of this run, and the memory
+    in the real run. A spec is rehearsed only once, even if it has several recorded runs."""
     rehearsed: dict[str, Seen] = {}
     for run in recorded.of_several_ranks():
         known = config_id(run.spec)
@@ -206,8 +206,8 @@ def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[objec
 
 
 def find_largest(spec: RunSpec, results: Path) -> Seen:
-    """Return the largest bytes over all rehearsed ranks of a spec, for each quantity in the order of SEEN. At ZeRO
-    stage 3, only rank 0 is rehearsed."""
+    """Rehearse ranks of a spec. For each quantity in the order of SEEN, return the largest number of bytes of any
+    rehearsed rank. At ZeRO stage 3, only rank 0 is rehearsed."""
     short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)

@@ -72,9 +72,9 @@ class Row(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Result of one simulated search."""
+    """Result of one search that was simulated with published step times."""
 
-    close_after: int | None  # trials until a point close to the best; None if none was
+    close_after: int | None  # trials until one was close to the best; None if none was
     trials: int
     cpu_s: float
 
@@ -109,8 +109,8 @@ def compare_on_steps(samplers: Sequence[str], predictions: Sequence[str], seeds:
 
 
 def describe(replays: Sequence[Replay], points: int) -> str:
-    """Summarise simulated searches of a grid of `points` points in one line of text. It has the number of trials until
-    a point close to the best was tried, and until the search stopped."""
+    """Summarise simulated searches of a grid of `points` points in one line of text. The line has two numbers of
+    trials: until a point close to the best was tried, and until the search stopped."""
     found = sorted(one.close_after for one in replays if one.close_after is not None)
     middle, slow = (_find_quantile(found, len(replays), part) for part in (0.5, 0.95))
     share = "" if middle is None else f" ({100 * middle / points:.1f} % of the grid)"
@@ -124,7 +124,8 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
     """Return the cost (trials or tokens) within which a share `part` of all simulated searches succeeded. `found` has
-    the sorted costs of the successful searches, and `replays` counts all searches. None if fewer searches succeeded."""
+    the sorted costs of the successful searches, and `replays` counts all searches. Return None if fewer searches
+    succeeded."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 
@@ -140,8 +141,8 @@ def read_noise() -> float:
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
-    """Return the published steps by model width. For each width, a dict has one row per layout. Its keys are texts with
-    the layout's values (`format_key`)."""
+    """Return the published steps by model width. The published steps of a width are a dict with one row for each
+    layout. A key of this dict is a text with the values of the layout (see `format_key`)."""
     grids: dict[int, dict[str, Row]] = {}
     for name in FILES:
         with (RESULTS / "predictions" / name).open(newline="") as file:
@@ -157,8 +158,8 @@ def read_grids() -> dict[int, dict[str, Row]]:
 
 def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
     """Simulate a search on published steps with noise and return its result. `given` selects the predictions (see
-    PREDICTIONS). The search has at most `most` trials; random search instead stops after its first point close to the
-    best."""
+    PREDICTIONS). The search has at most `most` trials. In contrast, random search has no such limit, and stops after
+    its first point close to the best."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
@@ -250,8 +251,8 @@ def build_spec_point(
 
 
 def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step_s: float, noise: float) -> TrialResult:
-    """Return the result of a trial that ended `ok` with this step time. The ends of its interval are lower and higher
-    than the step time by the fraction `noise`."""
+    """Return the result of a trial that ended `ok` with this step time. The ends of the step time's interval are lower
+    and higher than the step time by the fraction `noise`."""
     batch = point.spec["batch"]
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
@@ -259,8 +260,8 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
 
 
 class Training(NamedTuple):
-    """A recorded training: the values in which it differs from the others, its spec, and its validation loss by number
-    of tokens."""
+    """A recorded training: the values in which it differs from the other trainings, its spec, and a dict with its
+    validation loss after each number of tokens."""
 
     values: dict[str, Any]
     spec: dict[str, Any]
@@ -270,7 +271,7 @@ class Training(NamedTuple):
 class Halving(NamedTuple):
     """Result of one simulated search by successive halving."""
 
-    tokens_to_best: int | None  # tokens trained until the best training was complete; None if it never was
+    tokens_to_best: int | None  # tokens trained until the best training was complete; None if it was never completed
     tokens: int  # tokens trained in the whole search
 
 
@@ -316,9 +317,9 @@ def read_trainings() -> list[Training]:
 
 
 def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
-    """Simulate the project's successive halving on recorded trainings, and return the result. Trainings are compared at
-    the token counts in `rungs`. Surviving trainings resume from their checkpoints, so that no tokens are trained
-    twice."""
+    """Simulate the project's successive halving on recorded trainings, and return the result. Trainings are compared
+    when they have been trained for one of the numbers of tokens in `rungs`. Surviving trainings resume from their
+    checkpoints, so that no tokens are trained twice."""
     whole = rungs[-1]
     section = SearchSection.model_validate(
         {
@@ -352,8 +353,9 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
 
 
 def replay_pruner(ordered: Sequence[Training], rungs: Sequence[int], name: str) -> Halving:
-    """Simulate a search on the recorded trainings with Optuna's pruner `name`, and return the result. A training can be
-    pruned at each token count in `rungs`. A pruned training is never resumed."""
+    """Simulate a search on the recorded trainings with Optuna's pruner `name`, and return the result. The pruner can
+    end a training early when it has been trained for one of the numbers of tokens in `rungs`. Such a training is never
+    resumed."""
     whole, unit = rungs[-1], rungs[0]
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -67,12 +67,12 @@ method that uses only the repeats can control the error rate, so it shows the li
 
 
 class Found(NamedTuple):
-    """Means over simulated families whose true times differ. A tie is a configuration, other than the one measured as
-    fastest, that is not called slower."""
+    """Mean values over simulated families (sets of configurations) whose true times differ. A tie is a configuration
+    that is not called slower than the one measured as fastest, which itself does not count as a tie."""
 
     ties: float
     farthest: float  # largest true slowdown of a tie, relative to the truly fastest, in per cent
-    best_kept: float  # per cent of families in which the truly fastest was measured as fastest or tied
+    best_kept: float  # % of families in which the truly fastest was measured as fastest or tied
 
 
 def main() -> None:
@@ -88,8 +88,9 @@ def main() -> None:
 
 
 def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
-    """Yield the lines of a table: the per cent of families in which at least one configuration is wrongly called
-    slower. All configurations of a family are equally fast. At most `count` families are simulated per cell."""
+    """Yield the lines of a table: the per cent of families (sets of configurations) in which at least one configuration
+    is wrongly called slower. All configurations of a family are equally fast. At most `count` families are simulated
+    per cell."""
     yield f"\nconfigurations alike: % of families with one called slower\n{'':<20}{'n':>3}  {format_sizes(SIZES)}"
     for name in names:
         for repeats, blocked in LAYOUTS:
@@ -99,8 +100,8 @@ def alike(count: int, names: Iterable[str] = NOISES) -> Iterable[str]:
 
 def wrong(name: str, size: int, repeats: int, count: int, *, blocked: bool) -> float:
     """Return the per cent of simulated families in which at least one configuration is called slower than the fastest.
-    All `size` configurations of a family are truly equally fast. `name` is a noise distribution, and with `blocked` the
-    configurations share their allocations."""
+    All `size` configurations of a family are truly equally fast. `name` is a noise distribution. If `blocked` is true,
+    each allocation has one repeat of every configuration."""
     rng = np.random.default_rng([*name.encode(), size, repeats, blocked])
     count = min(count, _MOST // size)
     families = (family(NOISES[name](rng, (size, repeats)), rng, blocked=blocked) for _ in range(count))
@@ -113,7 +114,7 @@ def family(noise: Array, rng: np.random.Generator, *, blocked: bool) -> Family:
 
 
 def slower(one: Family) -> list[bool]:
-    """Return one bool per configuration, True if the configuration is called slower than the fastest."""
+    """Return one bool per configuration: True if it is called slower than the configuration measured as fastest."""
     gaps = [one.gap(place, one.lead) for place in range(one.means.size)]
     return [gap.value > gap.margin for gap in gaps]
 
@@ -134,8 +135,8 @@ def pairs(count: int) -> Iterable[str]:
 
 
 def _told_pairs(times: Array) -> list[float]:
-    """Return the p-values of the differences between rows 0 and 1, 2 and 3, and so on, corrected for the number of
-    pairs. `times` has shape (2 × pairs, repeats)."""
+    """Return the p-value of each difference between two configurations: rows 0 and 1, rows 2 and 3, and so on. The
+    p-values are corrected for the number of pairs. `times` has shape (2 × pairs, repeats)."""
     own = stats.ttest_ind(times[::2], times[1::2], axis=1, equal_var=False).pvalue
     noises = [Noise(float(one), times.shape[1]) for one in times.var(axis=1, ddof=1)]
     gaps = (times[::2] - times[1::2]).mean(axis=1)
@@ -146,7 +147,7 @@ def equal(count: int) -> Iterable[str]:
     """Yield the lines of two tables: how often pairs of configurations are called equal within 3 %.
 
     In the first table, the two configurations of a pair truly differ by 3 %, so the verdict "equal" is wrong; the noise
-    is 1 %. In the second table, they are truly equal, and the noise is 0.5 % or 1 %.
+    is 1 %. In the second table, the two configurations are truly equal, and the noise is 0.5 % or 1 %.
     """
     margin = np.log1p(0.03)
     yield f"\npairs 3 % apart, noise 1 %: % of sets with one called equal\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
@@ -180,7 +181,7 @@ def equal_to_best(count: int) -> Iterable[str]:
     In each simulated family, half of the configurations truly take 3 % longer. Calling one of them equal is an error.
     For the other half, equal is the correct verdict.
     """
-    sizes = SIZES[1:]  # sizes with several equally fast configurations
+    sizes = SIZES[1:]  # sizes of families with several equally fast configurations
     head = f"{'':26}{'n':>3}  {format_sizes(sizes)}"
     yield f"\nhalf take 3 % longer: % of families with one of them called equal to the best\n{head}"
     for name, noise, repeats in itertools.product(NOISES, (0.005, 0.01), REPEATS):
@@ -232,9 +233,9 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield the lines of a table: the number of ties with the fastest configuration, the true slowdown of the slowest
-    tie, and how often the truly fastest configuration is kept. True times are spread evenly between the fastest and 30
-    % above it. The noise is 1 %."""
+    """Yield the lines of a table: the number of ties (configurations that are not called slower than the fastest), the
+    true slowdown of the slowest tie, and how often the truly fastest configuration is called fastest or a tie. True
+    times are spread evenly between the fastest and 30 % above it. The noise is 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:
@@ -257,8 +258,9 @@ def told_spread(size: int, repeats: int, count: int, *, blocked: bool) -> Found:
 
 
 def measure_bias_by_size(count: int) -> Iterable[str]:
-    """Yield the lines of a table: true and estimated selection bias in per cent, by number of configurations. The
-    configuration measured as fastest looks faster than it is, and the bias is this difference. The noise is 2 %."""
+    """Yield the lines of a table: true and estimated selection bias in per cent, by number of configurations. Because
+    the fastest is selected by noisy times, its measured time is lower than its true time. The bias is this difference.
+    The noise is 2 %."""
     yield "\nselection bias of the fastest, noise 2 %, n 3: true and estimated, %"
     yield f"{'':<20}{'':>3}  {format_sizes(SIZES)}"
     for name, width in (("alike", 0.0), ("spread over 5 %", 0.05), ("spread over 30 %", 0.3)):

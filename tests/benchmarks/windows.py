@@ -76,7 +76,7 @@ class SteppedDevice:
 
 
 class SimulatedRun(NamedTuple):
-    """Measured window of a simulated run."""
+    """Measured window (the timed steps) of a simulated run."""
 
     stopped: str
     step_s: tuple[float, ...]  # steps of the measured window
@@ -96,9 +96,10 @@ def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> Simulate
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a table row for a process, from `runs` simulated runs, with values in per cent. They are the bias of the
-    mean with its standard error, the coverage of the interval, and the share of runs with each flag. The last two
-    values are the share of runs with a mean that is wrong by more than a limit, and the share of these with a flag."""
+    """Return a table row for a process, from `runs` simulated runs, with values in per cent. The values are the bias of
+    the mean step time, the standard error of this bias, the coverage of the interval, and the share of runs with each
+    quality flag. Two more values follow: the share of runs whose mean is wrong by more than a limit, and the share of
+    these wrong runs that have a flag."""
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]
@@ -124,8 +125,8 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Return True if the run would get the quality flag `stall`. The longest 1 % of its steps must exceed the same
-    number of median steps by more than 2 % of the window."""
+    """Return True if the run would get the quality flag `stall`. For this, the total time of the longest 1 % of its
+    steps must exceed the same number of median step times by more than 2 % of the window's length."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)

@@ -1,4 +1,5 @@
-"""Golden tests: digests of the current output of the command, which refactoring must not change.
+"""Golden tests: the output of the command `zeroscale`, which a refactoring must not change, is compared with stored
+digests.
 
 cases         returns every case by name: a function that returns an output as text
 digests       reads and writes the digests in digests.json

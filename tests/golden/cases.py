@@ -23,12 +23,13 @@ from tests.report_data import read_data
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path("results/measured/two_cores.zip")
-BLOCKS, IN_CI = 126, 12  # number of prediction blocks; a block has 18 to 30 points
+BLOCKS, IN_CI = 126, 12  # number of cases with predictions; each has 18 to 30 points
 
 Case = Callable[[], str]
 
 _LARGE = ("frontier_175b", "frontier_1t")
-"""Studies whose pipeline schedules take seconds to simulate. `frontier_22b` has points of the same kinds."""
+"""Studies whose pipeline schedules take seconds to simulate. `frontier_22b` has points of the same kinds, and takes
+less time."""
 _REPORTED = ("failures", "smoke", "testbed/400mbit", "gpt2_3b_testbed")
 _COMPARED = (
     ("gpt2_3b_cpu", "gpt2_3b_testbed"),
@@ -111,7 +112,8 @@ def cases(*, whole: bool) -> dict[str, Case]:
 
 
 def _list_site_overrides(study: str, launcher: str) -> list[str]:
-    """Return the overrides with which a study's jobs request GPUs, and those that a launcher always needs."""
+    """Return the overrides that a study needs with this launcher: those with which jobs request GPUs, and those that
+    the launcher always needs."""
     on_gpus = re.search(
         r"^  machine: (?!cpu|testbed)(\w+)", (ROOT / f"conf/study/{study}.yaml").read_text(), re.MULTILINE
     )
@@ -122,7 +124,7 @@ def _list_site_overrides(study: str, launcher: str) -> list[str]:
 
 
 def _planned(*, whole: bool) -> list[tuple[str, str]]:
-    """Return the (study, launcher) pairs whose dry run is a case.
+    """Return the (study, launcher) pairs for which a dry run of `zeroscale sweep` is a golden case.
 
     Unless `whole`, the pairs are small studies with the launcher `slurm`, and the study `smoke` with all launchers.
     """
@@ -136,8 +138,8 @@ def _planned(*, whole: bool) -> list[tuple[str, str]]:
 
 
 def _plan(*words: str) -> str:
-    """Return the answer to a command in an empty folder. In the checkout, a dry run would count the runs of `make
-    study`."""
+    """Return the output of a dry run in an empty folder. In the checkout's folder, a dry run would also count runs that
+    `make study` has left there."""
     with tempfile.TemporaryDirectory() as folder:
         return answer(*words, folder=Path(folder)).replace(folder, "ROOT")
 
@@ -171,7 +173,7 @@ _SLURM = {
     "sinfo": "true",
     "scancel": "true",
 }
-"""Fake Slurm programs by name. They print the state of the queue on the day when the study was submitted."""
+"""Fake Slurm programs by name. They print recorded output of Slurm from the day when the study was submitted."""
 
 
 def _submitted(verb: str, *options: str) -> str:

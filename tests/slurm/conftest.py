@@ -19,7 +19,8 @@ REQUIRE = "ZEROSCALE_REQUIRE_SLURM"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder as `processes` and `cold`, because its processes must be started and not forked.
+    """Mark every test of this folder as `processes` and `cold`. With the mark `cold`, a test starts its processes in
+    new interpreters instead of forking them.
 
     Tests recognise leftover processes by environment variables that are set at their start. Forked processes would not
     have these variables.
@@ -64,7 +65,8 @@ def testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture
 def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Second testbed next to the first, for tests that start and remove a testbed themselves."""
+    """Second testbed, which may exist at the same time as the first, for tests that start and remove a testbed
+    themselves."""
     bed = Testbed("b")
     try:
         yield bed
@@ -74,8 +76,8 @@ def other_testbed(slurm_possible: None) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder on a disk of 8 MB, which is soon full. The disk is mounted before the nodes start, because later mounts
-    are not visible on the nodes."""
+    """Folder on a disk of only 8 MB, so that tests can fill the disk. The disk is mounted before the nodes start,
+    because later mounts are not visible on the nodes."""
     folder = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], check=True)
     yield folder
@@ -86,8 +88,8 @@ def small_disk(slurm_possible: None, tmp_path_factory: pytest.TempPathFactory) -
 def drilled(small_disk: Path) -> Iterator[Testbed]:
     """Testbed with three nodes for fault injection.
 
-    Slurm schedules and requeues jobs quickly, and its queue is short. By default it declares a silent node down only
-    after 60 s, so that zeroscale's supervisors notice a lost node first.
+    Slurm schedules and requeues jobs quickly, and its queue is short. By default, Slurm declares a silent node down
+    only after 60 s. Therefore zeroscale's supervisors notice a lost node before Slurm does.
     """
     bed = Testbed("c")
     try:

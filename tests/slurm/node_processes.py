@@ -23,8 +23,8 @@ def ours(bed_name: str, folder: Path) -> list[str]:
     """Return the command lines of the running processes of a study.
 
     All zeroscale processes on the nodes of the testbed are included, because the command lines of ranks and fork
-    servers do not contain the study's folder. A process elsewhere is included if its command line contains the folder.
-    Zombies are not included, because they have no command line.
+    servers do not contain the study's folder. A process outside of the nodes is included if its command line contains
+    the folder. Zombies are not included, because they have no command line.
     """
     nodes = {namespace.stat().st_ino for namespace in _NAMESPACES.glob(f"{bed_name}[0-9]*")}
     found = []

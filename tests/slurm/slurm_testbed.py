@@ -59,14 +59,15 @@ class Testbed:
         return self.status["nodes"][node]["state"]
 
     def leftovers(self) -> list[str]:
-        """Return the paths of everything that still exists of this testbed, except processes."""
+        """Return the paths of all remains of this testbed, such as folders and network namespaces. Processes are not
+        included."""
         folders = [self.folder, *Path("/run/netns").glob(f"{self.name}*"), *Path("/etc/netns").glob(f"{self.name}*")]
         folders += Path("/sys/class/net").glob(f"{self.name}*")
         return [str(path) for path in folders if path.exists()]
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Wait until `what()` is true; fail after a time limit."""
+    """Wait until the function `what` returns a true value. Fail after a time limit."""
     until = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < until, f"did not happen within {PATIENCE_S} s"

@@ -82,7 +82,8 @@ class Study:
         return status
 
     def until(self, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S) -> None:
-        """Wait until `what` returns True for the JSON output of `zeroscale status`; fail after `patience_s` seconds."""
+        """Wait until the function `what` returns True when called with the JSON output of `zeroscale status`. Fail
+        after `patience_s` seconds."""
         until = time.monotonic() + patience_s
         while not what(status := self.status()):
             assert time.monotonic() < until, f"{json.dumps(status, indent=1)}\n{self.log()}"
@@ -97,7 +98,8 @@ class Study:
         self.until(lambda status: status["jobs"] == [], patience_s)
 
     def next_record(self) -> RunRecord:
-        """Wait until at least one record is new since the last call, assert that it is the only one, and return it."""
+        """Wait until there is a record that did not exist at the last call of this method. Assert that there is only
+        one such record, and return it."""
         self.until(lambda _: bool(self.new()))
         (path,) = self.new()
         self._seen.add(path)
@@ -118,8 +120,9 @@ class Study:
     def check(self) -> list[str]:
         """Assert the rules that must be true after any fault, and return the sorted states of the points.
 
-        Each `answered` point has exactly one final result, and any other point has none. Every attempt (try at a point)
-        has a record or a running job. If no job is left, no process of the study is left either.
+        Each point with the state `answered` has exactly one final result. Points with other states have none. Every
+        attempt (try at a point) has a record, or its job still runs. If no job of the study is left, no process of the
+        study is left either.
         """
         status, finals, attempts = self.status(), Counter[RunKey](), Counter[RunKey]()
         points = {RunKey(point["config_id"], point["machine"], point["repeat"]): point for point in status["points"]}

@@ -19,8 +19,8 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture(scope="module")
 def accounting(slurm_possible: None) -> Iterator[Testbed]:
-    """Testbed with two nodes and Slurm's accounting daemon slurmdbd. Its queue forgets ended jobs within seconds, so
-    that only sacct knows them."""
+    """Testbed with two nodes and Slurm's accounting daemon slurmdbd. Slurm's controller forgets ended jobs within
+    seconds, so that only sacct still lists them."""
     missing = [name for name in ("slurmdbd", "mariadbd", "my_print_defaults") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian packages slurmdbd mariadb-{{server,client}}-core)")
@@ -50,7 +50,7 @@ def study(accounting: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def wait_for_accounting(bed: Testbed, name: str) -> JobState:
-    """Wait until the queue has forgotten the job with this name, and return the job's state from accounting."""
+    """Wait until squeue no longer lists the job with this name. Return the job's state that accounting has."""
     wait_for(lambda: ask([name])[name, None].source != "squeue")
     return ask([name])[name, None]
 

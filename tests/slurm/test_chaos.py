@@ -18,8 +18,8 @@ from slurm_testbed import Testbed
 pytestmark = pytest.mark.processes
 
 PIECE = plan_round(4)
-"""Planned round with points on one node. Its faults kill the submitting command, a coordinator and an srun, and
-disconnect a link for two seconds."""
+"""Planned round (a sweep with its faults) with points on one node. The faults kill the submitting command, a
+coordinator and an srun, and disconnect a network link for two seconds."""
 
 
 def test_rounds_are_reproducible_by_seed_and_cover_every_fault() -> None:

@@ -18,12 +18,13 @@ DIGEST = "sha256:image-of-this-environment"
 PYTHON = "/opt/environment/bin/python"
 """Path of a Python interpreter that exists only inside the container."""
 SEEN = {path: path for path in ("/usr", sys.base_prefix, str(REPOSITORY))} | {sys.prefix: "/opt/environment"}
-"""Folders that are mounted into the container: for each path on this machine, the path in the container. Copying the
-folders into an image would take minutes."""
+"""Folders of this machine that are mounted into the container. A key is a path on this machine, and the value is the
+path in the container. Copying the folders into an image would take minutes."""
 
 
 def make_image(folder: Path) -> Path:
-    """Create the folder of a container image, and return it. It has a system's mount points and little else."""
+    """Create the root folder of a container image, and return its path. The folder has the usual mount points of a
+    system and little else."""
     for inside in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/home", "/root", "/etc", *SEEN.values()):
         (folder / inside.removeprefix("/")).mkdir(parents=True, exist_ok=True)
     for file in ("passwd", "group", "hosts", "resolv.conf"):  # a runtime mounts the machine's files over them

@@ -1,5 +1,5 @@
-"""Tests on a real Slurm in which a fault is injected while a point runs. Each fault results in one record, and the
-sweep continues with the next point."""
+"""Tests on a real Slurm in which a fault is injected while a point runs. After each fault, the point must have exactly
+one record, and the sweep must continue with the next point."""
 
 import json
 import os

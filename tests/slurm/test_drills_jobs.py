@@ -44,7 +44,7 @@ def find_nodes(bed: Testbed, job: str) -> list[str]:
 
 
 def last_node(bed: Testbed, job: str, other_than: str = "") -> str:
-    """Wait until a job runs and its last node is not the node `other_than`. Return its last node."""
+    """Wait until the job `job` runs and its last node is not the node `other_than`. Return this last node."""
     seen: list[str] = []
 
     def runs() -> bool:
@@ -96,7 +96,7 @@ def test_requeued_job_records_its_interrupted_attempt_and_starts_again(study: St
 @pytest.mark.timeout(400)
 def test_abandoned_start_of_a_job_ends_after_its_next_start(study: Study, drilled: Testbed) -> None:
     """A node's slurmd is killed while a rank runs there. Slurm then cannot end this rank, neither by a signal nor at a
-    time limit, and starts the job again. The old rank must end by itself."""
+    time limit, and starts the job again. The rank of the first start must end by itself."""
     study.sweep(*ENDLESS, "nodes=1", "launcher.time_limit_min=20")
     (job,) = study.status()["jobs"]
     node = last_node(drilled, job)

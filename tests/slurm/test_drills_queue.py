@@ -35,8 +35,9 @@ def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
 
 
 class Gate:
-    """A replacement of `sbatch` that blocks until the test opens the gate, and then submits the job. The caller of
-    `sbatch` has already read the queue, so a test can change the queue before the job is submitted."""
+    """A replacement of `sbatch` that blocks until the test opens the gate, and then submits the job. When a caller of
+    `sbatch` waits at the gate, it has already read the queue. So a test can change the queue between this read and the
+    submission of the job."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
@@ -70,7 +71,7 @@ def test_sweep_killed_during_submission_continues_without_duplicate_jobs(
             while len(list(study.folder.glob(moment))) == before:
                 assert command.poll() is None
             command.kill()
-        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch goes on after its caller was killed
+        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch continues although its caller was killed
     before = len(queued(drilled))
     with study.start(*study.asking(*points), **gate.environment) as command:
         gate.wait_for(callers=1)

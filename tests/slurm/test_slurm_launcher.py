@@ -56,12 +56,12 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Function that creates a job, which the test then submits. The job writes messages about how it was started, and
-    runs for some seconds or until a file exists.
+    """Function that creates a job, which the test then submits. The job writes messages that describe how it was
+    started. It runs for some seconds, or until a file exists.
 
     The name of the job's folder contains shell metacharacters.
     """
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a job inherits the environment of its submission
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a job inherits the environment variables of the sbatch command
     (tmp_path / "probe.py").write_text(_PROBE)
 
     def make(name: str, seconds: float, *arguments: str, **changes: Any) -> Work:

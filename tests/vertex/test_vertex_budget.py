@@ -1,4 +1,5 @@
-"""Budget of a study in money. It is checked before a job is submitted, and while jobs run."""
+"""Tests of the budget of a study, an amount of money. The budget is checked before a job is submitted, and while jobs
+run."""
 
 import logging
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_jobs_are_submitted_while_their_time_limits_fit_into_the_budget(
         " time limit; wait for the end of other jobs, "
     )
     assert [job.name for job in service.find()] == handles
-    # Time that a job did not use is free again.
+    # The cost of time that a job did not use is available to other jobs again.
     service.set_state(handles[0], "RUNNING")
     service.set_state(handles[0], "SUCCEEDED", after_s=60.0)
     hand_in(tmp_path, chosen, NAMES[2])
@@ -85,8 +86,8 @@ def test_jobs_of_another_study_do_not_count(service: VertexServer, options: Opti
 def test_of_two_submitters_at_once_the_later_one_takes_its_job_back(
     service: VertexServer, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first submitter has checked the budget but not yet created its job when the second submitter creates one.
-    Both jobs together exceed the budget."""
+    """Two processes submit jobs of one study. After the first process has checked the budget, and before it creates its
+    job, the second process creates a job. Both jobs together exceed the budget."""
     chosen, create = with_budget(options, 1.5 * JOB_HOURS * 10), vertex_service.Service.create
     monkeypatch.setattr(vertex_service.Service, "create", lambda self, job: other() and create(self, job))
 

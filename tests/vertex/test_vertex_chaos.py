@@ -1,5 +1,5 @@
-"""Studies with random faults, on a stand-in for Vertex AI on this machine. After all faults, every point has exactly
-one result."""
+"""Tests of studies into which random faults are injected. A program on this machine replaces Vertex AI. After all
+faults, every point has exactly one result."""
 
 import random
 import threading

@@ -1,5 +1,5 @@
-"""Tests of launcher=vertex with real runs and injected faults. The machines of a job share nothing but a bucket. The
-service and the bucket are stand-ins on this machine."""
+"""Tests of launcher=vertex with real runs and injected faults. The machines of a job share only a bucket, and no file
+system. Service and bucket are simulated on this machine."""
 
 import re
 import threading

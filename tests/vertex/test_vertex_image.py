@@ -1,4 +1,5 @@
-"""Image of launcher=vertex: `zeroscale prepare` writes a Dockerfile whose steps run as written."""
+"""Tests of the container image for launcher=vertex. `zeroscale prepare` writes its Dockerfile, and the tests run the
+steps of this file."""
 
 import json
 import os

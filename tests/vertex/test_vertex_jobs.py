@@ -1,5 +1,5 @@
-"""Submission, states and cancellation of Vertex AI custom jobs, over gRPC with a stand-in for the service on this
-machine."""
+"""Tests of the submission, the states and the cancellation of Vertex AI custom jobs. They call a stand-in for the
+service on this machine over gRPC."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ AWAY = Fault()
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pauses between repeated calls, and the time after which a call without an answer fails."""
+    """Shorten the pauses between repeated calls of the service, and the timeout of a call."""
     monkeypatch.setattr(vertex_queue, "_PAUSES_S", (0.05, 0.1, 0.2))
     monkeypatch.setattr(vertex_service, "_ANSWER_S", 2.0)
 
@@ -87,8 +87,8 @@ def test_a_submission_that_is_repeated_makes_one_job(
 def test_a_second_job_that_a_late_list_causes_is_cancelled(
     service: VertexServer, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The service creates a first job, but its answer is lost. Its list of jobs lacks this job until the submitter has
-    created a second one."""
+    """The service creates a first job, but its response is lost. Until the submitter has created a second job, the
+    service's list of jobs lacks the first job."""
     created = vertex_service.Service.create
 
     def create_and_show(self: vertex_service.Service, job: object) -> object:

@@ -40,7 +40,7 @@ LOST = "Internal error occurred. The machine of replica workerpool1-0 was lost."
 
 
 class Fault(NamedTuple):
-    """Fault of one call of the service: the caller gets this error, after a delay."""
+    """Fault that is injected into one call of the service: after a delay, the caller gets this error."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     message: str = "the service is away"
@@ -49,8 +49,8 @@ class Fault(NamedTuple):
 
 
 class Replica:
-    """The process of one machine of a job. Its files are in a folder of its own, because the machines share no file
-    system."""
+    """The process that stands for one machine of a job. Each replica has its own folder for files, because the machines
+    of a job share no file system."""
 
     def __init__(self, name: str, folder: Path, command: list[str], environment: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
@@ -85,7 +85,7 @@ class VertexServer:
         self.faults: dict[str, deque[Fault]] = {"Create": deque(), "List": deque(), "Cancel": deque()}
         self.calls: list[str] = []
         self.hidden_s = 0.0
-        """Seconds after its creation for which a job is missing in lists of jobs."""
+        """For this number of seconds after its creation, a job is missing in lists of jobs."""
         self._lock, self._is_over = threading.RLock(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -109,8 +109,9 @@ class VertexServer:
             return [job for job in jobs if state in (None, _get_state(job))]
 
     def set_state(self, name: str, state: str, message: str = "", *, after_s: float = 0.0) -> None:
-        """Set the state of a job as the service would. The recorded time of the change is now or, with `after_s`, this
-        many seconds after the job's start (its creation if it has not started)."""
+        """Set the state of a job as the service would. The recorded time of the change is the current time. If
+        `after_s` is given, it is `after_s` seconds after the job's start, or after its creation if the job has not
+        started."""
         with self._lock:
             job = self.jobs[name]
             if _get_state(job) in _ENDED:
@@ -125,7 +126,7 @@ class VertexServer:
                 job.error = {"code": 13, "message": message}
 
     def lose_machine(self, name: str, number: int, message: str, *, warns: bool = False) -> None:
-        """Take machine `number` of a job away, so that the job fails with `message`. With `warns` the machine's
+        """Take machine `number` of a job away, so that the job fails with `message`. If `warns` is true, the machine's
         processes get SIGTERM first, as on a Spot VM."""
         replica = self.replicas[name][number]
         if warns:

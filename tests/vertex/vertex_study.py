@@ -18,7 +18,7 @@ from bench.core.object_store import ObjectStore
 from bench.core.record import RunRecord
 
 PATIENCE_S = 200.0
-_SMALL = (  # a tiny model, in whose runs most of the time is the start of processes
+_SMALL = (  # a tiny model: most of the time of a run is the start of processes
     "model=gpt2_tiny", "model.name=minute", "model.parameters=null", "model.shape.width=32", "model.shape.layers=2",
     "model.shape.inner=64", "model.shape.heads=2", "sequence.tokens=32", "engine=ddp", "machine=cpu", "precision=fp32",
     "devices_per_node=1", "measure.block_steps=3", "measure.warmup_steps=6", "launcher=vertex", "launcher.warning_s=0",
@@ -94,14 +94,15 @@ class Study:
             yield from (path.read_text() for path in machines.glob("*/work/adhoc/*/*/heartbeat.json"))
 
     def describe(self) -> str:
-        """Return the states of all jobs, and the output of their machines, as the message of a failed assertion."""
+        """Return a text with the states of all jobs and the output of their machines. It is the message of a failed
+        assertion."""
         jobs = [f"{job.display_name} {job.state.name} {job.error.message}" for job in self.server.find()]
         outputs = [path.read_text()[-2000:] for path in self.server.folder.glob("*/*/output.txt")]
         return "\n".join([*jobs, *outputs])
 
     def check(self, points: int) -> None:
         """Assert the rules at the end of a study. Each of its `points` points has exactly one `ok` record. The bucket
-        and the study's folder have the same records, and every attempt has one."""
+        and the study's folder have the same records, and every attempt (try at a run) has a record."""
         status = self.status()
         assert [point["state"] for point in status["points"]] == ["answered"] * points, self.describe()
         assert status["jobs"] == []

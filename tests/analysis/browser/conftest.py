@@ -1,6 +1,6 @@
 """Fixtures that open reports in headless Chromium.
 
-If Chromium is missing, the tests are skipped; they fail if the environment requires Chromium.
+If Chromium is missing, the tests are skipped. If an environment variable requires Chromium, they fail instead.
 """
 
 import os
@@ -28,8 +28,8 @@ EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A running Chromium. It is closed after each test module, because its event loop occupies this thread until
-    then."""
+    """A running Chromium. It is closed after each test module, because its event loop occupies this thread while it
+    runs."""
     chromium = shutil.which("chromium")
     if chromium is None:
         if os.environ.get(REQUIRE) == "1":
@@ -104,7 +104,7 @@ def reported(runs: Path, out: Path) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    """Function that opens a page in a new browser window with a given screen width."""
+    """Function that opens a report in a new browser window with a given screen width."""
     contexts = []
 
     def open_page(path: Path, width: int = 1400, fragment: str = "", **more: object) -> Opened:

@@ -1,5 +1,5 @@
-"""Pages of `zeroscale predict` and `zeroscale advise` in a browser: on wide and narrow screens, in light and dark
-mode."""
+"""Tests in a browser of the pages that `zeroscale predict` and `zeroscale advise` write: on wide and narrow screens, in
+light and dark mode."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Use of a report with mouse and keyboard, on a wide and on a narrow screen."""
+"""Tests of a report that is used with mouse and keyboard, on a wide and on a narrow screen."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +21,8 @@ def figure(page: Page, title: str) -> Locator:
 
 
 def points(page: Page) -> Locator:
-    """Return the points of the throughput figure that show a number. A panel drawn for two screen widths counts
-    once."""
+    """Return the points of the throughput figure that show a number. The page contains each panel twice, for two screen
+    widths. Only one of the two is counted."""
     return figure(page, "Throughput").locator("use[data-t]:visible")
 
 
@@ -221,7 +221,8 @@ def test_click_on_a_row_opens_its_runs_and_selecting_its_text_does_not(opened: O
 
 
 def test_a_table_without_matching_rows_is_replaced_by_a_sentence(opened: Open, recorded: Path) -> None:
-    """A crossover compares zero2 with zero3 over several node counts, so it matches a filter for either engine."""
+    """A row of the crossover table compares zero2 with zero3 over several node counts. So the row matches a filter for
+    zero2 as well as a filter for zero3."""
     page = opened(recorded).page
     box = page.locator(".scroll:has([data-table=crossovers])")
     crossovers, sentence = box.locator("tr[data-f]:visible"), box.locator("+ [data-empty]")

@@ -43,7 +43,7 @@ def out_of_memory(of: RunSpec, kind: OutcomeKind = "oom", **more: Any) -> list[R
 
 
 def repeats(seconds: float, spread: float, seed: int, count: int = 3) -> list[float]:
-    """Return the step times of `count` allocations. They are log-normally distributed around `seconds`, with the
-    relative standard deviation `spread`."""
+    """Return the step times of `count` allocations. The step times are log-normally distributed around `seconds`, with
+    the relative standard deviation `spread`."""
     rng = random.Random(seed)
     return [seconds * rng.lognormvariate(0, spread) for _ in range(count)]

@@ -1,4 +1,5 @@
-"""The report's answer in sentences: the order of its sentences, and no statement if there are too few runs."""
+"""Tests of the report's answer in sentences: the order of the sentences, and that no statement is made if there are too
+few runs."""
 
 import re
 from typing import Any
@@ -103,10 +104,11 @@ def test_rehearsals_have_no_answer() -> None:
 
 
 def test_trainings_are_answered_by_their_mean_held_out_loss_before_their_speed() -> None:
-    """The losses of the two learning rates have the means 2.1 and 3.1 over three seeds.
+    """Two learning rates are compared with three seeds each. The means of their losses are 2.1 and 3.1.
 
-    The standard deviation of the first losses is 0.1, and that of the differences 1.0, 1.2 and 0.8 between losses with
-    the same seed is 0.2. So the margins are 4.303 (Student, two degrees of freedom) × 0.1 / √3 = 0.25 and 0.50.
+    The losses of the first learning rate have a standard deviation of 0.1. The differences between losses with the same
+    seed are 1.0, 1.2 and 0.8, with a standard deviation of 0.2. The margins of error are Student's quantile for two
+    degrees of freedom, 4.303, times 0.1 / √3 or 0.2 / √3: 0.25 and 0.50.
     """
     lines = answer(
         [trained(loss, 0.1, seed) for seed, loss in enumerate((2.0, 2.1, 2.2))],
@@ -180,7 +182,7 @@ def test_losses_on_different_data_are_never_compared() -> None:
 
 
 def test_diverged_loss_is_far_above_the_lowest() -> None:
-    """The exponential of this loss is infinite."""
+    """The loss is so large that its exponential overflows to infinity."""
     losses = (2.0, 2.1, 2.2), (1000.0, 1001.0, 1002.0)
     lines = answer(
         *([trained(loss, lr, seed) for seed, loss in enumerate(of)] for lr, of in zip((0.1, 0.2), losses, strict=True))

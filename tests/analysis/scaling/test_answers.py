@@ -1,4 +1,4 @@
-"""The report's figure of all answers at a glance: its values, and its drawing."""
+"""Tests of the report's figure that shows all answers at a glance: its values, and its drawing."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Best configurations: their ranking, ties with the fastest, and the Pareto front of throughput and memory."""
+"""Tests of the search for the best configurations: their ranking, ties with the fastest, and the Pareto front of
+throughput and memory."""
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_fastest_ties_slower_rivals_and_failures_of_a_question() -> None:
     ("times", "verdict", "standing"),
     [
         # The pooled standard deviation of repeats is 1 % or 4 %. With three repeats per side, Student's margin is
-        # 2.78 √(2/3) = 2.27 times that.
+        # 2.78 √(2/3) = 2.27 times this standard deviation.
         ([1.005, 1.015, 0.995], EQUAL, EQUAL),  # + 0.5 %: from − 1.8 % to + 2.8 %
         ([1.010, 1.020, 1.000], NOT_DETECTED, "tied"),  # + 1 %: from − 1.3 % to + 3.3 %
         ([1.010, 1.070, 0.950], NOT_DETECTED, "tied"),  # + 1 %, known to 10 % or so
@@ -64,7 +65,7 @@ def test_micro_batches_are_ranked_by_samples_per_second() -> None:
 
 def test_no_rival_is_faster_than_the_fastest_within_shared_allocations() -> None:
     """Engine b is faster than a in each of three shared allocations. Only engine a also ran in a fourth allocation,
-    whose nodes are fast. This lowers its mean, but must not make it the fastest."""
+    whose nodes are fast. This lowers the mean time of engine a, but must not make it the fastest engine."""
     runs = {"a": {"1": [1.02], "2": [1.12], "3": [0.92], "4": [0.5]}, "b": {"1": [1.0], "2": [1.1], "3": [0.9]}}
     found = ranked([{"engine": "a"}, {"engine": "b"}], lambda row: Pace(runs[row["engine"]]))
     assert found is not None
@@ -73,8 +74,8 @@ def test_no_rival_is_faster_than_the_fastest_within_shared_allocations() -> None
 
 
 def test_slow_steps_in_the_tail_decide_the_ranking() -> None:
-    """In zero2, one step in five takes three times as long. Its median is lower than that of zero1, but its mean is
-    higher, and the mean decides."""
+    """In zero2, one step in five takes three times as long. So the median step time of zero2 is lower than that of
+    zero1, but its mean is higher. The ranking must use the mean."""
     steady, tails = (
         [[1.02 * by] * 30 for by in (0.999, 1.0, 1.001)],
         [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.999, 1.0, 1.001)],
@@ -124,8 +125,8 @@ def test_each_node_count_is_a_separate_question() -> None:
 
 
 def test_engines_are_compared_within_allocations() -> None:
-    """Allocations differ by tens of percent, and the two engines by only one percent. Within each allocation, the same
-    engine is faster, so the engines do not tie."""
+    """Step times differ by tens of percent between allocations, and by only one percent between the two engines.
+    However, the same engine is faster in every allocation. Therefore the engines do not tie."""
     nodes = [1.0, 1.3, 0.8, 1.1]
     records = [
         run(
@@ -200,8 +201,9 @@ def test_truly_fastest_engine_is_among_fastest_and_ties_in_95_percent() -> None:
 def test_interval_of_an_efficiency_covers_in_spite_of_selected_micro_batches(
     repeats: int, base: int, more: int
 ) -> None:
-    """All micro-batches are truly equally fast: `base` of them at the smallest node count, and `more` at a larger one.
-    Repeats scatter by 1 %. Selecting the fastest on each side must not lower the coverage of the interval."""
+    """There are `base` micro-batches at the smallest node count, and `more` at a larger node count. All are truly
+    equally fast, and repeats scatter by 1 %. The efficiency compares the measured fastest at each of the two node
+    counts. This selection must not lower the coverage of the interval."""
     rng, holds, pair_alone = np.random.default_rng([repeats, base, more]), [], []
     for _ in range(150):
         drawn = np.exp(0.01 * rng.standard_normal((base + more, repeats)))

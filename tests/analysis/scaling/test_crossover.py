@@ -1,5 +1,5 @@
-"""A crossover (one configuration overtakes another with more nodes) is reported only between two measured node counts,
-and only if the configurations differ detectably at both."""
+"""Tests of crossovers: with more nodes, one configuration overtakes another. A crossover is reported only between two
+measured node counts, and only if the configurations differ detectably at both node counts."""
 
 from clusters import asked, measured, out_of_memory, repeats
 from records import failed, results, run
@@ -10,8 +10,8 @@ from bench.core.record import RunRecord
 
 
 def engines(two: dict[int, float], three: dict[int, float]) -> list[RunRecord]:
-    """Return runs of zero2 and zero3. `two` and `three` have their seconds per step by node count. Each device has the
-    same work on all node counts."""
+    """Return runs of zero2 and zero3. `two` has the seconds per step of zero2 by node count, and `three` those of
+    zero3. Each device has the same work at all node counts."""
     return [
         record
         for engine, times in (("zero2", two), ("zero3", three))
@@ -90,7 +90,7 @@ def test_pairs_differ_only_in_their_engine() -> None:
 
 
 def with_options(records: list[RunRecord], **options: object) -> list[RunRecord]:
-    """Return copies of the runs whose engine has these options instead of its own."""
+    """Return copies of the runs in which the engine has the given options instead of its own options."""
     return [
         run(
             record.spec.model_copy(update={"engine": record.spec.engine.model_copy(update={"options": options})}),
@@ -136,8 +136,8 @@ def test_runs_of_different_environments_are_not_paired() -> None:
 
 
 def test_crossover_at_the_best_micro_batch_compares_samples_per_second() -> None:
-    """On 2 nodes, zero3 can use micro-batch 4: it computes twice the samples in less than twice the time. zero2 runs
-    out of memory at this micro-batch."""
+    """On 2 nodes, zero3 can use micro-batch 4, with which it computes twice the samples in less than twice the time. In
+    contrast, zero2 runs out of memory at micro-batch 4."""
     records = engines({1: 1.0, 2: 1.0}, {1: 1.1, 2: 1.1})
     records += measured(asked(2, engine="zero3", micro=4), 1.8)
     records += out_of_memory(asked(2, engine="zero2", micro=4))

@@ -1,4 +1,5 @@
-"""Efficiency, speed-up and serial fraction over node counts, compared with values computed by hand."""
+"""Tests of efficiency, speed-up and serial fraction over node counts. They are compared with values computed
+by hand."""
 
 from typing import Any
 
@@ -121,8 +122,8 @@ def test_serial_fraction_decreases_with_the_speedup() -> None:
 
 
 def test_curves_of_equal_and_of_best_micro_batch() -> None:
-    """On 1 node, micro-batches 2 and 4 reach 4 and 8 samples per second. On 2 nodes, they reach 10 and 8. So the best
-    micro-batch is 4 on 1 node, and 2 on 2 nodes."""
+    """On 1 node, micro-batch 2 reaches 4 samples per second, and micro-batch 4 reaches 8. On 2 nodes, they reach 10 and
+    8 samples per second. So the best micro-batch is 4 on 1 node, and 2 on 2 nodes."""
     times = {(1, 2): 1.0, (1, 4): 1.0, (2, 2): 0.8, (2, 4): 2.0}
     records = [record for (n, micro), s in times.items() for record in measured(asked(n, micro=micro), s)]
     found = {curve.name: curve for curve in build_curves(results(*records))}
@@ -146,8 +147,8 @@ def test_best_micro_batch_lists_ties_and_failed_micro_batches() -> None:
 
 
 def test_no_best_micro_batch_if_the_global_batch_determines_it() -> None:
-    """A global batch of 8 without accumulation requires micro-batch 4 on one node and micro-batch 2 on two nodes. There
-    is no choice, so there is no curve of the best micro-batch."""
+    """A global batch of 8 without accumulation requires micro-batch 4 on one node and micro-batch 2 on two nodes. Since
+    each node count has only one possible micro-batch, there is no curve of the best micro-batch."""
     records = [*measured(asked(1, micro=4), 1.0), *measured(asked(2, micro=2), 0.6)]
     assert build_curves(results(*records)) == ()
 

@@ -1,4 +1,5 @@
-"""Results that several tables and figures need are computed once per set of runs, and freed together with the set."""
+"""Tests that results which several tables and figures need are computed only once per set of runs, and are freed
+together with the set."""
 
 import gc
 import weakref

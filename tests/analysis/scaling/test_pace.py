@@ -1,5 +1,5 @@
-"""Ratios of seconds per sample between two configurations: whether a ratio compares runs or single steps, and the
-coverage of its interval."""
+"""Tests of ratios of seconds per sample between two configurations. The uncertainty of a ratio comes from the scatter
+between runs or between single steps. Other tests check the coverage of the ratio's interval."""
 
 import numpy as np
 import pytest

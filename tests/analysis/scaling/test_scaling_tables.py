@@ -1,5 +1,5 @@
-"""Scaling tables have a row for every requested configuration. Numbers that were not measured are missing values in
-it."""
+"""Tests that scaling tables have a row for every requested configuration. Numbers that were not measured are missing
+values in the row."""
 
 import pytest
 from clusters import asked, measured, out_of_memory

@@ -50,7 +50,8 @@ def slow_steps(part: float, slower: float = 0.5, noise: float = 0.02) -> Process
 
 
 def hidden(coefficient: float, weight: float) -> Process:
-    """Return a process of white noise plus a slow AR(1) component, which has the share `weight` of the variance.
+    """Return a process of white noise plus a slow AR(1) component. This component makes up the share `weight` of the
+    variance.
 
     Consecutive values hardly show the slow component, although it dominates the error of a mean.
     """
@@ -60,8 +61,8 @@ def hidden(coefficient: float, weight: float) -> Process:
 
 
 def pareto(exponent: float, part: float = 0.1) -> Process:
-    """Return a process with steps of about 1 s. For a random share `part` of the steps, a Pareto-distributed time is
-    added.
+    """Return a process with steps of about 1 s. A Pareto-distributed time is added to a random share `part` of the
+    steps.
 
     Step times have infinite variance for exponents below 2.
     """
@@ -74,8 +75,8 @@ def pareto(exponent: float, part: float = 0.1) -> Process:
 
 
 def spikes(every: int, times: float) -> Process:
-    """Return a process with steps of about 1 s, in which every `every`-th step takes `times` as long, counted from a
-    random start."""
+    """Return a process with steps of about 1 s. Every `every`-th step, counted from a random first step, takes `times`
+    times as long."""
 
     def draw(rng: np.random.Generator, series: int, n: int) -> Array:
         at = (np.arange(n) + rng.integers(0, every, (series, 1))) % every == 0
@@ -110,7 +111,8 @@ PROCESSES = {
 
 
 def slowdown(coefficient: float, of_signs: bool) -> float:
-    """Return the number of values of a Gaussian AR(1) series that carry as much information as one independent value.
+    """Return the number of values of a Gaussian AR(1) series, with this `coefficient`, that together carry as much
+    information as one independent value.
 
     The information is about the mean or, if `of_signs` is set, about the median. The signs of the values have the
     autocorrelation 2 / π arcsin ρ, where ρ is that of the values.

@@ -1,5 +1,5 @@
-"""Drift over an allocation, measured by a control configuration that is repeated during it, and separated from the
-usual difference between runs."""
+"""Tests of the drift of the nodes' speed in the course of an allocation. It is measured by a control configuration that
+runs several times in the allocation, and must be separated from the usual difference between runs."""
 
 import numpy as np
 import pytest

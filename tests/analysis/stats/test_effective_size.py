@@ -65,7 +65,8 @@ def test_run_is_few_below_twenty_effective_steps_if_its_median_has_an_interval()
 )
 def test_coverage_of_the_median_by_effective_size(lowest: int, highest: int, least: float, most: float) -> None:
     """Coverage is the share of simulated series whose interval contains the true median. It is computed over all noise
-    processes, for usual window lengths. The process `slow drift` is excluded, because no interval covers its median."""
+    processes, for usual window lengths (numbers of timed steps). The process `slow drift` is excluded, because no
+    interval covers its median."""
     held: list[np.ndarray] = []
     for name, process in PROCESSES.items():
         for n in (20, 30, 60, 100) if name != "slow drift" else ():

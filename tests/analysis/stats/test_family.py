@@ -1,5 +1,5 @@
-"""Simultaneous comparison of many configurations: results compared with hand calculation and with scipy, and error
-rates."""
+"""Tests of the simultaneous comparison of many configurations (a family). Results are compared with a hand calculation
+and with scipy. Error rates are estimated by simulation."""
 
 import math
 
@@ -24,8 +24,8 @@ def test_two_configurations_in_shared_allocations_match_the_paired_t_test() -> N
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_margins_of_equally_noisy_configurations_are_close_to_tukeys(count: int, repeats: int) -> None:
-    """Tukey's margin of error assumes equal variances. Ours is as large or larger, because it allows for unequal
-    variances, but the median is at most 1.5 times Tukey's."""
+    """Tukey's margin of error assumes equal variances. Our margin allows for unequal variances. Therefore it is as
+    large or larger, but at the median of simulated families it is at most 1.5 times Tukey's."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
@@ -70,8 +70,9 @@ def test_equal_configurations_are_rarely_called_slower(name: str, *, blocked: bo
 
 
 def test_two_hundred_configurations_leave_few_ties() -> None:
-    """True times are spread between the fastest and 30 % above it, with noise of 1 % and three repeats. With Welch's
-    test and Holm's correction, ninety configurations would tie with the fastest, some of them 27 % slower."""
+    """The true times of 200 configurations are spread between the fastest and 30 % above it. Each has three repeats
+    with a noise of 1 %. With Welch's test and Holm's correction, ninety configurations would tie with the fastest, some
+    of them 27 % slower."""
     found = verdicts.told_spread(200, 3, 5, blocked=False)
     assert found.ties < 35
     assert found.farthest < 6
@@ -79,8 +80,9 @@ def test_two_hundred_configurations_leave_few_ties() -> None:
 
 
 def test_one_slower_pair_of_fifty_is_detected() -> None:
-    """One of fifty pairs differs by 5 times the noise. Estimating the noise from all pairs makes this difference
-    detectable. A corrected test with the noise of this pair alone would detect it in only a few of 100 sets."""
+    """In each simulated set of fifty pairs, one pair differs by 5 times the noise. This difference is detectable,
+    because the noise is estimated from all pairs. A corrected test that estimates the noise from this pair alone would
+    detect the difference in only a few of 100 sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 

@@ -13,8 +13,8 @@ STEPS = [0.12, 0.1, 0.11, 0.13, 0.15, 0.12, 0.11, 0.14, 0.16, 0.1, 0.12, 0.11, 0
 
 
 def spread(values: list[float]) -> tuple[float, int]:
-    """Return the standard error of the mean of autocorrelated values, and its degrees of freedom. Both are computed
-    term by term from their formulas."""
+    """Return the standard error of the mean of autocorrelated values, and the degrees of freedom of this standard
+    error. Both are computed term by term from their formulas."""
     n, size = len(values), float(effective_size(np.array(values)))
     degrees_of_freedom = max(2, math.floor(math.sqrt(size)))
     waves = [
@@ -76,8 +76,8 @@ COEFFICIENTS = {
     "independent, normal": 0.0, "independent, lognormal": 0.0, "5 % slow steps": 0.0, "AR(1) -0.5": 0.0,
     "AR(1) 0.3": 0.3, "AR(1) 0.5": 0.5, "AR(1) 0.5, lognormal": 0.5, "AR(1) 0.8": 0.8,
 }  # fmt: skip
-"""Correlation of consecutive values of each simulated process. The process with a negative correlation has 0 here,
-because negative correlation must not add information."""
+"""Correlation of consecutive values of each simulated process. For the process with a correlation of -0.5, the value
+here is 0, because our estimate must not count negative correlation as additional information."""
 
 
 @pytest.mark.parametrize("size", [200, 300])

@@ -1,5 +1,5 @@
-"""Simulated step times in the real measurement loop: accuracy of the mean and of its interval for a window of fixed
-length."""
+"""Tests with simulated step times in the real measurement loop. They check the accuracy of a run's mean step time and
+of the interval of this mean, for a measured window of fixed length."""
 
 import itertools
 import math
@@ -20,8 +20,8 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_simulated_process_has_its_stated_long_run_mean(process: Process) -> None:
-    """The stated mean, `slowdown`, is checked against up to 40,000 simulated steps of 1 s. Their mean must lie within
-    six standard errors of it."""
+    """The mean step time that a process states, `slowdown`, is compared with the mean of up to 40,000 simulated steps.
+    An undisturbed step takes 1 s. The two must differ by at most six standard errors."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
@@ -35,8 +35,8 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
-    """In an earlier version, the end of a window depended on its own step times. Means of this process were then wrong
-    by 1.1 to 1.8 %."""
+    """In an earlier version, the end of the measured window depended on the step times in it. Therefore measured means
+    of this process were wrong by 1.1 to 1.8 %."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"
@@ -49,12 +49,12 @@ def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
 def test_interval_of_a_window_covers_the_mean_of_a_stationary_process(name: str) -> None:
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 200)]
     covered = [one is not None and one.low <= 1.0 <= one.high for one in known]
-    assert np.mean(covered) >= 0.90  # 95 % nominal: below 90 % of 200 runs with a probability of 0.1 %
+    assert np.mean(covered) >= 0.90  # at a coverage of 95 %, fewer than 90 % of 200 runs have a probability of 0.1 %
 
 
 def test_interval_of_a_run_misses_states_longer_than_its_window() -> None:
-    """The machine changes its speed every ten minutes, and a window sees only one of the two speeds. If this test
-    fails, correct the section of docs/method.md on what no single run can show."""
+    """The simulated machine changes its speed every ten minutes. A measured window is shorter, so it has only one of
+    the two speeds. If this test fails, correct the section of docs/method.md on what no single run can show."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown

@@ -122,7 +122,7 @@ def test_steps_without_scatter_give_p_value_zero_or_one() -> None:
 
 
 def test_superiority_and_cliffs_delta_computed_by_hand() -> None:
-    # Count of pairs: 1 beats 2, 3 and 4; 2 beats 3 and 4 and ties once; 3 beats 4 and ties once. Together 7 of 9.
+    # Pairs of values: 1 is below 2, 3, 4; 2 is below 3, 4 and ties once; 3 is below 4 and ties once. Total 7 of 9.
     assert superiority([1, 2, 3], [2, 3, 4]) == pytest.approx(7 / 9)
     told = compare([[1.0], [2.0], [3.0]], [[2.0], [3.0], [4.0]])
     assert (told.superiority, told.cliffs_delta) == (pytest.approx(7 / 9), pytest.approx(5 / 9))
@@ -142,8 +142,8 @@ def test_verdicts_of_four_comparisons() -> None:
 
 
 def test_equality_within_three_percent_agrees_with_two_one_sided_tests() -> None:
-    """scipy's two one-sided Welch tests give the larger of their p-values. Our p-value is at least as large, and at
-    most twice as large."""
+    """For comparison, two one-sided Welch tests of scipy are made, of which the larger p-value counts. Our p-value must
+    be between this p-value and twice this p-value."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)
@@ -175,8 +175,8 @@ def test_two_runs_per_side_have_no_verdict() -> None:
 
 
 def test_slow_steps_count_in_the_ratio_of_means() -> None:
-    """In one configuration, one step in five takes three times as long. Its mean is 40 % higher than without these
-    steps, and its median is unchanged."""
+    """In the configuration `tails`, one step in five takes three times as long as the other steps. These slow steps
+    raise the mean by 40 %, and do not change the median. The other configuration has no slow steps."""
     tails = [[by * (3.0 if step % 5 == 4 else 1.0) for step in range(30)] for by in (0.1, 0.1001, 0.0999)]
     steady = [[0.11 * by] * 30 for by in (1.0, 1.001, 0.999)]
     told = compare(tails, steady)
@@ -200,7 +200,8 @@ def test_p_value_of_one_in_forty_is_no_difference_among_many_pairs() -> None:
 
 def test_pooled_scatter_of_many_pairs_increases_power() -> None:
     """One pair of three runs per side differs by 9 %. A corrected test of this pair alone does not detect the
-    difference. Ten other pairs have the same scatter, and the pooled estimate of the scatter makes it detectable."""
+    difference. Ten other pairs have the same scatter between runs. With a scatter that is estimated from all pairs, the
+    difference is detected."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert apart.p_value > 0.05 / 11

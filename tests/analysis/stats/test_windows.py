@@ -1,5 +1,5 @@
-"""Intervals of many windows (the timed steps of runs) computed at once equal the intervals of each window computed
-alone."""
+"""Tests that the intervals of many windows (a window is the timed steps of a run), computed at once, equal the
+intervals computed for each window alone."""
 
 import math
 import random
@@ -69,8 +69,9 @@ def test_window_has_changed_if_first_and_last_third_differ_by_more_than_the_scat
 
 
 def test_false_alarm_rate_of_changed_windows_is_at_most_two_percent() -> None:
-    """Series of sixty steps have an autocorrelation of 0.5 and a scatter of 5 %, but no change. By chance, first and
-    last third differ by more than 2 % in nearly half of the series. At most 2 % of series may be called changed."""
+    """Series of sixty steps have an autocorrelation of 0.5 and a scatter of 5 %, but no change. Nevertheless, the first
+    and the last third differ by more than 2 % in nearly half of the series, by chance. At most 2 % of series may be
+    called changed."""
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((1000, 60))
     for step in range(1, 60):

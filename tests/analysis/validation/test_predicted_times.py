@@ -1,5 +1,5 @@
-"""Predicted and measured step times: the order of ZeRO stages, prediction intervals, and NVIDIA's published T5-3B
-times, predicted from the row for one node."""
+"""Tests of the comparison of predicted with measured step times: the order of ZeRO stages, and prediction intervals.
+NVIDIA's published times of T5-3B on several nodes are predicted from the published time on one node."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from analysis.validation.step_times import PredictedStep
 
 
 def at(engine: str, measured: tuple[float, float, float], predicted: float) -> PredictedStep:
-    """Return a measured and predicted step on two nodes. `measured` is the median and the two ends of its interval. The
-    predicted interval is 10 % below to 10 % above `predicted`."""
+    """Return the measured and the predicted step time of one configuration on two nodes. `measured` has the median step
+    time and the two ends of its interval. The predicted interval is 10 % below to 10 % above `predicted`."""
     return PredictedStep("400mbit", engine, 2, *measured, predicted, 0.9 * predicted, 1.1 * predicted, predicted, 0.1)
 
 
@@ -51,7 +51,8 @@ def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_no
 
 def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
     """Calculation by hand: each device has half of 2.78e9 parameters, because tensor parallelism is 2. 80 devices form
-    a ring. In a reduce-scatter or all-gather, each device sends 79/80 of these bytes over a link of 100 GB/s.
+    a ring. In a reduce-scatter or all-gather, each device sends 79/80 of the bytes of these parameters over a link of
+    100 GB/s.
 
     Gradients are 4 bytes each in buckets of 200 MiB, which reach 54.5 % of the bandwidth. Weights are 2 bytes each in
     buckets of 100 MiB, which reach 45.8 %. The gradient norm and a small part of the optimizer are not in this

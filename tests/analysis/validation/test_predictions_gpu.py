@@ -1,4 +1,5 @@
-"""Comparison of GPU runs with predictions, tested on synthetic records, since no GPU run is recorded yet."""
+"""Tests of the comparison of GPU runs with predictions. The records are synthetic, because no GPU run has been recorded
+yet."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The page that compares predictions with measurements: signed errors, bounds on errors, and committed files that are
-up to date."""
+"""Tests of the page that compares predictions with measurements: signed errors, bounds on errors, and that the
+committed files are up to date."""
 
 import csv
 import io

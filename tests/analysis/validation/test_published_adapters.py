@@ -1,5 +1,5 @@
-"""Published memory and times of training with adapters, compared with predictions: the number of trained parameters is
-right, and no published row is omitted."""
+"""Tests of the comparison of predictions with published memory and times of training with adapters. The number of
+trained parameters must be right, and no published row may be omitted."""
 
 import pytest
 

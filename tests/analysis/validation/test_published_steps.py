@@ -1,5 +1,5 @@
-"""Published step times compared with predictions: held-out sources, classes of software, and specs built from
-overrides."""
+"""Tests of the comparison of predictions with published step times: sources that were held out when the prediction was
+developed, classes of software, and specs built from overrides."""
 
 import functools
 
@@ -14,7 +14,8 @@ from bench.predict.workload import SOFTWARE, USUAL
 
 MEAN = read_descriptions()["published_steps_aside"]["mean"]
 WIDTH = 1.8
-"""Upper end divided by lower end of the widest predicted interval, that of the software class `usual`."""
+"""Upper end divided by lower end of the widest predicted interval. This is the interval for software of the class
+`usual`."""
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Published step times compared with predictions: which rows are held out, and the bounds on the errors of each
-comparison."""
+"""Tests of the comparison of predictions with published step times: which rows were held out when the prediction was
+developed, and the bounds on the errors of each comparison."""
 
 import functools
 
@@ -10,7 +10,7 @@ from analysis.validation.published_runs import PublishedStep, read_nemo_runs
 from analysis.validation.published_times import draw_set_aside
 
 INTERVAL = 1.5
-"""Upper end of the predicted intervals divided by the lower end, rounded up. The page prints a value that is 0.01
+"""Upper end of each predicted interval divided by its lower end, rounded up. The page prints a value that is 0.01
 smaller."""
 
 

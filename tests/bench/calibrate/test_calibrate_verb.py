@@ -1,5 +1,5 @@
-"""Tests of `zeroscale calibrate`, which measures the rates of this machine. Some run it with real processes. Others
-check the errors that it reports before any process starts."""
+"""Tests of `zeroscale calibrate`, which measures the rates of this machine. Some tests run the command with real
+processes. Other tests check the errors that the command reports before any process starts."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Tests of the YAML file that `zeroscale calibrate` writes for a machine. It contains the machine's published numbers
-and its measured numbers, and predictions use it."""
+"""Tests of the YAML file that `zeroscale calibrate` writes for a machine. The file contains published and measured
+numbers of the machine. Predictions use these numbers."""
 
 from pathlib import Path
 

@@ -29,8 +29,8 @@ DOCUMENTS = ["Attention is all you need.", "Über ZeRO: 1 ≤ 2.", "", "Third."]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Folder with the same documents as JSON Lines, compressed JSON Lines, Parquet, and plain text. The plain text is
-    in one file, and again in one file per document."""
+    """Folder with the same documents as JSON Lines, compressed JSON Lines, Parquet, and plain text. The plain text
+    exists twice: in a single file, and in one file per document."""
     import pyarrow
     from pyarrow import parquet
 
@@ -79,7 +79,7 @@ def test_local_data_set_folder_is_read_with_the_hub_option(folder: Path) -> None
 def test_corpus_ends_at_max_documents_or_max_bytes(folder: Path) -> None:
     selection = CorpusSelection(files=(str(folder / "corpus.jsonl"),), field="body")
     assert corpus.load(selection.model_copy(update={"max_documents": 2})).documents == 2
-    cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # ends after the first of two bytes of "Ü"
+    cut = corpus.load(selection.model_copy(update={"max_bytes": 27}))  # ends between the two bytes of "Ü"
     assert (cut.documents, cut.bytes) == (1, 26)
 
 
@@ -154,8 +154,8 @@ def test_byt5_tokenizer_equals_that_of_transformers() -> None:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Errors by which a server on this machine, in place of the Hugging Face Hub, answers to paths. To other paths it
-    answers with an empty JSON object."""
+    """Dict from request paths to HTTP errors. A server on this machine, which replaces the Hugging Face Hub, responds
+    to these paths with these errors, and to all other paths with an empty JSON object."""
     errors: dict[str, str] = {}
 
     class Answer(BaseHTTPRequestHandler):

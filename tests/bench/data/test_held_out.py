@@ -1,4 +1,4 @@
-"""Tests of held-out text: its selection from a corpus, its exclusion from training, and its use in evaluations."""
+"""Tests of held-out text, which is selected from a corpus, excluded from training, and used in evaluations."""
 
 from collections.abc import Callable
 from itertools import islice

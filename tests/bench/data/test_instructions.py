@@ -43,7 +43,7 @@ MakeSpec = Callable[..., RunSpec]
 @pytest.fixture
 def make(make_spec: MakeSpec, tmp_path: Path) -> MakeSpec:
     """Function that builds the RunSpec of a run on the JSON objects `lines`. With the objective seq2seq, the model is a
-    tiny T5, otherwise a tiny GPT."""
+    tiny T5. With any other objective, it is a tiny GPT."""
 
     def build(lines: Any = PAIRS, objective: str = "causal_lm", **fields: Any) -> RunSpec:
         path = tmp_path / "lines.jsonl"
@@ -399,7 +399,7 @@ def test_packing_puts_whole_samples_into_few_sequences() -> None:
     packs = pack(lengths, 40)
     assert sorted(chain(*packs)) == list(range(200))
     assert max(sum(lengths[sample] for sample in samples) for samples in packs) <= 40
-    # best fit in order of length needs at most 11/9 of the least number of sequences, which is at least this one
+    # best-fit decreasing needs at most 11/9 of the optimal number of sequences; this is a lower bound of the optimum
     assert len(packs) <= 11 / 9 * -(-sum(lengths) // 40) + 1
     assert pack([10, 30, 5, 35, 40], 40) == [[4], [3, 2], [1, 0]]
 

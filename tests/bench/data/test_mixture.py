@@ -1,5 +1,5 @@
-"""Tests of mixtures of texts. The share of each text is compared with a hand calculation, and the order of samples with
-its theoretical bound. Each text repeats one letter, so that a sample shows the text that it comes from."""
+"""Tests of mixtures of texts. The share of each text is compared with a hand calculation. The order of samples is
+compared with a theoretical bound. Each text repeats one letter, so that a sample shows the text that it comes from."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +25,8 @@ MakeSpec = Callable[..., RunSpec]
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Options of three texts, by name. The texts repeat the letters a, b and c. They have 100, 40 and 10 samples of 70
-    bytes."""
+    """Options of three texts, by name. The texts repeat the letters a, b and c. The text of a has 100 samples of 70
+    bytes, that of b has 40, and that of c has 10."""
     folder = tmp_path_factory.mktemp("texts")
     for letter, samples in (("a", 100), ("b", 40), ("c", 10)):
         (folder / f"{letter}.txt").write_text(letter * 70 * samples)
@@ -45,7 +45,7 @@ def count_letters(spec: RunSpec, samples: int, rank: int = 0) -> Counter[str]:
 
 def test_shares_are_proportional_to_weights_and_more_equal_at_higher_temperature() -> None:
     assert compute_shares([1, 4], 1) == pytest.approx([0.2, 0.8])
-    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # proportional to the square roots 1 and 2
+    assert compute_shares([1, 4], 2) == pytest.approx([1 / 3, 2 / 3])  # shares in the ratio of the square roots, 1 to 2
     assert compute_shares([1, 1e300], 0.1) == pytest.approx([0, 1])  # the 10th powers of these weights overflow
 
 

@@ -13,8 +13,8 @@ seeds = st.integers(0, 2**31)
 
 
 def merged(inputs: np.ndarray, targets: np.ndarray) -> list[int]:
-    """Return the tokens before span corruption. For this, each sentinel of the input is replaced by the tokens that
-    follow the same sentinel in the target."""
+    """Return the original tokens, as they were before span corruption. They are restored by replacing each sentinel of
+    the input by the tokens that follow the same sentinel in the target."""
     assert inputs[-1] == targets[-1] == EOS
     hidden: dict[int, list[int]] = {}
     for token in targets[:-1]:

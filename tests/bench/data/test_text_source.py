@@ -40,8 +40,8 @@ def equal(one: data.MicroBatch, other: data.MicroBatch) -> bool:
 
 
 def raw(batch: data.MicroBatch) -> list[bytes]:
-    """Return the original text of each sample of a micro-batch with span corruption, tokenised with ByT5. Each sentinel
-    of the input is replaced by its tokens from the labels."""
+    """Return the original text of each sample of a micro-batch to which span corruption was applied. Each sentinel of
+    the input is replaced by the tokens that follow this sentinel in the labels. Tokens are ByT5's, one per byte."""
     texts = []
     for inputs, labels in zip(batch.tensors["input_ids"].tolist(), batch.tensors["labels"].tolist(), strict=True):
         hidden: dict[int, list[int]] = {}

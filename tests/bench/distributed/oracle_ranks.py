@@ -153,8 +153,8 @@ class FeedForward(nn.Module):
 
 def run_region(among: TensorRanks, mesh: DeviceMesh) -> Both:
     """Compare a feed-forward layer under tensor parallelism: ours with torch's `parallelize_module`. The rows of the
-    first weight matrix and the columns of the second are divided between the ranks. The second bias is whole on each
-    rank."""
+    first weight matrix and the columns of the second are divided between the ranks. The bias of the second matrix is
+    whole on each rank."""
     torch.manual_seed(2)
     whole, states, upstream = FeedForward(), *torch.randn(2, SAMPLES, TOKENS, WIDTH)
     # `keep_own_tokens` divides the last dimension

@@ -1,5 +1,5 @@
-"""Tests of the division of a model into pipeline stages. In any other division, the most expensive stage costs at least
-as much."""
+"""Tests of the division of a model into pipeline stages. The division must minimise the cost of the most expensive
+stage."""
 
 import itertools
 import json

@@ -10,8 +10,8 @@ from bench.engines.precision.update import sum_squares
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sum_of_squares_of_a_large_tensor_is_exact(dtype: torch.dtype) -> None:
-    """All elements are equal, so the exact sum is known. For comparison, torch 2.13 with one thread has an error of 1.1
-    % for 2^25 elements in fp32."""
+    """All elements are equal, so that the exact sum is known. In contrast, the result of torch 2.13 with one thread has
+    an error of 1.1 % for 2^25 elements in fp32."""
     elements, value = 2**25, 2.0**-10 * (1 + 2.0**-7)
     gradient = torch.full((elements,), value, dtype=dtype)
     assert math.sqrt(sum_squares([gradient]).item()) == pytest.approx(value * math.sqrt(elements), rel=1e-12)

@@ -109,7 +109,7 @@ def test_passes_of_all_ranks_have_the_order_of_torch(
 
 @pytest.mark.parametrize("size", [PipelineSize(2, 1, 4), PipelineSize(4, 1, 8), PipelineSize(3, 1, 5)])
 def test_passes_of_the_first_rank_of_1f1b_have_the_order_of_torch(pipelining: Any, size: PipelineSize) -> None:
-    # for later ranks, torch 2.13 prints forwards with numbers from 1 (it runs them from 0)
+    # for later ranks, torch 2.13 prints forward passes with numbers from 1, but runs them with numbers from 0
     ours = [tuple(action) for action in build_computation("1f1b", size)[0]]
     assert ours == order_of_torch(pipelining, "Schedule1F1B", size)[0]
 
@@ -144,8 +144,9 @@ def test_schedules_have_no_deadlock_with_blocking_transfers() -> None:
 
 
 def run_with_rendezvous(schedule: tuple[Order, ...], size: PipelineSize) -> None:
-    """Execute the actions of all ranks with blocking transfers, and fail if the ranks deadlock. A send completes only
-    when the other rank has reached the matching receive. Real communication libraries are less strict."""
+    """Execute the actions of all ranks with blocking transfers, and fail if the ranks deadlock. Here, a send completes
+    only when the receiving rank has reached the matching receive. Real communication libraries may complete a send
+    earlier, so they deadlock in fewer cases."""
     left, here = [list(order[::-1]) for order in schedule], set[Action]()
     while any(left):
         moved = False
@@ -294,7 +295,7 @@ def test_step_time_includes_the_slowest_stage_and_the_transfer_time() -> None:
     size = PipelineSize(2, 1, 3)
     schedule = build_schedule("gpipe", size)
     step = simulate_schedule(schedule, size, [1.0, 3.0], [2.0, 6.0], hop_s=0.5)
-    # from 1.5 s on, rank 1 computes without a pause; a transfer and the last backward of rank 0 follow
+    # rank 1 starts at 1.5 s and computes without a pause; then a transfer and the last backward of rank 0 follow
     assert step.finish_s[Action("backward", 1, 2)] == pytest.approx(1.5 + 3 * 3 + 3 * 6)
     assert step.total_s == pytest.approx(1.5 + 9 + 18 + 0.5 + 2)
     assert step.busy_s == (9.0, 27.0)
@@ -368,8 +369,8 @@ def test_gradients_of_a_stage_are_reduced_once_after_its_last_backward(name: Sch
 
 def test_gathers_of_layered_accumulation_do_not_grow_with_micro_batches() -> None:
     """In layered accumulation, a stage runs all micro-batches before the next stage runs. So a rank with twelve stages
-    gathers weights 22 times, with 8 and with 64 micro-batches. If each micro-batch ran through all stages before the
-    next one, 8 micro-batches would need about 200 gathers."""
+    gathers weights 22 times, for 8 micro-batches as well as for 64. If each micro-batch ran through all stages before
+    the next one, 8 micro-batches would need about 200 gathers."""
     few, many = (
         sum(action.kind == "gather" for action in add_gathers(build_schedule("breadth_first", size)[0]))
         for size in (PipelineSize(1, 12, 8), PipelineSize(1, 12, 64))

@@ -44,8 +44,9 @@ def spec(micro: int, **more: Any) -> RunSpec:
 def micro_batches(
     of: RunSpec, step: int, *, padded: bool = True, without: Sequence[int] = ()
 ) -> list[dict[str, torch.Tensor]]:
-    """Return the micro-batches of a step. The samples are the same for every micro-batch size. They have 1 to 6 target
-    tokens, or 6 each if `padded` is false. Samples whose index is in `without` have no target token."""
+    """Return the micro-batches of a step. The samples are the same for every micro-batch size. Samples have 1 to 6
+    target tokens. If `padded` is false, all samples have 6 target tokens. Samples whose index is in `without` have
+    none."""
     generator = torch.Generator().manual_seed(step)
     inputs, labels = (torch.randint(2, 128, (SAMPLES, length), generator=generator) for length in (12, 6))
     for sample in range(SAMPLES if padded else 0):
@@ -56,8 +57,8 @@ def micro_batches(
 
 
 def train(of: RunSpec, **samples: Any) -> list[float]:
-    """Train for three steps. Return the loss and the gradient norm of the first step, then those of the second and
-    third. `samples` are options of `micro_batches`."""
+    """Train for three steps. Return six numbers: the loss and the gradient norm of the first, the second and the third
+    step. `samples` are keyword arguments of the function `micro_batches`."""
     module = t5.build(of)
     t5.initialise(module, of)
     engine, found = build_ddp(module, of), list[float]()
@@ -79,8 +80,8 @@ def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(micro: int) -> N
 
 @pytest.mark.parametrize("chunked", [{}, {"loss_chunk_tokens": 4}])
 def test_micro_batch_without_targets_does_not_change_the_loss(chunked: dict[str, int]) -> None:
-    """If a micro-batch also contains other samples, torch's mean ignores samples without target tokens. If all its
-    samples lack target tokens, torch's mean is 0 / 0, which must not reach the loss of the step."""
+    """If only some samples of a micro-batch lack target tokens, torch's mean ignores these samples. If all samples of a
+    micro-batch lack target tokens, torch's mean is 0 / 0 = NaN. The NaN must not reach the loss of the step."""
     model = {**spec(1).model.model_dump(mode="json", by_alias=True), **chunked}
     whole = train(spec(SAMPLES), without=(0, 2, 3, 7))
     for micro in (1, 2):

@@ -49,7 +49,7 @@ def main() -> None:
     for label, plain in jobs.items():
         spec = RunSpec.model_validate(plain)
         seen[label] = take_memory(spec) if label.startswith(MEMORY) else train(spec)
-        functional.linear = linear  # memory_efficient_linear of stage 3 replaces it for good
+        functional.linear = linear  # DeepSpeed's stage 3 with memory_efficient_linear replaces it permanently
     Path(f"{sys.argv[2]}-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_process_group()
 
@@ -108,8 +108,8 @@ def count_moments(engine: Any) -> int:
 
 
 def list_measuring(engine: Any) -> list[str]:
-    """Return the names of DeepSpeed's own timers and log messages that are enabled during the steps; the list should be
-    empty."""
+    """Return the names of DeepSpeed's own timers and loggers that are enabled during the steps. The list should be
+    empty, because timers and loggers would disturb the step times."""
     from deepspeed.comm.comm import comms_logger
 
     parts = {

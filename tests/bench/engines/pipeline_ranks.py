@@ -118,13 +118,13 @@ def train_once(spec: RunSpec, rank: int, *, evaluates: bool) -> dict[str, Any]:
     }  # fmt: skip
     if isinstance(engine, ZeroEngine):
         engine._engine.destroy()
-    functional.linear = linear  # DeepSpeed's stage 3 replaces it for good
+    functional.linear = linear  # DeepSpeed's stage 3 replaces it permanently
     return seen
 
 
 def build_module(spec: RunSpec, rank: int) -> Any:
-    """Return this rank's pipeline stages. If the engine does not divide the model into stages, return the whole
-    model."""
+    """Build and return the pipeline stages of this rank. If the engine does not divide the model into stages, build the
+    whole model."""
     backend, cut = engines.load_builder(spec.engine.backend), engines.facts(spec).cut
     if cut is None:
         return models.load_builder(spec.model.family).build(spec, backend.construction(spec))
@@ -133,8 +133,8 @@ def build_module(spec: RunSpec, rank: int) -> Any:
 
 
 def read_weights(engine: PipelineEngine, module: Any) -> dict[str, Tensor]:
-    """Return copies of the weights of this rank's stages, by name. Weights that are partitioned among model copies are
-    gathered first."""
+    """Return copies of the weights of this rank's stages, by name. Weights that ZeRO partitions among the copies of the
+    model are gathered first."""
     for gathered in engine.gathered.values():
         gathered.gather()
         gathered.wait()

@@ -73,7 +73,7 @@ def train_alone(job: RunSpec) -> dict[str, Any]:
                 (loss * share).backward()
                 found.append(float(loss.detach()) * share)
             elif job.model.dropout:
-                module(**batch)  # draws as many random numbers as any other micro-batch
+                module(**batch)  # runs nevertheless, to draw as many random numbers as any other micro-batch
             random[data] = torch.get_rng_state()
         for master, parameter in zip(masters, named.values(), strict=True):
             assert parameter.grad is not None
@@ -146,8 +146,8 @@ def cut_own(rank: dict[str, Any], name: str, whole: Tensor) -> Tensor:
 
 
 def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> list[str]:
-    """Compare initial weights bitwise with those of the single process (`begun`). Return the names of parameters that
-    differ on some rank, and of parameters that no rank has."""
+    """Compare the initial weights of the ranks bitwise with the initial weights in the single process (`begun`). Return
+    the names of parameters that differ on some rank, and the names of parameters that no rank has."""
     met = {name for rank in ranks for name in rank["begun"]}
     otherwise = {
         name

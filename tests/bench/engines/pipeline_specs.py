@@ -26,7 +26,8 @@ def spec(
     model: str, schedule: str, pipeline: int, stages: int = 1, data: int = 1, tensor: int = 1,
     by_tokens: bool = False, sharding: str = "zero1", preset: str = "pipeline", **fields: Any,
 ) -> RunSpec:  # fmt: skip
-    """Return the spec of a tiny model that is trained in a pipeline, or whole if `preset` names another engine preset.
+    """Return the spec of a tiny model that is trained in a pipeline. If `preset` names an engine preset without a
+    pipeline, the model is not divided.
 
     `model` is a key of SHAPES. `pipeline`, `data` and `tensor` are numbers of ranks, `stages` is the number of stages
     per rank, and `by_tokens` turns on sequence parallelism. Gradient clipping, weight decay and accumulation are chosen
@@ -62,7 +63,7 @@ def spec(
 
 def pad(job: RunSpec, loss_mean: str = "tokens") -> RunSpec:
     """Return a copy of the spec with padded data, in which micro-batches have different numbers of target tokens.
-    `loss_mean` is the mean that forms the loss of a step: over `tokens` or over `micro_batches`."""
+    `loss_mean` states how the loss of a step is averaged: over `tokens` or over `micro_batches`."""
     data = {"name": "text", "source": "text", "options": {"packing": False}}
     plain = job.model_dump(mode="json", by_alias=True)
     return RunSpec.model_validate(plain | {"data": data, "loss_mean": loss_mean})

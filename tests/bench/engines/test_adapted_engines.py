@@ -16,8 +16,8 @@ LORA: dict[str, Any] = {"name": "lora", "rank": RANK, "alpha": 32}
 NF4 = LORA | {"quantization": "nf4", "double_quantization": True}
 INT8 = LORA | {"quantization": "int8"}
 WHOLE, PARTITIONING = ("ddp", "zero0"), ("zero1", "zero2", "zero3", "fsdp")
-"""Engines whose ranks each have the optimizer state of all trained parameters, and engines whose ranks have a partition
-of it."""
+"""WHOLE has engines in which each rank holds the optimizer state of all trained parameters. PARTITIONING has engines in
+which each rank holds only a partition of the optimizer state."""
 ENGINES = (*WHOLE, *PARTITIONING)
 RECOMPUTING, PACKED = ("ddp", "zero3", "fsdp"), ("ddp", "zero2", "zero3", "fsdp")
 """Engines that are tested with activation checkpointing, and with quantised weights."""

@@ -11,7 +11,7 @@ from test_engines_agree import SHAPE, spec
 DROPOUT: dict[str, Any] = {"model": {**spec("fsdp")["model"], "dropout": 0.1}}
 LORA: dict[str, Any] = {"name": "lora", "rank": 4, "dropout": 0.1}
 NF4 = LORA | {"quantization": "nf4", "double_quantization": True}
-# matrices of which even half on a rank has 8-bit moments
+# matrices so large that even half of one, on a rank, gets 8-bit moments
 WIDE = {"model": {**DROPOUT["model"], "shape": SHAPE | {"vocab": 512}}, "optimizer": {"name": "adamw_8bit"}}
 SAVED = {
     "fsdp fp32": spec("fsdp", "fp32", **DROPOUT),

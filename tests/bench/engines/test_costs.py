@@ -1,5 +1,6 @@
-"""Tests of the costs that engines predict, such as memory. They agree with how the engine partitions its states.
-Engines of other packages are predicted too, and an engine without predictions is reported."""
+"""Tests of the costs that engines predict, such as memory. The predicted bytes must agree with the way in which the
+engine partitions its states. Predictions must also work for engines from other packages. If such an engine predicts no
+costs, this must be reported."""
 
 import re
 from pathlib import Path
@@ -38,7 +39,7 @@ ON_GPUS = ("model=mt5_base", "machine=a100_80", "devices_per_node=8")
 @pytest.fixture
 def toy(install: Install, tmp_path: Path) -> tuple[str, ...]:
     """Install a plug-in engine `toy` that predicts no costs. Return the command-line words with which a command finds
-    it."""
+    the plug-in."""
     install("zeroscale.engine", "toy = their_engine", WITHOUT_COSTS)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "toy.yaml").write_text("name: toy\nbackend: toy\n")
@@ -56,8 +57,9 @@ def toy_spec() -> RunSpec:
 
 @pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_predicted_states_are_divided_by_the_engines_division(name: str) -> None:
-    """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. Each is
-    divided by the number of ranks among which the engine partitions it, of 8 ranks in total."""
+    """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. The run
+    has 8 ranks. Each of the three sizes is divided by the number of ranks among which the engine partitions that state.
+    """
     spec, parameters = asked(f"engine={name}"), 582_401_280
     divided, held = engines.facts(spec).division, predict_engine_memory(spec, "cuda").resident()
     assert divided

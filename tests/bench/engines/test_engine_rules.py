@@ -140,7 +140,7 @@ def test_loading_an_engine_imports_no_torch() -> None:
 
 
 class WithIdleTime:
-    """Engine whose only optional method is `idle_s`. It lacks `save` and `load`."""
+    """Engine whose only optional method is `idle_s`. It lacks the methods `save` and `load`."""
 
     def idle_s(self) -> float:
         return 0.0

@@ -19,7 +19,7 @@ from bench.predict.memory import predict_memory
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-# Half of each matrix has more than 4,096 elements, from which on moments have 8 bits.
+# Half of each matrix has more than 4,096 elements: only such large tensors get 8-bit moments.
 MODEL = {"name": "test", "shape": SHAPE | {"vocab": 1024, "d_model": 64, "d_ff": 256, "d_kv": 32}}
 EIGHT, FACTORED = ({"name": name, "lr": 1e-2, "gradient_clipping": CLIPPING} for name in ("adamw_8bit", "adafactor"))
 WHOLE, DIVIDED = ("ddp", "zero0"), ("zero1", "zero2", "zero3", "fsdp")
@@ -49,8 +49,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def train_alone(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Train the whole model in this process with the optimizer of its library. Return the losses of the samples of each
-    rank, as a list of steps per rank."""
+    """Train the whole model in this process with the optimizer of its library. Return a list for each rank of the
+    compared run. It has, for each step, the loss of that rank's samples."""
     asked = RunSpec.model_validate(plain)
     family = models.load_builder(asked.model.family)
     module = family.build(asked, on_device("fp32"))

@@ -125,8 +125,8 @@ def test_only_ranks_of_the_last_stage_have_a_loss_and_all_ranks_have_idle_time(s
 
 
 def list_holders(job: RunSpec, name: str) -> tuple[int, ...]:
-    """Return the positions in the pipeline whose ranks share a parameter, such as a tied embedding. Return an empty
-    tuple if a single position has the parameter."""
+    """Return the positions in the pipeline whose ranks hold copies of the same parameter, such as a tied embedding. If
+    only one position holds the parameter, return an empty tuple."""
     stages = models.load_builder(job.model.family).find_shared(job, parts_of(job)).get(name, ())
     places = sorted({stage % job.parallel.pipeline for stage in stages})
     return tuple(places) if len(places) > 1 else ()
@@ -160,8 +160,8 @@ SLICED = [label for label, job in JOBS.items() if job.parallel.tensor == job.wor
 @pytest.mark.parametrize("label", UNSLICED)
 def test_zero3_pipeline_gathers_stages_for_forward_and_backward_and_reduces_once(seen: Seen, label: str) -> None:
     """The weights of a stage are gathered for its forward passes and again for its backward passes. Its gradients are
-    reduced once. There are two exceptions. Stages at the turn from forward to backward stay gathered in between.
-    Parameters that several stages share are never partitioned."""
+    reduced once. There are two exceptions. If the backward of a stage directly follows its forward, its weights stay
+    gathered in between. Parameters that several stages share are never partitioned."""
     job, ranks = JOBS[label], seen[label]
     family = models.load_divided_builder(job.model.family)
     shared, parts = family.find_shared(job, parts_of(job)), parts_of(job)

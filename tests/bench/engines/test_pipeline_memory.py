@@ -49,7 +49,7 @@ def activations(job: RunSpec) -> list[int]:
 def test_activations_grow_with_micro_batches_for_gpipe_and_not_for_1f1b() -> None:
     few, many = ({"batch": {"micro": 2, "accumulation": number}} for number in (4, 64))
     assert activations(spec("gpt", "1f1b", 4, **many)) == activations(spec("gpt", "1f1b", 4, **few))
-    # in middle stages, a pass keeps the activations of its blocks without the received states
+    # in middle stages, a pass keeps the activations of the stage's blocks, but not the states that it received
     less, more = (activations(spec("gpt", "gpipe", 4, **fields))[1] for fields in (few, many))
     assert more == 16 * less
     first, second, third, _ = activations(spec("gpt", "1f1b", 4, **few))

@@ -84,7 +84,7 @@ def real(folder: Path) -> RunRecord:
 def test_samples_and_tokens_of_a_pipeline_count_model_copies_and_not_ranks(real: RunRecord) -> None:
     observed, timed = real.observations, get_window(real)
     assert observed and observed.tokens and timed
-    assert real.spec.global_batch == 2 * 4 * 2  # micro-batch, accumulation, copies of the model on four ranks
+    assert real.spec.global_batch == 2 * 4 * 2  # micro-batch, accumulation, number of model copies on four ranks
     assert observed.tokens.of("encoder") == 16 * 32 and observed.tokens.of("decoder") == 16 * 16
     assert compute_tokens_per_s(real) == pytest.approx(16 * 48 * len(timed.step_s) / sum(timed.step_s), rel=0.01)
     assert len(observed.memory) == 4 and observed.parameters == real.spec.model.parameters
@@ -139,7 +139,7 @@ def test_memory_of_a_rehearsed_pipeline_rank_equals_that_of_the_real_rank(
     assert rehearsed and real.observations
     [own], there = rehearsed.memory, real.observations.memory[rank]
     assert own.rank == there.rank == rank and there.resident_bytes and own.peak_allocated_bytes
-    # the difference is data that the measuring loop keeps for each step
+    # the difference is data that the measurement loop keeps for each step
     assert own.resident_bytes == pytest.approx(there.resident_bytes, abs=2000)
     assert own.peak_allocated_bytes == pytest.approx(there.peak_allocated_bytes, rel=0.01)
     # passes whose result another rank needs

@@ -45,7 +45,7 @@ def test_predicted_collectives_equal_those_of_recorded_runs() -> None:
         for kind, (calls, payload) in seen.items():
             gathers = (
                 kind == "all_gather" and record.spec.engine.name == "zero3"
-            )  # the number of gathers depends on the order in which the coordinator meets weights
+            )  # the number of gathers depends on the order in which DeepSpeed's stage 3 coordinator encounters weights
             assert predicted[kind][0] == pytest.approx(calls, rel=0.1 if gathers else 0), kind
             assert predicted[kind][1] == pytest.approx(payload, rel=PADDING), kind
 

@@ -193,7 +193,7 @@ def test_config_id_depends_on_the_checkpoint_and_specs_without_one_omit_the_fiel
 
 ENGINES = {
     "ddp": ["engine=ddp"], "zero1": ["engine=zero1"],
-    "zero3": ["engine=zero3", "engine.stage3_param_persistence_threshold=0"],  # otherwise small tensors stay whole
+    "zero3": ["engine=zero3", "engine.stage3_param_persistence_threshold=0"],  # without it, small tensors stay whole
     "fsdp": ["engine=fsdp"],
     "pipeline": ["engine=pipeline", "parallel.pipeline=2"], "tensor": ["engine=pipeline", "parallel.tensor=2"],
 }  # fmt: skip

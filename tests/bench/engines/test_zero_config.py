@@ -16,8 +16,8 @@ PRESETS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 
 def preset(name: str, **fields: Any) -> RunSpec:
-    """Return a spec with the engine preset conf/engine/<name>.yaml. Options that equal their defaults are removed, as
-    when a user's configuration is read."""
+    """Return a spec with the engine preset conf/engine/<name>.yaml. Engine options whose values equal the defaults are
+    removed, as they are when a user's configuration is read."""
     plain = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     assert plain.pop("name") == name
     backend = plain.pop("backend")

@@ -1,8 +1,9 @@
-"""Tests of a replay of DeepSpeed's stage 3 coordinator, which gathers and releases weights. The results are compared
-with a hand calculation for three tensors of 10, 20 and 30 elements.
+"""Tests of a simulation (replay) of DeepSpeed's stage 3 coordinator, which gathers and releases weights. The results
+are compared with a hand calculation for three tensors of 10, 20 and 30 elements.
 
-The replay gives the gathered weights at each stop. A stop is the execution of one module. Backward has one stop more
-than there are weights: the first module, which forward never enters and which has no weight here.
+The replay gives the elements of gathered weights at each stop. A stop is the execution of one module. Backward has one
+stop more than there are weights, because it also executes the first module. In this example, the first module has no
+weight, and forward does not execute it.
 """
 
 from bench.core.engine_costs import ModelSizes

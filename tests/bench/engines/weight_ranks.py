@@ -1,5 +1,5 @@
-"""Script that runs one rank, which loads checkpoints of transformers, trains and saves them together with the other
-ranks: `python weight_ranks.py JOBS OUT`. torchrun's environment variables must be set.
+"""Script that runs one rank. Together with the other ranks, it loads checkpoints of transformers, trains the models,
+and saves them: `python weight_ranks.py JOBS OUT`. torchrun's environment variables must be set.
 
 JOBS is the path of a JSON file that maps labels to RunSpecs. OUT-<rank>.json gets the results by label. A trained model
 is saved in a folder next to JOBS, named after the job's label.

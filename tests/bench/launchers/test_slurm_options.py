@@ -84,7 +84,8 @@ REFUSED = (
     "tomorow", "monday", "now+1h", "+2hours", "20", "20h", "8:5", "25:00", "13:00pm", "13/1", "31.12.30", "2030-13-01",
     "2030-1-2",
 )  # fmt: skip
-"""Values of `sbatch --begin` that sbatch 22.05 refuses. A test below compares both lists with the installed sbatch."""
+"""Values of `sbatch --begin` that sbatch 22.05 refuses. A test below compares this list, and the list of accepted
+values, with the installed sbatch."""
 
 
 def begin(value: str) -> str:
@@ -111,8 +112,9 @@ def test_begin_time_refused_by_sbatch_is_refused_before_submission(value: str) -
 @pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("sbatch"), reason="needs sbatch")
 def test_installed_sbatch_accepts_and_refuses_the_same_begin_times(tmp_path: Path) -> None:
-    """sbatch stops at the first wrong option, before it contacts a controller. A second, wrong option follows the begin
-    time. So the error names the begin time only if sbatch refuses it."""
+    """sbatch stops at the first invalid option, before it contacts the Slurm controller. The test passes the begin
+    time, and after it an option that is always invalid. So the error message names the begin time only if sbatch
+    refuses the begin time."""
     (tmp_path / "slurm.conf").write_text("ClusterName=c\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\n")
     variables = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
 

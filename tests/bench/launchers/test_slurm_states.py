@@ -6,8 +6,9 @@ manuals. Versions 23.11, 24.05 and 25.05 have no recordings: no package was avai
 has other columns.
 
 All versions get the same commands, which request columns by name. JSON output is not used, because its format changed:
-a state became a list in 23.11, and `nodes` became an object in 24.05. Newer versions than 22.05 only print exit codes
-and unknown times of squeue in another form. The parser supports both forms. Output in an unknown format is refused.
+a state became a list in 23.11, and `nodes` became an object in 24.05. In the requested columns, versions after 22.05
+differ only in the form of squeue's exit codes and unknown times. The parser supports both forms. Output in an unknown
+format is refused.
 """
 
 import time

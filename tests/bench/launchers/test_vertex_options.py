@@ -73,7 +73,7 @@ def test_every_node_reads_its_job_from_the_store() -> None:
 def test_time_limit_and_spot_are_part_of_the_schedule() -> None:
     assert request(options())["scheduling"] == {"disableRetries": True, "strategy": "STANDARD", "timeout": "5520s"}
     assert request(options(*N1, "launcher.spot=true"))["scheduling"]["strategy"] == "SPOT"
-    # Without any limit, the service's default of seven days applies.
+    # Without any time limit, the service's default of seven days applies.
     assert "timeout" not in request(options(), time_limit_min=None)["scheduling"]
 
 
@@ -136,7 +136,7 @@ def test_an_autopilot_is_refused_before_anything_is_submitted(capsys: pytest.Cap
 def test_a_dry_run_shows_the_cost_of_all_jobs_until_their_time_limits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("launcher.price_per_node_hour=6", "launcher.time_limit_min=27", "nodes=2", "launcher.warning_s=60")
     assert main(["sweep", *N1, *words, "--dry-run"]) == 0
-    # A job has 27 minutes for its point, one for the warning, two for its start and end, and two for its container.
+    # A job gets 27 minutes for its point, 1 for the warning, 2 for its start and end, and 2 for its container.
     told = "1 point in 1 job, 1.1 node-hours, at a cost of 6.40, if all of them use their whole time limit"
     assert told in " ".join(capsys.readouterr().out.split())
 
@@ -311,8 +311,8 @@ def test_a_machine_with_other_devices_than_the_job_is_refused(
 
 
 def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
-    """A machine file lists types of rented machines at Google. The accelerators of these types must have a device name
-    that the machine file contains."""
+    """A machine file lists Google's types of rented machines, such as a3-highgpu-8g. The device name of the
+    accelerators in these types must be among the device names in the machine file."""
     for path in sorted((ROOT / "conf/machine").glob("*.yaml")):
         plain = yaml.safe_load(path.read_text())
         for offer in plain.get("rented", ()):
@@ -322,8 +322,8 @@ def test_the_device_names_of_accelerators_are_those_of_machine_files() -> None:
 
 
 def test_defaults_are_those_of_the_file() -> None:
-    """The defaults of the class, which the reference and `explain` print, must equal those in
-    conf/launcher/vertex.yaml, which a run has."""
+    """The reference page and `explain` print the defaults of the options class. A run uses the values in
+    conf/launcher/vertex.yaml. Both must be equal."""
     plain = yaml.safe_load((ROOT / "conf/launcher/vertex.yaml").read_text())
     assert plain.pop("name") == "vertex"
     assert Options.model_validate(plain) == Options()

@@ -65,7 +65,7 @@ def check_equal(ours: nn.Module, theirs: nn.Module, compute_loss: Any) -> None:
     with torch.no_grad():
         for (_, first, second), (name, their_first, their_second) in pairs:
             their_first.copy_(first)
-            second.normal_(0, 0.1)  # zero at first, and then the first matrix would have no gradient
+            second.normal_(0, 0.1)  # the second matrix is zero at first, which makes the gradient of the first zero
             their_second.copy_(by_kind(second, name))
     loss, expected = compute_loss(ours), compute_loss(theirs)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)

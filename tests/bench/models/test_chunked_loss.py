@@ -90,8 +90,8 @@ def test_chunked_loss_adds_no_flops() -> None:
 
 
 def test_chunked_loss_never_holds_all_logits_in_memory() -> None:
-    """In fp32, the logits of all 4,096 tokens with a vocabulary of 8,192 take 134 MB. Those of a chunk of 256 tokens
-    take 8 MB."""
+    """In fp32, the logits of all 4,096 tokens with a vocabulary of 8,192 take 134 MB. The logits of a chunk of 256
+    tokens take 8 MB."""
     memory.install_counter(CPU)
     if memory.read_live_bytes(CPU) is None:
         pytest.skip("no C++ compiler")

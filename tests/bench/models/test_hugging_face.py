@@ -96,7 +96,7 @@ def test_initial_weights_depend_on_the_seed() -> None:
 
 def test_tied_weight_stays_tied_and_residual_projection_is_scaled() -> None:
     """transformers initialises GPT-2 with a standard deviation of 0.02. For matrices whose output is added to the
-    residual stream, it is 0.02 / √(2 × layers)."""
+    residual stream, the standard deviation is 0.02 / √(2 × layers)."""
     model = built(spec(config("gpt2")))
     assert model.lm_head.weight is model.transformer.wte.weight
     assert float(model.transformer.h[0].mlp.c_proj.weight.detach().std()) == pytest.approx(0.02 / 2, rel=0.05)

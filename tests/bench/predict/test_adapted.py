@@ -135,7 +135,7 @@ def test_frozen_matrix_without_an_adapter_saves_no_input_for_backward() -> None:
         )
         for spec in (spec_of(LLAMA, {"rank": 4, "targets": targets}, precision="fp32") for targets in ([], ["q_proj"]))
     )
-    middles = 4 * rows * 6 * 4  # of the six adapters that queries lack
+    middles = 4 * rows * 6 * 4  # of the six adapters that the model with adapters on queries only lacks
     attended = 0  # the fused kernel keeps its output, which the last matrix of attention reads
     assert keeps - none == 3 * (4 * rows * (width + inner) + middles + attended)
 
@@ -239,8 +239,8 @@ def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some:
 
 def test_frozen_weights_have_4_flops_per_token_and_adapter_weights_6() -> None:
     """The model is a Llama of 3 blocks. Backward does not need the gradient for the input of the first block. So each
-    matrix that reads this input saves one product, and so does its adapter. Attention has 12 FLOPs per pair of tokens
-    and element of a head."""
+    matrix that reads this input needs one matrix product less, and so does the adapter of this matrix. Attention needs
+    12 FLOPs for each pair of tokens and each element of a head."""
     d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (d, f), (f, d)]
     frozen = 4 * (3 * sum(k * n for k, n in matrices) + d * vocab) - 2 * sum(k * n for k, n in matrices[:3])

@@ -1,5 +1,5 @@
-"""Tests of the advice: its candidates, the best candidate for each kind of question, and candidates that cannot be told
-apart because their difference is within the prediction error."""
+"""Tests of the advice: which configurations are candidates, which candidate is best for each kind of question, and
+which candidates count as equal because their difference is within the prediction error."""
 
 import functools
 import statistics
@@ -49,9 +49,9 @@ def choice(
     engine: str = "zero2", *, parts: dict[str, float], hidden_s: float = 0.0, rate: tuple[float, float] = (1.0, 2.0),
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
-    """Return a choice with a made-up step. `parts` are the seconds of the parts of the step, and `hidden_s` those that
-    overlap with others. The uncertainty range of forward, recomputation and backward is `rate[0]` to `rate[1]` times
-    their prediction."""
+    """Return a candidate configuration with an invented step time. `parts` has the seconds of each part of the step,
+    such as forward. `hidden_s` is the number of seconds in which parts overlap. The uncertainty range of forward,
+    recomputation and backward is `rate[0]` to `rate[1]` times their seconds."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())
@@ -87,7 +87,7 @@ def test_candidates_reach_and_never_exceed_the_largest_global_batch() -> None:
         [BASE], Axes(nodes=(1,), checkpointing=(False,), max_global_batch=100), DeviceLimits(H200, "cuda")
     )
     tried = {(c.spec.batch.micro, c.spec.accumulation) for c in found.candidates}
-    # 8 ranks: 100 // 8 = 12 micro-steps of 1 sample, 6 of 2, 4 of 3, 3 of 4, 2 of 6, 1 of 8 or 12
+    # 8 ranks: 100 // 8 = 12 samples per rank, in micro-steps: 12 of 1, 6 of 2, 4 of 3, 3 of 4, 2 of 6, 1 of 8 or 12
     most = {1: (1, 2, 4, 8, 12), 2: (1, 2, 4, 6), 3: (1, 2, 4), 4: (1, 2, 3), 6: (1, 2), 8: (1,), 12: (1,)}
     assert tried == {(micro, number) for micro, numbers in most.items() for number in numbers}
     assert all(c.spec.global_batch <= 100 for c in found.candidates)
@@ -122,7 +122,7 @@ def test_advised_choice_depends_on_tokens_node_hours_and_deadline() -> None:
     one = choice(nodes=1, parts={"forward": 10.0})  # 8 devices: 80 device-seconds per step
     four = choice(nodes=4, parts={"forward": 2.0, "all-reduce": 2.0})  # 32 devices: 128
     rows = [one, four]
-    tokens = 3.6e6  # 3600 steps: 10 hours (at most 20), and 4 (at most 6)
+    tokens = 3.6e6  # 3600 steps: 10 hours (at most 20) for the first, and 4 hours (at most 6) for the second
     assert advise(AdviceQuestion(), rows).winner is one
     assert advise(AdviceQuestion(tokens, node_hours=100), rows).winner is four
     assert advise(AdviceQuestion(tokens, node_hours=23), rows).winner is one  # four may take 6 h of 4 nodes
@@ -248,8 +248,8 @@ def machine() -> Any:
 
 
 def chosen(record: RunRecord, machine: Any, *others: RunRecord) -> Choice:
-    """Return the choice for the configuration of `record`, as if it had not been measured. Its step time is predicted,
-    and corrected by the measured runs `others` if there are any."""
+    """Return the candidate with the configuration of `record`, as if this configuration had not been measured. Its step
+    time is predicted. If there are measured runs `others`, they correct the prediction."""
 
     def predict(point: RunSpec) -> StepTime:
         return predict_step_time(point, machine, "cpu")
@@ -279,7 +279,7 @@ def test_prediction_is_corrected_by_the_error_at_a_measured_neighbour(machine: A
     assert (estimate.evidence, estimate.runs) == ("corrected", 1)
     assert estimate.step_s == pytest.approx(off * predicted)
     ends = CALIBRATED[0] * off * predicted, CALIBRATED[1] * off * predicted
-    assert (estimate.low_s, estimate.high_s) == pytest.approx(ends)  # runs of another engine leave a larger error
+    assert (estimate.low_s, estimate.high_s) == pytest.approx(ends)  # larger error after correction
 
 
 def test_runs_on_another_machine_are_ignored(machine: Any) -> None:

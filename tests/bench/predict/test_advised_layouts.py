@@ -52,7 +52,7 @@ def test_layout_is_advised_for_a_model_that_does_not_fit_a_device(
     answer = json.loads(capsys.readouterr().out)
     winner = answer["winner"]
     assert [row["what"] for row in answer["left_out"]] == ["ddp"]
-    # 4 bytes of weights and gradients a parameter and 12 that copies divide: 10 × 22e9 / 80e9 devices at least
+    # per parameter 4 bytes of weights and gradients, and 12 that copies divide: at least 10 × 22e9 / 80e9 devices
     assert winner.get("tensor", 1) * winner.get("pipeline", 1) in (4, 8)
     again = compose.compose_request(compose.parse_single([*words[:-1], *winner["overrides"]])).spec
     assert config_id(again) == winner["config_id"]

@@ -110,7 +110,7 @@ def test_activation_bytes_equal_the_tensors_saved_by_autograd(
     saved = sum(segment.saved * times for block, times in described for segment in block)
     if checkpointing:  # a checkpoint keeps its random state, but not as a tensor that autograd saves
         saved -= 3 * activations.RANDOM_STATE["cpu"]
-    # one mask for all blocks, which eager attention adds and each checkpoint keeps, is not predicted
+    # eager attention adds a mask in all blocks, and each checkpoint keeps the mask: it is not predicted
     mask = WIDTH[precision] * 3 * TOKENS * TOKENS if checkpointing and attention == "eager" else 0
     divisor = 4  # divisor of the loss, one number
     assert kept_by_autograd(model, lambda: loss(model, 3)) == saved + mask + divisor
@@ -143,7 +143,7 @@ def test_described_family_is_predicted_with_every_engine(engine: str, gpt2: Stac
     spec = spec_of(engine)
     needed = predict_memory(spec, "cuda")
     assert all(size >= 0 for phase in needed.phases for size in phase.terms.values())
-    whole = 2 * 124_439_808  # in bf16; stage 3 keeps a quarter of it, and small tensors undivided
+    whole = 2 * 124_439_808  # in bf16; stage 3 keeps a quarter of each large tensor, and all of each small tensor
     expected = whole / 4 if engine == "zero3" else whole
     assert needed.phases[1].terms["weights"] == pytest.approx(expected, rel=0.01)
     # PaLM's rule: 6 FLOPs per parameter and token, 12 × layers × width × tokens per token for attention's squares

@@ -26,7 +26,7 @@ def test_mt5_xxl_offloads_155_gb_of_fp32_states_and_its_gradients() -> None:
     assert low(needed, "master weights", "optimizer moments") == pytest.approx(12 * XXL, rel=1e-6)
     assert low(needed, "master weights", "optimizer moments") == pytest.approx(155e9, rel=0.001)
     assert low(needed, "gradients") == pytest.approx(4 * XXL, rel=1e-6)
-    # the updated bf16 weights of every rank, and one embedding's gradient on each of 8
+    # the updated bf16 weights of every rank, and the gradient of one embedding on each of 8 ranks
     assert low(needed, "offload buffers") == pytest.approx(2 * XXL + 8 * 2 * 250_112 * 4096, rel=1e-6)
 
 

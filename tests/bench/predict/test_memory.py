@@ -255,8 +255,8 @@ def test_stages_1_and_2_flatten_weights_on_the_device_only_if_the_copy_fits(engi
     """DeepSpeed 0.19.8 copies all weights into one flat tensor. It does so on the device if the device has enough free
     memory.
 
-    The weights need 25.8 GB, and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits on a device of 80 GB. It may fit on
-    one of 53 GB, and does not fit on one of 42.5 GB.
+    The weights need 25.8 GB, and CUDA 0.6 to 2 GB. A second copy of 25.8 GB fits on a device of 80 GB. It may fit on a
+    device of 53 GB. It does not fit on a device of 42.5 GB.
     """
     spec = asked("model=mt5_xxl", f"engine={engine}", "nodes=8", "devices_per_node=8", "batch.micro=1")
     built = 2 * MT5_XXL + 2 * 2 * 250_112 * 4096  # includes two embeddings that transformers makes and discards

@@ -38,14 +38,14 @@ def peak_bytes(record: RunRecord) -> int:
 
 
 def scaled(step: float, memory: float) -> Any:
-    """Return a function that makes a wrong prediction for a recorded run: its measured step time divided by `step`, and
-    its measured memory divided by `memory`."""
+    """Return a function that makes a wrong prediction for a recorded run. It predicts the measured step time of the run
+    divided by `step`, and the measured memory divided by `memory`."""
     return lambda record: PredictedRun(median_s(record) / step, round(peak_bytes(record) / memory))
 
 
 def corrections(records: Iterable[RunRecord], predict: Callable[[RunRecord], PredictedRun | None]) -> Correction:
-    """Compare recorded runs with their predictions, and return the correction that follows. Runs without a prediction
-    are ignored."""
+    """Compare recorded runs with their predictions, and return the correction of predictions that follows from their
+    errors. Runs without a prediction are ignored."""
     return compute_correction(
         [found for record in records if (found := compare_with_prediction(record, predict(record)))]
     )

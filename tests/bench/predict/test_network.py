@@ -1,5 +1,6 @@
 """Tests of the predicted seconds of collectives. They are compared with hand calculations and with published tables of
-three machines. Other tests predict the times for another link speed from two calibrations of one machine."""
+three machines. In other tests, a machine was calibrated at two link speeds, and times at a third link speed are
+predicted."""
 
 import csv
 import itertools
@@ -29,7 +30,7 @@ def test_collective_of_one_rank_or_no_payload_takes_no_time() -> None:
 
 
 def test_large_all_gather_inside_a_node_equals_a_calculation_by_hand() -> None:
-    # 8 GB, 7/8 of it over a link of 100 GB/s, of which 233.88 / 300 are reached
+    # 7/8 of 8 GB pass over a link of 100 GB/s, which reaches 233.88 / 300 of its rate
     assert compute_collective_s("all_gather", 8e9, RankSpan(1, 8), NODE) == pytest.approx(7e9 / (1e11 * 233.88 / 300))
 
 

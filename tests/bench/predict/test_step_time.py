@@ -74,7 +74,7 @@ def test_gradient_reduction_is_hidden_by_backward_except_for_the_last_bucket() -
     found = predict_step_time(spec("engine=ddp"), with_links(1e12))
     assert found.hidden_s > 0
     whole = found.hidden_s + found.parts["all-reduce"]
-    embedding = 250_112 * 768 / 582_401_280  # of all gradients, and the last to be complete
+    embedding = 250_112 * 768 / 582_401_280  # the share of the embedding in all gradients; its bucket is complete last
     assert found.parts["all-reduce"] == pytest.approx(whole * embedding)
     assert predict_step_time(spec("engine=ddp"), fast).parts["backward"] == found.parts["backward"]
 
@@ -101,7 +101,7 @@ def test_rehearsed_time_replaces_calibrated_rates() -> None:
     found = predict_step_time(on_cpu("zero1", 2), cpu(2), "cpu", rehearsed_s=0.5)
     passes = [found.parts[name] for name in ("forward", "backward", "optimizer")]
     assert sum(passes) == pytest.approx(0.5)
-    # the gradients' one bucket, their norm, the gather of the weights: 10 ms each, and nothing overlaps on a processor
+    # 10 ms each for the one gradient bucket, the norm and the gather of weights; nothing overlaps on a CPU
     assert found.step_s == pytest.approx(0.5 + 0.03)
 
 

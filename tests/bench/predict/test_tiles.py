@@ -1,6 +1,6 @@
 """Tests of the time of a matrix product by its shape, compared with hand calculations for a device with 108
-multiprocessors. A product is divided into tiles. The multiprocessors compute one wave of tiles after another. Unaligned
-sizes take longer."""
+multiprocessors. A product is divided into tiles. In each wave, every multiprocessor computes one tile. Products with
+unaligned sizes take longer."""
 
 import pytest
 

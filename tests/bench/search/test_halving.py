@@ -33,7 +33,7 @@ def a_section(**given: Any) -> SearchSection:
 
 
 def pool(of: SearchSection) -> CandidatePool:
-    """Return the candidates of a search: trainings of 9,000 tokens that differ in their learning rate."""
+    """Return the candidates of a search: trainings of 9,000 tokens with different learning rates."""
 
     def build(values: Mapping[str, Any]) -> SweepPoint:
         spec = {
@@ -91,9 +91,9 @@ def test_rungs_are_the_training_divided_by_powers_of_the_factor() -> None:
 
 
 def test_of_27_trainings_about_nine_and_three_are_promoted() -> None:
-    """A third of the trainings is promoted, which means trained for three times as many tokens. Promotion does not wait
-    for all trainings. So a training that is among the best third of those so far is promoted, even if better ones
-    follow."""
+    """A third of the trainings is promoted, which means that they continue until they have three times as many tokens.
+    Promotion does not wait until all trainings have results. So a training is promoted if it is among the best third of
+    the trainings so far, even if better trainings follow."""
     results = search(a_section(), flat)
     counted = Counter(end(result.trial) for result in results)
     assert counted[1_000] == 27
@@ -219,8 +219,9 @@ def test_trial_budget_counts_every_rung() -> None:
 
 @pytest.mark.parametrize("given", ({}, {"trials": 10}, {"rungs": {"least": 1_000, "brackets": 2}}))
 def test_foreseen_trials_and_time_are_near_those_that_follow(given: dict[str, Any]) -> None:
-    """A trial takes a second per 1,000 tokens that it trains. The whole search is simulated, and the outlook at each
-    trial is compared with the trials that follow."""
+    """A trial takes a second per 1,000 tokens that it trains. The whole search is simulated. At each trial, the
+    foreseen number of trials and the foreseen remaining time are compared with the number and the time of the trials
+    that follow."""
     tokens = [0, 1_000, 3_000, 9_000]
 
     def compute_seconds(trial: Trial) -> float:
@@ -239,5 +240,5 @@ def test_foreseen_trials_and_time_are_near_those_that_follow(given: dict[str, An
     half = total // 2
     current = results[half]._replace(outcome=None, quantities=None, node_hours=0.0)
     left_s = sum(compute_seconds(one.trial) for one in results[half:])
-    if not given:  # with few trials, or with brackets, the order of results decides how many trainings get far
+    if not given:  # with few trials, or with brackets, the number of promoted trainings depends on the order of results
         assert foresee(candidates, [*results[:half], current], current).left_s == pytest.approx(left_s, rel=0.35)

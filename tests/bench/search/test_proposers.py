@@ -42,7 +42,7 @@ def step_s(values: Mapping[str, Any]) -> float:
 
 
 def run(values: Mapping[str, Any]) -> float | str:
-    """Return the step time, or "oom" for ddp with a micro-batch of 4 or more."""
+    """Return the simulated step time of a point in seconds, or "oom" for ddp with a micro-batch of 4 or more."""
     return "oom" if values["engine"] == "ddp" and values["batch.micro"] >= 4 else step_s(values)
 
 
@@ -142,9 +142,9 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
-    """A trial is ended early if its steps are certainly slower than the best trial so far. If the best had 0.5 s on a
-    busy machine, the limit is 1.1 × 0.9 s, because it could take up to 0.9 s on a quiet machine. After a trial with 0.6
-    s on a quiet machine, the limit is 0.67 s."""
+    """A trial is ended early if its steps are certainly slower than the best trial so far. If the best trial took 0.5 s
+    on a busy machine, the limit is 1.1 × 0.9 s, because this trial could take up to 0.9 s on a quiet machine. After a
+    trial with 0.6 s on a quiet machine, the limit is 0.67 s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -190,8 +190,8 @@ def test_noisy_best_trial_of_a_busy_machine_does_not_settle_a_search() -> None:
     """A search is settled, and ends, if its latest trials hardly improved the best result.
 
     The first of 30 trials took 0.5 s, the next 28 took 1 s, and the last took 0.9 s. If the first trial was measured on
-    a quiet machine, the last is no improvement. If the first was measured on a busy machine, it counts less, and the
-    last is one.
+    a quiet machine, the last trial is no improvement. If the first trial was measured on a busy machine, its time is
+    uncertain. Then the last trial counts as an improvement.
     """
     asked = section(objective="step_s", sampler="tpe", space={"engine": ["ddp"], "seed": {"from": 1, "to": 30},
                                                               "batch.micro": [1]})  # fmt: skip
@@ -232,8 +232,8 @@ def test_measured_runs_correct_wrong_predictions() -> None:
 
 
 def test_ten_predicted_best_points_are_enqueued() -> None:
-    """Of 48 points, the ten with the best predictions are tried first. They include at least one point of each engine,
-    even of the slowest."""
+    """Of 48 points, the ten with the best predictions are tried first. These ten include at least one point of each
+    engine, even of the slowest engine."""
     done = search(build_sampler(pool(section(), step_s)), step_s, 12)
     assert len({one.trial.values["engine"] for one in done[:3]}) == 3
     assert [one.trial.why for one in done] == ["among the predicted best"] * 10 + [""] * 2
@@ -331,7 +331,7 @@ def test_failed_trials_are_not_reported_as_violated_constraints(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("objective", "limit_s"),
     [
-        ("step_s", 1.1 * 0.505),  # the best trial has a median of 0.5 s, and its interval ends at 0.505 s
+        ("step_s", 1.1 * 0.505),  # the best trial: median 0.5 s, upper end of its interval 0.505 s
         ("samples_per_s", 1.1 * 0.505 * 8 / 2),  # with four times as many samples, a step may take four times as long
         ("samples_per_node_hour", 1.1 * 0.505 * 8 / 2 / 4),  # on four times as many nodes
         ("peak_bytes", None),  # does not follow from the step time

@@ -15,8 +15,8 @@ FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a study with one successful and one failed point. Writing a real report takes long, so it is
-    replaced by a failure."""
+    """Return the folder of a study with one successful and one failed point. Writing a real report would take long.
+    Instead, the function that writes it is replaced by one that fails."""
     folder = tmp_path / "my study"
     definition.write(folder, sweep([point(FOUR), point(EIGHT)]))
     attempt(folder, FOUR, "ok")

@@ -1,5 +1,6 @@
-"""Tests of the predicted duration of an attempt. It follows from the measurement protocol (numbers of steps and time
-limits), and is compared with hand calculations and recorded runs."""
+"""Tests of the predicted duration of an attempt, which is one try at a run. The duration follows from the measurement
+protocol (numbers of steps and time limits). Predicted durations are compared with hand calculations and with recorded
+runs."""
 
 import pytest
 

@@ -173,8 +173,8 @@ def _ran(ratio: float, repeat: int) -> Any:
 
 @pytest.mark.parametrize("folder", ["smoke", "testbed", "memory"])
 def test_recorded_runs_are_feasible_on_a_device_of_their_used_memory_but_not_of_half(folder: str) -> None:
-    """A recorded run would fit on a device whose memory is exactly what it used, so it must not be skipped there. On a
-    device with half of this memory, it must be skipped."""
+    """On a simulated device that has exactly the memory that a recorded run used, the run would fit. So it must not be
+    skipped there. On a device with half of this memory, it must be skipped."""
     records = [store.read_record(path) for path in store.find_records([RUNS / folder])]
     ran = [record for record in records if record.outcome.kind == "ok"]
     assert ran

@@ -1,5 +1,5 @@
-"""Tests of jobs that end before their first attempt. `status` shows them, files record them, and the number of new
-submissions is limited."""
+"""Tests of jobs that end before they begin any run. `status` shows such jobs, and files record them. The number of
+times that such a job is submitted again is limited."""
 
 import os
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ NOW = datetime.now(UTC).timestamp()
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
     """Write the files of a submitted job that runs all points of a sweep, with the scheduler's id `number`. `log` is
-    the job's output. Return the job's name and its array task, which is None."""
+    the job's output. Return the job's name, and None in place of the index of an array task."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))

@@ -39,8 +39,8 @@ def predicted_sweep() -> SweepDefinition:
 
 
 class Slower(MeasuredCorrections):
-    """Replacement for `MeasuredCorrections`, according to which all measured runs took `factor` times the predicted
-    time."""
+    """Replacement for the class `MeasuredCorrections`. According to it, all measured runs took `factor` times as long
+    as predicted."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

@@ -77,7 +77,7 @@ echo $((taken + array + 1)) > "$0.taken"; echo $((10 + number))
 
 def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilot(study: Path, tmp_path: Path) -> None:
     """The scheduler refuses more than three jobs, and does not report this limit. The array of eight tasks is halved
-    until it is accepted together with the job of the autopilot."""
+    until the scheduler accepts it together with the job of the autopilot, which submits the remaining tasks later."""
     many = sweep([point(spec(batch__micro=micro)) for micro in range(1, 9)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array"}}))
     play(tmp_path, "sbatch", COUNTS)

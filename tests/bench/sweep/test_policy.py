@@ -1,5 +1,5 @@
-"""Tests of the next decision of a sweep, which follows from its plan and the state of its folder, its scheduler and the
-clock.
+"""Tests of the next decision of a sweep. The decision follows from the sweep's plan, the files in its folder, the state
+of its jobs in the scheduler, and the time.
 
 Tests describe points, attempts and decisions as text. The points m1, m2, m4 and m8 differ only in the micro-batch,
 which is 1, 2, 4 or 8. An attempt is a point and its outcome, such as `m4 oom`. A suffix of the point names another
@@ -61,8 +61,8 @@ def attempts(text: str) -> dict[str, list[RunAttempt]]:
 
 
 def runs(text: str, **more: Any) -> list[PlannedRun]:
-    """Return the planned runs that a text such as `m4 m8 m4#1` describes. `more` are further fields of each planned
-    run."""
+    """Return the planned runs that a text such as `m4 m8 m4#1` describes. `more` has further fields that each planned
+    run gets."""
     keys = [key(run) for run in text.split()]
     spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
     kin = find_siblings((one, spec[one.config_id]) for one in keys)
@@ -97,8 +97,8 @@ def describe(decision: Decision) -> str:
 def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]], ends: str) -> list[str]:
     """Execute all decisions of a pass through a plan without running anything, and return them as texts.
 
-    `tried` has the attempts so far, and gets the new ones. `ends` describes the outcomes of the attempts that the pass
-    starts, in order for each point. All further attempts end `ok`.
+    An attempt is one try at a run. `tried` has the attempts so far; the attempts of this pass are added to it. `ends`
+    describes the outcomes of these attempts, in order for each point. Attempts without an outcome in `ends` end `ok`.
     """
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):
@@ -123,7 +123,7 @@ class Row(NamedTuple):
     tried: str
     passes: str | None = None
     at_once: str | None = None
-    ends: str = ""  # outcomes of the attempts during the pass
+    ends: str = ""  # outcomes of the runs that the pass starts
     run: dict[str, Any] = {}  # fields of every planned run
     sweep: dict[str, Any] = {}  # fields of the plan
     seen: dict[str, Any] = {}  # fields of the snapshot
@@ -261,7 +261,7 @@ def test_confirmation_run_and_later_points_are_postponed_without_time_left() -> 
         (11, 1.0, "", "run m1"),  # above the device's 10 GiB, but by less than 20 %
         (13, 0.9, "m1 infeasible", "run m1"),  # measured neighbours revoke the prediction
         (13, 0.9, "m1 infeasible, m1 pruned", "left m1"),
-        (13, 0.9, "m1 infeasible, m1 error, m1 error", "left m1"),  # the allowed attempts are used up
+        (13, 0.9, "m1 infeasible, m1 error, m1 error", "left m1"),  # the allowed number of attempts is used up
         (13, 1.0, "m1 infeasible", "left m1"),
         (13, 0.9, "m1 infeasible, m1 oom", "left m1"),
     ],

@@ -94,8 +94,8 @@ def count_attempts(folder: Path) -> list[int]:
 
 
 def kill_at_random(generator: random.Random, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `step`. With a probability of 15 % each, it kills the worker before or after the
-    call."""
+    """Return a function that calls `step`. It kills the worker before the call with a probability of 15 %, and after
+    the call with the same probability."""
 
     def maybe(*args: Any) -> Any:
         if generator.random() < 0.15:

@@ -237,8 +237,8 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> None:
-    """Three files are unreadable. One of them is from an earlier version of zeroscale, which wrote an infinite limit as
-    null."""
+    """Three files are unreadable. One of these files is from an earlier version of zeroscale, which wrote an infinite
+    limit as null."""
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
     [good] = (tmp_path / "sweeps").glob("*.json")

@@ -42,8 +42,8 @@ class Launcher(NamedTuple):
 
 @pytest.fixture
 def submitters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the folders of two processes that submit points of the same study. A job of the study began an attempt and
-    was then preempted, so the attempt has no record."""
+    """Return the folders of two processes that submit points of the same study. A job of the study began a run (an
+    attempt) and was then preempted. So this attempt has no record."""
     url, made = f"file://{tmp_path}/bucket/s", sweep([point(FOUR)])
     monkeypatch.setattr(launchers, "load_queueing", lambda name: Launcher(url, {("s-1", None): PREEMPTED}))
     folders = [tmp_path / "one", tmp_path / "other"]
@@ -72,7 +72,7 @@ def test_a_killed_job_leaves_a_claim_that_the_first_submitter_concludes(tmp_path
     assert [read_ends(view) for view in views] == [[(None, "")]] * 2
     assert finalize_lost(views[0]) == 1
     assert read_ends(read_state(one)) == [("preempted", PREEMPTED.why)]
-    # The second submitter has read the study before, and writes a record of its own: that of the first counts.
+    # The second submitter read the study earlier and also writes a record. Only the first submitter's record counts.
     folder = other / config_id(FOUR) / "0.0"
     assert finalize_lost(views[1]) == 1
     mine = (folder / store.RECORD).read_bytes().replace(PREEMPTED.why.encode(), b"another reason")

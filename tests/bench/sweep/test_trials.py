@@ -24,8 +24,8 @@ ROOM = Forecast(room=MemoryForecast(low_bytes=2**40, high_bytes=2**41, tensor_by
 
 
 class _InOrder:
-    """Proposer that proposes every point once. All points far exceed the device's memory, so that no point runs: each
-    gets the outcome `infeasible`."""
+    """Search algorithm (proposer) that proposes every point once. All points far exceed the device's memory. Therefore
+    no point is run, and each gets the outcome `infeasible`."""
 
     def __init__(self, points: Sequence[SweepPoint]) -> None:
         self._points = points

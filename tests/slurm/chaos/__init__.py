@@ -1,2 +1,2 @@
-"""Random faults in real sweeps. A seed determines the faults. Start them with `make chaos`, or with `python -m chaos`
-in tests/slurm."""
+"""Program that injects random faults into real sweeps. A seed determines the faults. Start it with `make chaos`, or
+with `python -m chaos` in tests/slurm."""

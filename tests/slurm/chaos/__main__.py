@@ -26,7 +26,7 @@ from chaos.schedule import MODES, plan_round
 
 _QUICK = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 _NODES = 4
-_ROOM = "96m"  # size of the disk with the results, which is soon full. An attempt reserves 4 MB
+_ROOM = "96m"  # size of the disk for the results, so small that it is soon full. A run reserves 4 MB
 
 
 def main(argv: list[str] | None = None) -> int:

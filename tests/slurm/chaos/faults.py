@@ -24,7 +24,8 @@ _SUSPENDED_S, _STALLED_S = 8.0, 18.0
 
 
 class Strike(NamedTuple):
-    """Result of an injected fault: its target, the attempts without a record that it could affect, and `in_time`.
+    """Result of an injected fault: its target, the attempts (tries at a run) that it could affect because they had no
+    record yet, and `in_time`.
 
     `in_time` is True if the fault affected a running attempt. For a fault that pauses ranks, at least one rank must
     also have been paused during its steps.
@@ -119,7 +120,8 @@ def _strike_node(sweep: Sweep, fault: PlannedFault) -> Strike | None:
 
 
 def _cut_link(bed: Testbed, node: str, wait: Callable[[], None]) -> float:
-    """Disconnect a node's link while `wait` runs. Return the length of the interruption in seconds.
+    """Disconnect a node's network link while the function `wait` runs. Return the length of the interruption in
+    seconds.
 
     The link is disconnected and reconnected with one `ip` call each.
     """
@@ -144,8 +146,8 @@ def _bring_back(bed: Testbed, node: str) -> None:
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
-    """Return a job and its nodes, `fault.after_s` seconds after an attempt has started in a job. Return None if no job
-    appears."""
+    """Wait until a run has started in a job, and `fault.after_s` seconds longer. Return this job and its nodes. Return
+    None if no such job appears."""
     if sweep.wait_for_target(sweep.running_jobs, fault.choice):
         time.sleep(fault.after_s)
     return sweep.wait_for_target(sweep.running_jobs, fault.choice)

@@ -1,5 +1,5 @@
-"""Rules that must be true after any fault. The outcome of an affected attempt matches the fault, each point has at most
-one final result, and no job, process or temporary file is left over."""
+"""Rules that must be true after any fault. The outcome of an affected attempt (one try at a run) matches the fault.
+Each point has at most one final result. No job, process or temporary file is left over."""
 
 import re
 import time
@@ -42,15 +42,15 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
     "kill the sweep command": {"ok": "", "error": "supervisor", "cancelled": ""},
     "interrupt the sweep command": {"cancelled": ""},
 }
-"""For each kind of fault: the expected outcomes of an attempt that was making steps. Each outcome has a regular
-expression that the recorded reason must match."""
+"""For each kind of fault: the expected outcomes of a run that was making steps when the fault happened. Each outcome
+has a regular expression that the recorded reason must match."""
 _RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
-"""Outcomes that are accepted after every fault. An attempt that was already complete at the fault is `ok`. If two
-processes work on the same attempt, the second ends immediately as `cancelled`."""
+"""Outcomes that are accepted after every fault. A run that was already complete when the fault happened is `ok`. If two
+processes work on the same run, the second ends immediately as `cancelled`."""
 
 
 _FAILURES: tuple[OutcomeKind, ...] = ("error", "hang", "comm_error")
-_ATTEMPTS = 3  # maximum number of a point's own failures
+_ATTEMPTS = 3  # maximum number of failures that count against a point
 
 
 _END_S = 20.0
@@ -74,8 +74,8 @@ def has_struck(kind: str, made: Strike) -> bool:
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
-    """Yield a description of each affected attempt that has no record, or whose recorded outcome does not match the
-    fault."""
+    """Yield a description of each attempt that the fault could affect and that has no record, or has a record whose
+    outcome does not match the fault."""
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         if not path.exists():
@@ -100,7 +100,7 @@ def _find_pause_s(path: Path) -> float:
 
 
 def list_broken(sweep: Sweep) -> Iterator[str]:
-    """Yield a description of each rule that is broken at the end of a round."""
+    """Yield a description of each rule that is broken at the end of a round (one sweep with its faults)."""
     status = sweep.read_status()
     states = {
         RunKey(point["config_id"], point["machine"], point["repeat"]): point["state"] for point in status["points"]

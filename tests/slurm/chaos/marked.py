@@ -1,5 +1,5 @@
-"""Processes of one round of faults, on any node of the testbed. They are found by an inherited environment variable,
-and classified by their command lines."""
+"""Processes of one round of faults, on any node of the testbed. The processes are found by an environment variable that
+they inherit. They are classified by their command lines."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Process(NamedTuple):
 
     pid: int
     role: str  # rank, coordinator, member agent, fork server, srun, command, or other
-    node: str  # of the testbed; empty for this machine
+    node: str  # node of the testbed; empty for this machine
     job: str  # Slurm's job id; empty outside of a job
     words: str
 

@@ -1,4 +1,5 @@
-"""One round of faults, from the first command of a sweep until the testbed is clean for the next round."""
+"""Function that runs one round of faults: from the first command of a sweep until the testbed is clean for the next
+round."""
 
 import subprocess
 import time
@@ -15,10 +16,10 @@ from chaos.schedule import PlannedFault, Round
 from chaos.sweep import Sweep
 
 _END_S = 60.0  # Slurm takes long to end a job on a lost node
-_TRIES = 4  # maximum number of tries to inject a fault before the attempt has ended
+_TRIES = 4  # maximum number of tries to inject a fault before the affected run has ended
 Table = Counter[tuple[str, str, str]]
 """Counters with two kinds of keys. (kind of fault, mode, "") counts injected faults. (kind of fault, "", outcome)
-counts the outcomes of the attempts that these faults could affect."""
+counts how often runs that these faults could affect had this outcome."""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:

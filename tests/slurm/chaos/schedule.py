@@ -22,7 +22,7 @@ HERE = (
 )  # fmt: skip
 """Kinds of faults of a local sweep, which has no agents, no fork server and no scheduler."""
 _OF_MANY_NODES = ("kill member agent", "cut link for long")
-POINTS = 2  # at first; points are added while faults are left
+POINTS = 2  # number at the start; points are added while faults are left
 FAULTS = 6
 _AFTER_S = 1.5
 _WINDOW_S, _LONG_WINDOW_S = 5, 12  # seconds of a point's window. The long window lasts until a lost job is restarted
@@ -62,8 +62,9 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of faults of one round. `first` is the position of its first fault in the repeatedly shuffled
-    deck of its mode. On Slurm, a fault of the submitting command is moved to the front."""
+    """Return the kinds of faults of one round. All kinds of faults of a mode (such as `packed`) are a deck of cards,
+    which is shuffled repeatedly. `first` is the position of the round's first fault in the sequence of dealt cards. On
+    Slurm, a fault of the submitting command is moved to the front."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

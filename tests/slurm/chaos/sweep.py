@@ -21,8 +21,8 @@ from chaos.schedule import POINTS, Round
 PATIENCE_S = 900.0  # limit for the end of a round, and for the record of an attempt, on a busy machine
 _POLL_S = 0.5
 _POINT = ("launcher.hang_s=13", "launcher.startup_s=60")
-"""Overrides of each point. A node that is silent for 10 s (see QUICK) is regarded as lost. With these larger limits,
-that happens before its ranks count as hanging."""
+"""Overrides of each point. A node that is silent for 10 s (see QUICK) counts as lost. The limits here are longer, so
+that a silent node counts as lost before its ranks count as hanging."""
 _LOCAL = ("launcher=local", "launcher.lock=false")
 _OF_A_JOB = ("launcher.warning_s=", "launcher.time_limit_min=", "launcher=")
 Found = TypeVar("Found")
@@ -88,8 +88,8 @@ class Sweep(Study):
         return {"points": [], "jobs": []}
 
     def keep_going(self, *, more: bool = False) -> bool:
-        """Resume the sweep if no command and no job is working on it. Return True if every point is finished: it has a
-        final result (`answered`) or has used up its attempts (`given up`).
+        """Resume the sweep if no command and no job is working on it. Return True if every point is finished. A
+        finished point has a final result (`answered`) or has failed in as many attempts as are allowed (`given up`).
 
         If all points are finished and `more` is true, further points are added to the sweep.
         """
@@ -131,8 +131,8 @@ class Sweep(Study):
         return [(job, self.bed.slurm("scontrol", "show", "hostnames", nodes[job]).split()) for job in at_work]
 
     def wait_for_target(self, find: Callable[[], list[Found]], choice: int) -> Found | None:
-        """Wait until `find` returns targets, and return the one with index `choice` modulo their number. Return None if
-        no target appears within a time limit.
+        """Wait until the function `find` returns possible targets of a fault. Return the target whose index is `choice`
+        modulo the number of targets. Return None if no target appears within a time limit.
 
         Points are added to the sweep when all points are finished, so that new targets appear.
         """
@@ -147,7 +147,7 @@ class Sweep(Study):
     def settle(self, attempts: Sequence[OpenAttempt], limit_s: float = PATIENCE_S) -> None:
         """Wait until each of these attempts has a record, but at most for `limit_s` seconds.
 
-        A killed attempt may leave no record. Then `zeroscale status` or the next job of the sweep writes it.
+        A killed attempt may leave no record. Then `zeroscale status` or the next job of the sweep writes the record.
         """
         until = time.monotonic() + limit_s
         while any(not (attempt.folder / store.RECORD).exists() for attempt in attempts):
@@ -157,8 +157,8 @@ class Sweep(Study):
             time.sleep(_POLL_S)
 
     def finish(self) -> bool:
-        """Resume the sweep until every point has a final result or has used up its attempts. Return False if this
-        exceeds a time limit."""
+        """Resume the sweep until every point has a final result or has failed in as many attempts as are allowed.
+        Return False if this takes longer than a time limit."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if self.keep_going():

@@ -18,14 +18,15 @@ PLACEMENTS = {
     "breadth-first, 1 × 2 stages": ("breadth_first", 1, 2), "breadth-first, 1 × 6 stages": ("breadth_first", 1, 6),
     "breadth-first, 2 × 2 stages": ("breadth_first", 2, 2), "breadth-first, 2 × 3 stages": ("breadth_first", 2, 3),
 }  # fmt: skip
-"""Layouts by name: schedule, ranks of the pipeline, and stages per rank."""
+"""Pipeline layouts by name. A layout is the schedule, the number of pipeline ranks, and the number of stages
+per rank."""
 SLICES = {"whole": (1, False), "2": (2, False), "2 by tokens": (2, True), "4": (4, False)}
 MOST_RANKS = 8
 
 
 class Case(NamedTuple):
-    """A training to compare with one process, as a value for each field, such as engine, number of model copies and
-    precision."""
+    """A distributed training that is compared with the same training in one process. It is given by a value for each
+    field, such as engine, number of model copies and precision."""
 
     engine: str
     placement: str
@@ -77,8 +78,9 @@ def list_cases() -> list[Case]:
 
 
 def choose_cases(seed: int, tried: int = 400) -> list[Case]:
-    """Return a set of cases that covers all pairs and depends only on `seed`. Cases are chosen one after another. Each
-    is the best of `tried` random cases: the case with the most pairs of values that no chosen case has yet."""
+    """Return a set of cases that covers all pairs and depends only on `seed`. Cases are chosen one after another. For
+    each choice, `tried` random cases are drawn. The case with the most pairs of values that are not covered yet is
+    chosen."""
     dice, cases = random.Random(seed), list_cases()
     left = {pair for case in cases for pair in list_pairs(case)}
     chosen = list[Case]()
