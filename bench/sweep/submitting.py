@@ -28,7 +28,7 @@ from bench.sweep.status import PointStatus, StudyState, read_state
 _LOGGER = logging.getLogger(__name__)
 _AUTOPILOT_MIN = 15
 PATIENCE_S = 30.0
-"""Seconds to wait for a scheduler that does not respond. A scheduler that restarts usually responds within this time."""
+"""Seconds to wait for a scheduler that does not respond. A restarted scheduler usually responds within this time."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 _TOO_MANY = re.compile(
     r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
