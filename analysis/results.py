@@ -279,7 +279,7 @@ def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None)
 
 
 def judge_records(found: Reading) -> Results:
-    """Return the results of records that are already in memory."""
+    """Return the run table and verdicts of records that were read before. `read` does the same for files."""
     known, by_path = list_all_columns(), {str(file): record for file, record in found.records.items()}
     cells = [build_row(RecordFile(path), record, known) for path, record in by_path.items()]
     table = pa.Table.from_pylist(cells, build_schema())

@@ -25,11 +25,10 @@ _COMMON_FLAGS = ("short", "unverified")
 
 
 class QuestionGroup(NamedTuple):
-    """Rows of the summary that belong to one panel, and their question: the values of the settings that must be equal
-    for rows to be compared.
+    """Rows of the summary that are drawn in one panel.
 
-    If the rows have several node counts, `nodes` of the question is None. `held` of the question describes further
-    settings that are equal in all rows.
+    Rows are compared only if certain settings have equal values. `question` has these values. `question.nodes` is None
+    if the rows have different node counts. `question.held` describes other settings that are also equal in all rows.
     """
 
     question: Question

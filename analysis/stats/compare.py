@@ -172,8 +172,8 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
     """Compare two configurations. Each has at least one run of at least one step.
 
     If both sides have enough runs, the means of the runs are compared. Otherwise the steps are compared, after the
-    steps of all runs of a side are joined. With `blocked`, run i of both sides shares an allocation, so that good nodes
-    favour neither side.
+    steps of all runs of a side are joined. Set `blocked` if run i of one side and run i of the other were measured
+    in the same allocation. Such runs are compared in pairs, so that good nodes favour neither side.
     """
     runs = len(one), len(other)
     if enough(one) and enough(other):

@@ -139,9 +139,9 @@ class Family:
 def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Sequence[float]) -> list[float]:
     """Return the p-values of pairs that were chosen before the measurement, corrected for the number of pairs.
 
-    `gaps` holds the logarithm of each pair's ratio. `noises` holds for each pair the noise of both sides or, for a pair
-    compared within allocations, the noise of its differences. `own` holds the p-value of each pair from its own
-    repeats, without correction.
+    `gaps` holds the logarithm of each pair's ratio. `noises` holds two entries for each pair, the noise of either side.
+    A pair whose sides ran in the same allocations has one entry: the noise of the differences within allocations. `own`
+    holds the p-value of each pair from its own repeats, without correction.
     """
     pooled, moderate = np.ones(len(gaps)), np.ones(len(gaps))
     for kind in (

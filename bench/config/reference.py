@@ -3,8 +3,8 @@ completion and editors.
 
 Each key has a type, a default and a meaning. The module also builds JSON schemas of the YAML files that a user writes,
 with which an editor completes, explains and checks the files. The schemas are generated from the classes that decode
-these files, and from comments in the shipped files. References are resolved, and keys of installed plug-ins are
-included.
+these files, and from comments in the shipped files. Entries `$ref` are replaced by what they refer to, and
+keys of installed plug-ins are included.
 """
 
 import re

@@ -105,7 +105,8 @@ class EngineFacts:
     loss_ranks: tuple[int, ...] | None = None  # ranks on which `train_step` returns a loss; None: every rank
     cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None
     """Function that returns the pipeline parts into which the engine divides the model, in the order of their stages.
-    Stage s is on rank s mod `parallel.pipeline` of a pipeline. None if every rank builds the whole model."""
+    In each pipeline of P = `parallel.pipeline` ranks, stage s is on the rank at position s mod P. None if every rank
+    builds the whole model."""
     rehearsal: Rehearsal = _NOT_REHEARSED
     frozen: FrozenWeights = _NOT_FROZEN
     members: frozenset[Member] = frozenset()  # optional members that this engine has

@@ -46,7 +46,7 @@ def read_job(environment: Mapping[str, str]) -> JobContext | None:
 
 
 def _read_own(environment: Mapping[str, str]) -> JobContext:
-    """Return the job that an installed launcher describes in ZEROSCALE_JOB."""
+    """Return the job described by the variable ZEROSCALE_JOB, which launchers from installed plug-ins set."""
     job = _parse(JobContext, OWN, environment)
     if not job.job_id:
         raise UserError(OWN, "has an empty job_id")

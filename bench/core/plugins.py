@@ -183,7 +183,8 @@ class EngineBuilder(Protocol):
 
 
 class FamilyPlugin(Protocol):
-    """A model family: a folder of bench/models with `shape.py`. Its module `build` is a `FamilyBuilder`."""
+    """A model family. Each folder in bench/models that contains a `shape.py` is a family. The module `build` in the
+    folder provides the functions of the protocol `FamilyBuilder`."""
 
     Shape: type[BaseModel]
     """Sizes that define an architecture. A frozen pydantic model, in a module that does not import torch."""

@@ -67,7 +67,8 @@ def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> 
 
 @dataclass
 class Inspection:
-    """Results of the inspected steps on this rank, per step."""
+    """Counts and times of this rank in the untimed steps after the window, in which collectives, FLOPs and passes are
+    recorded. All values are per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
     outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers

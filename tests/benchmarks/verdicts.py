@@ -212,7 +212,7 @@ def called_equal_to_best(name: str, size: int, repeats: int, count: int, noise: 
 
 
 def is_equal(compared: Family, place: int) -> bool:
-    """Return whether the configuration at index `place` is called equal to the fastest."""
+    """Return whether the configuration at index `place` gets the verdict "equal to the fastest"."""
     gap = compared.gap(place, compared.lead)
     low, high = (float(np.exp(end)) for end in (gap.value - gap.margin, gap.value + gap.margin))
     return judge_interval(Interval(low, high, "between repeats", LEVEL, 0)) == EQUAL

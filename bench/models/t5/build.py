@@ -1,4 +1,4 @@
-"""Construction of T5 models by transformers, faster variants of them, and initialisation of their weights."""
+"""T5 models: built with the library transformers, with faster variants of its modules, and initialised."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -213,7 +213,8 @@ class Advice(NamedTuple):
 def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
     """Return the doubt about a choice as a rank from 0 to 3; `advise` prefers the lowest rank.
 
-    0: fits into memory and keeps the limits. 1: may miss the limits. 2: may not fit into memory. 3: misses the limits.
+    The limits are those of the question on hours and node-hours. 0: fits into memory and keeps the limits. 1: fits, but
+    may miss a limit. 2: may not fit into memory. 3: misses a limit at its likely time.
     """
     kept = question.kept(choice)
     if kept is False:

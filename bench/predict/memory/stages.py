@@ -105,7 +105,8 @@ class StagePass(NamedTuple):
 
 
 def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> int:
-    """Return the bytes that a stage sends to the next for one micro-batch: one tensor of states for each stack."""
+    """Return the bytes of activations that a pipeline stage sends to the next for one micro-batch: one tensor of
+    hidden states for each stack of blocks (encoder, decoder)."""
     return sum(_count_states(network, stack, load, slices) for stack in network.stacks)
 
 
