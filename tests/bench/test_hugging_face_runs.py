@@ -101,4 +101,4 @@ def test_rank_of_a_larger_job_is_rehearsed(
     itself."""
     larger = [text for text in asked if not text.startswith("devices_per_node=")]
     assert cli.main(["rehearse", *larger, "engine=zero2", "devices_per_node=4", "--results", str(tmp_path)]) == 0
-    assert "the other ranks are simulated" in capsys.readouterr().out
+    assert "all other ranks are simulated" in capsys.readouterr().out

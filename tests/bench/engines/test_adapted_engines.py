@@ -93,7 +93,7 @@ def test_collectives_reduce_only_gradients_of_adapters(seen: Seen, engine: str, 
     ("pipeline", {"frozen": "^encoder"}, {}, "one flat tensor"),
     ("zero3", INT8, {}, "whole copy"),
     ("fsdp", INT8, {}, "whole copy"),
-    ("zero3", NF4, {"zero_quantized_weights": True}, "once more"),
+    ("zero3", NF4, {"zero_quantized_weights": True}, "a second time"),
     ("ddp", {"frozen": "("}, {}, "not a regular expression"),
 ])  # fmt: skip
 def test_unsupported_frozen_weights_are_refused(
