@@ -68,4 +68,4 @@ def test_pattern_that_freezes_every_parameter_is_reported_without_a_hint_at_the_
     assert process.returncode == 1
     rule = "adapter.frozen=weight|bias: finds every parameter, so nothing would be trained; names are, for example, "
     assert f"rank 0 in engine: {rule}" in output
-    assert "next: look into" not in output + errors and "Traceback" not in output + errors
+    assert "next: read the log" not in output + errors and "Traceback" not in output + errors
