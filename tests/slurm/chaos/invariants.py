@@ -44,7 +44,7 @@ EXPECTED: Mapping[str, Mapping[OutcomeKind, str]] = {
 }
 """For each kind of fault: the expected outcomes of a run that was making steps when the fault happened. Each outcome
 has a regular expression that the recorded reason must match."""
-_RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"faster by a moment"}
+_RACES: Mapping[OutcomeKind, str] = {"ok": "", "cancelled": r"a moment earlier"}
 """Outcomes that are accepted after every fault. A run that was already complete when the fault happened is `ok`. If two
 processes work on the same run, the second ends immediately as `cancelled`."""
 
