@@ -170,7 +170,7 @@ def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dic
     [
         (("--shapes-only", "machine=h200"), "--shapes-only: memory on a GPU cannot be counted without computing; add"),
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: memory by shapes is counted operation by"),
-        (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of them"),
+        (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of these ranks"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),
         (("engine=zero2", "launcher=slurm"), "launcher=slurm: a rehearsal runs on this machine; remove the override"),
         (("model=mt5_xxl", "engine=ddp", "batch.micro=64"), "mt5_xxl: one rank needs"),
@@ -204,7 +204,7 @@ def test_results_folder_of_a_sweep_is_refused_for_a_rehearsal(
     (tmp_path / "swept" / "sweeps" / "1.json").write_text("{}")
     asked = ["rehearse", "model=tiny", "devices_per_node=8", "--dry-run", "--results", str(tmp_path)]
     assert cli.main([*asked, "--study", "swept"]) == 2
-    assert capsys.readouterr().err.startswith("zeroscale: --study swept: is the folder of a sweep")
+    assert capsys.readouterr().err.startswith("zeroscale: --study swept: this folder belongs to a sweep")
 
 
 def test_dry_run_of_a_rehearsal_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_ranks_refuse_a_machine_with_other_devices_before_timing(tmp_path: Path)
     other = Machine(name="other", device="cpu", device_names=("no such processor",))
     record = supervised(tmp_path, spec, other)
     assert record.outcome.kind == "error"
-    assert "machine=other expects no such processor and found" in record.outcome.reason
+    assert "machine=other expects no such processor, but this node has" in record.outcome.reason
     assert record.observations is None
 
 
