@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.core import plugins
 from bench.core.errors import UserError
+from bench.core.formatting import format_count
 from bench.core.plugins import DataPlugin, HeldOutDataPlugin, PromptDataPlugin
 from bench.core.spec import RunSpec
 
@@ -158,6 +159,15 @@ def check_tokenizer(name: str) -> None:
 
 _TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
 _HUB_S = 5.0  # longest time that a request to the Hub may take
+
+
+def check_held_out(spec: RunSpec, found: int, unit: str) -> None:
+    """Raise UserError if the held-out data make fewer sequences or samples (`unit`) than an evaluation needs. Samples
+    must not repeat, because a repeated sample would count twice in the held-out loss."""
+    if (wanted := spec.learning.evaluation_samples) > found:
+        rule = f"the held-out data make {format_count(found, unit)}"
+        remedy = "ask for fewer, raise learning.held_out, or give more data"
+        raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 
 def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[], None]) -> None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench import objectives
 from bench.core.errors import UserError
-from bench.core.formatting import format_count
 from bench.core.spec import RunSpec
-from bench.data import MicroBatch, Prompts, Row, check_once, check_own_tokenizer, check_vocabulary
+from bench.data import MicroBatch, Prompts, Row, check_held_out, check_once, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import BYT5, Corpus, Tokenizer
 from bench.data.pipeline.json_lines import Fields, generate_lines, list_segments, read_lines
@@ -79,7 +78,7 @@ def _check_beginning(options: Options, spec: RunSpec) -> None:
     if is_whole:
         prepared = _divide(options, spec, text, too_long)
         if prepared.held_out:
-            _check_held_out(prepared.held_out, spec)
+            check_held_out(spec, len(prepared.held_out.sequences.pieces.bounds), "sequence")
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
@@ -228,17 +227,8 @@ def _divide(options: Options, spec: RunSpec, text: Corpus, too_long: int) -> Pre
 def _get_held_out(spec: RunSpec) -> Part:
     part = _prepare(spec).held_out
     assert part is not None
-    _check_held_out(part, spec)
+    check_held_out(spec, len(part.sequences.pieces.bounds), "sequence")
     return part
-
-
-def _check_held_out(part: Part, spec: RunSpec) -> None:
-    # Samples must not repeat, because a repeated sample would count twice.
-    wanted, found = spec.learning.evaluation_samples, len(part.sequences.pieces.bounds)
-    if wanted > found:
-        rule = f"the held-out samples make {format_count(found, 'sequence')}"
-        remedy = "ask for fewer, raise learning.held_out, or give more samples"
-        raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 
 def _build_part(options: Options, spec: RunSpec, text: Corpus, seed: int) -> Part:

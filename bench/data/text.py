@@ -15,9 +15,8 @@ from pydantic import Field
 
 from bench import objectives
 from bench.core.errors import UserError
-from bench.core.formatting import format_count
 from bench.core.spec import Frozen, RunSpec
-from bench.data import MicroBatch, check_once, check_own_tokenizer, check_vocabulary
+from bench.data import MicroBatch, check_held_out, check_once, check_own_tokenizer, check_vocabulary
 from bench.data.pipeline import corpus
 from bench.data.pipeline.corpus import Corpus, Tokenizer
 from bench.data.pipeline.spans import CorruptedText, PlainText, ShuffledPieces, SpanCorruption
@@ -87,7 +86,7 @@ def _check_beginning(options: Options, spec: RunSpec) -> None:
         words = corpus.load_tokenizer(options.tokenizer)
         prepared = _divide(options, spec, words, found.corpus, (spec.seed,))
         if prepared.held_out:
-            _check_held_out(prepared.held_out, spec)
+            check_held_out(spec, len(prepared.held_out.samples.pieces.bounds), "sample")
 
 
 def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:
@@ -111,17 +110,8 @@ def held_out_batches(spec: RunSpec, data_rank: int) -> list[MicroBatch]:
 
     held_out = _prepare(spec).held_out
     assert held_out is not None
-    _check_held_out(held_out, spec)
+    check_held_out(spec, len(held_out.samples.pieces.bounds), "sample")
     return loader.list_first(held_out.samples, spec, data_rank, spec.learning.evaluation_samples)
-
-
-def _check_held_out(held_out: HeldOutText, spec: RunSpec) -> None:
-    # Samples must not repeat, because a repeated sample would count twice in the held-out loss.
-    wanted, found = spec.learning.evaluation_samples, len(held_out.samples.pieces.bounds)
-    if wanted > found:
-        rule = f"the held-out text makes {format_count(found, 'sample')}"
-        remedy = "ask for fewer, raise learning.held_out, or give more text"
-        raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:

@@ -360,7 +360,7 @@ def test_held_out_samples_are_excluded_from_training_and_independent_of_the_seed
                 assert not row[end:].any() and len(row) == len("49 + 1?\n") + 3
     assert sorted(asked) == list(range(8)), "each sample on one rank"
     assert {f"{prompt}{answer}⊣".ljust(64, "·") for prompt, answer in asked.values()} <= set(held[0])
-    with pytest.raises(UserError, match=r"learning\.evaluation_samples=20: the held-out samples make 16 sequences"):
+    with pytest.raises(UserError, match=r"learning\.evaluation_samples=20: the held-out data make 16 sequences"):
         instructions.held_out_batches(make([*PAIRS, *PAIRS], learning=learning | {"evaluation_samples": 20}), 0)
 
 

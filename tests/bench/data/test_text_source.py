@@ -199,7 +199,7 @@ LEARNING = {"tokens": 1000, "evaluation_samples": 2}
         ("a.txt", "", {}, {}, "holds no text; choose by data.files or data.hub"),
         ("a.txt", "long enough " * 50, {}, LEARNING, "has one document, and held-out text needs whole documents; set"),
         ("a.txt", "\n\n".join(f"{number:0100}" for number in range(10)), {"sample_by": "paragraph"}, LEARNING,
-         "learning.evaluation_samples=2: the held-out text makes 1 sample; ask for fewer, raise"),
+         "learning.evaluation_samples=2: the held-out data make 1 sample; ask for fewer, raise"),
         ("a.jsonl", '{"text": "a"}\n{"text":\n', {}, {}, "a.jsonl: line 2 is not JSON (Expecting value, column 1); "),
         ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', {}, {}, "data.field=text: no such column in line 2 of a.jsonl; did"),
         ("a.jsonl", "", {}, {}, "a.jsonl: is empty; give a file with one JSON object per line"),
