@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
             return f"write the name without dashes: {self.prog} {name}"
         if name not in GROUPS:
             known = {option.lstrip("-") for option in self._option_string_actions}
-            near = next(iter(difflib.get_close_matches(name, {*known, *GROUPS}, n=1, cutoff=0.7)), "")
+            near = next(iter(difflib.get_close_matches(name, {*known, *GROUPS}, n=1, cutoff=0.65)), "")
             shown = f"--{near}" if near in known else f"{near}=NAME"
             return f"did you mean {shown}?" if near else f"see `{self.prog} --help`"
         value = value or dict(itertools.pairwise(self.words)).get(f"--{name}", "")
