@@ -48,7 +48,7 @@ def check(options: Options, spec: RunSpec) -> None:
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
     if options.packing and not any(kind.positions for kind in objectives.load(spec.objective).KINDS):
         rule = f"with objective={spec.objective}, attention would cross the samples of a sequence"
-        raise UserError("data.packing=true", rule, "choose objective=causal_lm_documents, or leave it out")
+        raise UserError("data.packing=true", rule, "choose objective=causal_lm_documents, or remove it")
     if options.messages and not options.files:
         rule = "names a field of files, and data.files is empty"
         raise UserError(f"data.messages={options.messages}", rule, "give data.files too")

@@ -124,13 +124,14 @@ def check(options: Options, spec: RunSpec) -> None:
     """Raise UserError for a mixture without texts or with more than CYCLE texts, for a mixture in which only some texts
     have a weight, and for a text that `data=text` does not support."""
     if not 1 <= len(options.sources) <= CYCLE:
-        rule = f"a mixture has 1 to {CYCLE} texts, by name"
+        rule = f"a mixture needs 1 to {CYCLE} texts, each with a name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
     weighted = [name for name, source in options.sources.items() if source.weight is not None]
     if weighted and len(weighted) < len(options.sources):
         without = next(name for name in options.sources if name not in weighted)
         rule = f"has no weight, and {weighted[0]} has one"
-        raise UserError(f"data.sources.{without}", rule, "give every text a weight, or none: then its size decides")
+        remedy = "give a weight to every text, or to no text: then their sizes decide"
+        raise UserError(f"data.sources.{without}", rule, remedy)
     for name in options.sources:
         with _name_source(name):
             text.check(_select(options, name), spec)

@@ -188,7 +188,7 @@ def _build_samples(
 
     bounds = _cut(text, length, packing=options.packing)
     if not len(bounds):
-        rule = f"{len(text.tokens)} tokens make no sample of {length}"
+        rule = f"its {len(text.tokens)} tokens are fewer than the {length} of one sample"
         remedy = f"give more text or shorten sequence.{next(iter(spec.sequence))}"
         raise UserError(f"data corpus {text.name}", rule, remedy)
     pieces = ShuffledPieces(text.tokens, bounds, seed)
@@ -248,7 +248,7 @@ def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
     length = _build_noise(options).raw_length(*sequence.values())
     if not length:
         given = " ".join(f"sequence.{kind}={tokens}" for kind, tokens in sequence.items())
-        raise UserError(given, "no corrupted text is as short as that", "give at least 3 tokens to each")
+        raise UserError(given, "too short for corrupted text", "give at least 3 tokens to each")
     return length
 
 

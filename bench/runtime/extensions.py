@@ -9,6 +9,7 @@ versions, GPU, CPU and container gets its own folder.
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -29,6 +30,8 @@ FOLDER = "TORCH_EXTENSIONS_DIR"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 IMAGE = "ZEROSCALE_CONTAINER_DIGEST"
 
+_BUILDS = "extensions"
+"""Name of the folder for compiled ops in our cache folder."""
 _BUILD_S = 900.0  # maximum seconds to build an op
 # Names of ops that are compiled for the host's CPU, even on a node with a GPU.
 _FOR_PROCESSORS = frozenset({"CPUAdam", "PinMemory", "AsyncIO"})
@@ -59,7 +62,7 @@ def build_environment(names: Sequence[str], device: str, variables: Mapping[str,
     if image := variables.get(IMAGE):
         key.append(image[-80:])
     name = re.sub(r"[^\w.+-]+", "_", "-".join(key))
-    return {FOLDER: str(get_cache_folder(variables) / "extensions" / name)}
+    return {FOLDER: str(get_cache_folder(variables) / _BUILDS / name)}
 
 
 def has_gpu_kernel(names: Sequence[str], device: str) -> bool:
@@ -77,15 +80,17 @@ def _name_processor() -> str:
 
 
 def load(name: str, device: str, folder: Path) -> bool:
-    """Load the op `name` from the folder TORCH_EXTENSIONS_DIR. Return True if the op had to be built first."""
+    """Load the op `name` from `folder`, the value of TORCH_EXTENSIONS_DIR. Return True if the op was built first."""
     preload_deepspeed()
     from deepspeed.ops import op_builder
 
     builder = getattr(op_builder, f"{name}Builder")()
     home = folder / builder.name
-    _wait_for(home / "lock")
+    own = folder.parent == get_cache_folder(os.environ) / _BUILDS
+    if not (own and _find_library(folder, builder.name).exists()):
+        _wait_for(home / "lock")
     before = _read_built_at(home)
-    with _pretend_gpu(device):
+    with _pretend_gpu(device), _import_complete_ops(folder) if own else contextlib.nullcontext():
         if name in _LIBRARIES and not builder.is_compatible(verbose=False):
             library, package = _LIBRARIES[name]
             raise UserError(f"DeepSpeed's op {name}", f"it cannot be built without {library}", f"install {package}")
@@ -96,8 +101,44 @@ def load(name: str, device: str, folder: Path) -> bool:
     return _read_built_at(home) != before
 
 
+@contextlib.contextmanager
+def _import_complete_ops(folder: Path) -> Iterator[None]:
+    """Import ops that are complete in `folder`, a folder of our cache, without torch's loader.
+
+    The loader makes a lock file at every load. If a process is killed at that time, the file stays and blocks all later
+    runs. In a folder that the user has set, an op may come from another version of torch. So there the loader is used,
+    because it rebuilds such an op.
+    """
+    from torch.utils import cpp_extension
+
+    loader: Any = cpp_extension
+    build = loader.load
+
+    def load_or_build(name: str, **options: Any) -> Any:
+        library = _find_library(folder, name)
+        return _import_library(name, library) if library.exists() else build(name=name, **options)
+
+    loader.load = load_or_build
+    try:
+        yield
+    finally:
+        loader.load = build
+
+
+def _find_library(folder: Path, name: str) -> Path:
+    return folder / name / f"{name}.so"
+
+
+def _import_library(name: str, library: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _build_aside(builder: Any, folder: Path) -> None:
-    """Build an op in a temporary folder, and then rename the folder.
+    """Build an op, and the ops that it needs, in a temporary folder. Then move them to `folder`.
 
     No other process can then find an incomplete build.
     """
@@ -108,8 +149,9 @@ def _build_aside(builder: Any, folder: Path) -> None:
             builder.load(verbose=False)
         finally:
             os.environ[FOLDER] = str(folder)
-        with contextlib.suppress(OSError):  # another process has built the op first
-            Path(aside, builder.name).rename(folder / builder.name)
+        for built in Path(aside).iterdir():
+            with contextlib.suppress(OSError):  # another process has built the op first
+                built.rename(folder / built.name)
 
 
 def _wait_for(lock: Path) -> None:

@@ -316,6 +316,7 @@ def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     pytest.importorskip("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.ops import op_builder
+    from torch.utils import _cpp_extension_versioner, cpp_extension
 
     class GreetingBuilder(op_builder.OpBuilder):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -334,6 +335,8 @@ def greeting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     )
     monkeypatch.setattr(op_builder, "GreetingBuilder", GreetingBuilder, raising=False)
     monkeypatch.setattr(op_builder.OpBuilder, "_loaded_ops", {})
+    # torch's loader renames an op that this process has already built in another folder
+    monkeypatch.setattr(cpp_extension, "JIT_EXTENSION_VERSIONER", _cpp_extension_versioner.ExtensionVersioner())
     monkeypatch.setenv(extensions.FOLDER, str(tmp_path / "builds"))
     return tmp_path / "builds"
 
@@ -370,6 +373,22 @@ def test_first_rank_of_a_node_builds_ops_in_a_phase_before_the_model(
     monkeypatch.setenv(extensions.FOLDER, str(tmp_path))
     rank.load_operations()
     assert done == order and list(rank.phases_s) == ["ops"]
+
+
+def test_op_in_our_cache_loads_in_spite_of_the_lock_of_a_killed_process(
+    greeting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.ops import op_builder
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "zeroscale" / "extensions" / "versions"
+    assert extensions.load("Greeting", "cpu", folder)
+    lock = folder / "greeting" / "lock"
+    assert not lock.exists()
+    lock.touch()
+    op_builder.OpBuilder._loaded_ops.clear()  # removes what this process has cached, as in a new process
+    assert not extensions.load("Greeting", "cpu", folder)
+    assert op_builder.GreetingBuilder().load().__file__ == str(folder / "greeting" / "greeting.so")
 
 
 def test_lock_of_a_killed_build_is_reported_at_once(greeting: Path) -> None:

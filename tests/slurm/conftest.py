@@ -43,6 +43,19 @@ def _missing() -> str | None:
     return None
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set HOME to an empty folder, but keep the cache folder.
+
+    Job scripts are login shells, so they run the profile in HOME. If a test kills a job at that time, a version manager
+    in the profile, such as pyenv, may leave a lock file that delays all later jobs by a minute.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def slurm_possible() -> None:
     if reason := _missing():

@@ -140,7 +140,7 @@ def _list_turns(line: Line, field: str) -> list[dict[str, str]]:
         raise line.refuse(f"has no field {field}", suggest_nearest(field, line.content, "add it"))
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise line.refuse(
-            f"has a field {field} that is no list of turns", 'write [{"role": "user", "content": "…"}, …]'
+            f"has a field {field} that is not a list of turns", 'write [{"role": "user", "content": "…"}, …]'
         )
     read = [{name: _get_text(line, turn, name) for name in ("role", "content")} for turn in turns]
     while read and read[-1]["role"] != "assistant":

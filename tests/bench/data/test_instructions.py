@@ -218,7 +218,7 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
         ('{"messages": [{"role": "user", "content": "a"}]}', {"messages": "messages"},
          "bad.jsonl: line 1 has no turn of the assistant; add an answer with role assistant, or remove the line"),
         ('{"messages": []}', {"messages": "messages"}, "line 1 has no turn of the assistant"),
-        ('{"messages": "a"}', {"messages": "messages"}, "line 1 has a field messages that is no list of turns; "),
+        ('{"messages": "a"}', {"messages": "messages"}, "line 1 has a field messages that is not a list of turns; "),
         ('{"messages": [{"role": "assistant"}]}', {"messages": "messages"}, "line 1 has no field content; "),
         ('{"chat": []}', {"messages": "messages"}, "line 1 has no field messages; add it"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "0123456789"}', {},

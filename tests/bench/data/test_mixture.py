@@ -123,7 +123,7 @@ def test_refusals_of_a_mixture_name_the_text(make_spec: MakeSpec, texts: dict[st
         return str(error.value)
 
     source.check(source.Options(sources=texts), make_spec("mixture"))
-    assert refusal({}).startswith("data.sources of 0: a mixture has 1 to 1000 texts")
+    assert refusal({}).startswith("data.sources of 0: a mixture needs 1 to 1000 texts")
     mixed = refusal({"sources": {"a": texts["a"] | {"weight": 1}, "b": texts["b"]}})
     assert mixed.startswith("data.sources.b: has no weight, and a has one; ")
     gone = refusal({"sources": {"a": texts["a"], "b": {"files": [str(tmp_path / "gone.txt")]}}})

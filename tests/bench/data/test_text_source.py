@@ -195,7 +195,7 @@ LEARNING = {"tokens": 1000, "evaluation_samples": 2}
 @pytest.mark.parametrize(
     ("name", "text", "options", "learning", "message"),
     [
-        ("a.txt", "short", {}, {}, "6 tokens make no sample of 70; give more text or shorten sequence.encoder"),
+        ("a.txt", "short", {}, {}, "its 6 tokens are fewer than the 70 of one sample; give more text or shorten"),
         ("a.txt", "", {}, {}, "holds no text; choose by data.files or data.hub"),
         ("a.txt", "long enough " * 50, {}, LEARNING, "has one document, and held-out text needs whole documents; set"),
         ("a.txt", "\n\n".join(f"{number:0100}" for number in range(10)), {"sample_by": "paragraph"}, LEARNING,
