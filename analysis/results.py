@@ -237,7 +237,7 @@ class Results:
 
     @functools.cached_property
     def searches(self) -> tuple[MeasuredSearch, ...]:
-        """The searches in the study folders that contain the records."""
+        """The searches (of `zeroscale search`) whose study folders contain records of this set."""
         return find_searches(Path(file) for file in self._files.to_pylist())
 
     @functools.cached_property

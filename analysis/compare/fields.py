@@ -59,7 +59,8 @@ def list_fields(row: Row, spec: RunSpec, environment: EnvironmentClass | None) -
 
 
 def parse_across(text: str) -> tuple[VariedField, ...]:
-    """Parse the value of `--across`: `FIELD[=A:B][,FIELD…]`."""
+    """Parse the value of `--across`, the fields in which result sets A and B may differ: `FIELD[=A:B][,FIELD…]`. `=A:B`
+    names the value in each set; without it, any two values are allowed."""
     return tuple(_parse_varied_field(part.strip()) for part in text.split(",") if part.strip())
 
 

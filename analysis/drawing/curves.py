@@ -259,7 +259,7 @@ def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
 
 
 def _describe_empty(panels: Sequence[ChartPanel]) -> str:
-    """Return a sentence that names the panels without a number, with the reasons."""
+    """Return a sentence that names the panels that have no number to draw, with the reason for each panel."""
     if not panels:
         return ""
     names = [f"{' · '.join(panel.title)} ({', '.join(_list_reasons(panel))})" for panel in panels]

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import api, launchers
-from bench.cli import advice_text, options, pages, places_text
+from bench.cli import advice_text, options, places_text
 from bench.cli.advice_text import list_caveats
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "override of conf/config.yaml, or a plain word", least="+")
     options.add_json(parser)
     options.add_config_dir(parser)
-    pages.add_page(parser)
+    options.add_page(parser)
     parser.add_argument("--results", type=Path, metavar="DIR", help=f"folder of measured runs; default: {RESULTS}")
 
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if any(text.startswith(places.WORD) for text in args.overrides):
         return _print_places(args)
     if args.page:
-        pages.check_path(args.page)
+        options.check_page(args.page)
     answer = api.advise(args.overrides, results=args.results, config_dir=args.config_dir)
     measuring = _build_measuring_command(answer, args)
     print(format_json(answer, measuring) if args.json else advice_text.format_text(answer, measuring))
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         text = advice_text.build_text(answer)
         text = text._replace(caveats=_list_doubts(answer, measuring))
         command = shlex.join(["zeroscale", "advise", *args.overrides, *options.list_given_folders(args)])
-        pages.write(args.page, render_advice_page(answer, text, command), quiet=args.json)
+        options.write_page(args.page, render_advice_page(answer, text, command), quiet=args.json)
     return 0
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bench import api
-from bench.cli import options, pages
+from bench.cli import options
 from bench.core import terminal
 from bench.core.errors import NoPrediction
 from bench.core.formatting import format_count, format_interval
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_json(parser, f"{options.JSON}; memory is in bytes")
     options.add_config_dir(parser)
-    pages.add_page(parser)
+    options.add_page(parser)
     parser.add_argument(
         "--straggler",
         type=_FACTOR,
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     """Return the exit code. It is 0 also for a point that does not fit in memory, because that is a valid
     prediction."""
     if args.page:
-        pages.check_path(args.page)
+        options.check_page(args.page)
     found = api.predict(
         overrides=args.overrides,
         config_dir=args.config_dir,
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         from analysis.answer_page import render_prediction_page
 
         page = render_prediction_page(found, _build_answer(found, args.storage, _format_command(args)))
-        pages.write(args.page, page, quiet=args.json)
+        options.write_page(args.page, page, quiet=args.json)
     return 0
 
 

@@ -157,10 +157,11 @@ _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
     """Return the outcome of a run whose ranks wrote no record.
 
-    `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` describes it as text. `stop` is
-    None if a rank was lost before the supervisor ended any rank. The outcome then follows from the lost rank that most
-    likely caused the other losses. The field `evidence` of the outcome has the phase and step of each lost rank. If no
-    rank was lost before the supervisor ended the ranks, it has those of every rank.
+    If a rank was lost before the supervisor ended any rank, `stop` is None. The outcome then follows from the lost rank
+    that most likely caused the other losses, and its field `evidence` has the phase and step of each lost rank.
+
+    Otherwise the outcome follows from `stop`, the reason for which the supervisor ended the ranks. `why_stopped` is
+    this reason as text, and `evidence` has the phase and step of every rank, or of the lost ranks if there are any.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     shown = lost or (states if stop else [])

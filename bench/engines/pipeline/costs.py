@@ -160,9 +160,9 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
-    """Return the flat tensors at one position in the pipeline. Parameters that several stages share stay whole, so they
-    are never gathered. If these stages are at several positions in the pipeline, their parameters are in a separate
-    flat tensor for each combination of positions."""
+    """Return the flat tensors of the pipeline position that holds the stages `stages`. A parameter that several stages
+    share, such as a tied embedding, is not partitioned, so it is never gathered. Parameters that stages at several
+    positions share are in flat tensors of their own, one for each set of positions."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)

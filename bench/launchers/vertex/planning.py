@@ -16,8 +16,7 @@ from bench.core.errors import UserError
 from bench.core.processes import build_module_command
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.study_store import build_log_path
-from bench.launchers.vertex.image import DIGEST
-from bench.launchers.vertex.options import START_S, Options, Site, find_accelerators, find_site
+from bench.launchers.vertex.options import DIGEST, START_S, Options, Site, find_accelerators, find_site
 
 FILE = "custom_job.json"
 """Name of the file with the request, in the folder of a job."""
