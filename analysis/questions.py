@@ -60,8 +60,9 @@ def group_by_question(summary: pd.DataFrame) -> list[tuple[Question, list[Row]]]
 
 
 def _build_question_key(row: Row) -> tuple[Any, ...]:
-    """Return the values of a row in the columns `QUESTION`, but None in the column of the environment. A predicted row
-    has the same key as a measured row, so that both belong to one question."""
+    """Return the key by which rows are grouped into questions: the values in the columns `QUESTION`. The environment is
+    always None in the key, because predictions have no environment. So a prediction has the same key as the
+    measurements of its configuration, and belongs to the same question."""
     asked = row | {"environment_id": None, "evidence": "rehearsed" if row["evidence"] == "rehearsed" else "measured"}
     return tuple(asked[name] for name in QUESTION)
 

@@ -214,10 +214,10 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
 
 
 def _explain_times_apart(before: Starts, after: Starts) -> str:
-    """Return a reason to doubt a comparison because its two configurations were measured at different times. Either all
-    runs of one configuration started before all runs of the other, or a start time is unknown.
+    """Return a reason to doubt a comparison if its two configurations may have been measured at different times.
 
-    Empty if the configurations shared an allocation, or if their time ranges overlap.
+    This is the case if all runs of one configuration started before all runs of the other, or if a start time is
+    unknown. Return an empty string if the configurations shared an allocation, or if their time ranges overlap.
     """
     if {one.allocation for one in before} & {one.allocation for one in after}:
         return ""

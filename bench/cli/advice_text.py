@@ -126,9 +126,9 @@ def _list_question(answer: Answer) -> tuple[str, ...]:
 def describe_next_on_front(answer: Answer) -> str:
     """Return a sentence on the next configuration of the Pareto front (time against cost) after the advised one.
 
-    The next configuration is faster if the advice minimises cost, and cheaper if the advice minimises time. Return an
-    empty string if every other configuration is less certain, or gains too little time or cost (at most the share
-    `CLOSE`).
+    The next configuration is faster if the advice minimises cost, and cheaper if the advice minimises time. Its
+    prediction is at least as certain as that of the advised configuration, and it saves more than the share `CLOSE` of
+    the time or the cost. Return an empty string if there is no such configuration.
     """
     winner, question = answer.advice.winner, answer.query.question
     time, cost = question.compute_costs(winner)

@@ -93,9 +93,12 @@ def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | No
 
 
 def _list_entries(attempt: Path, goes_on_from: str | None) -> Iterator[Path]:
-    """Yield the content of the folders of all attempts at one repeat (attempts to measure the same thing). `attempt` is
-    the folder of any of these attempts. If this run continues the run `goes_on_from`, the attempts at the same repeat
-    in that run are included."""
+    """Yield the paths of everything in the attempt folders of one repeat. A repeat is one of several planned
+    measurements of a configuration, and each try at it is an attempt. `attempt` is the folder of any of these attempts.
+
+    If the run continues an earlier run, `goes_on_from` is the name of the earlier run's folder. The attempts at the
+    same repeat in the earlier run are then included.
+    """
     runs = [attempt.parent, *([attempt.parent.parent / goes_on_from] if goes_on_from else [])]
     repeat, _, _ = attempt.name.partition(".")
     for run in runs:

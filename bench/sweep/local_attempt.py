@@ -436,10 +436,12 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances (where and how a point is measured) of an attempt that starts now. Their dict `launcher`
-    gets up to two further keys, which attempts in Slurm jobs also have. `control` marks a run of the control point,
-    which is measured repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running
-    process."""
+    """Return the circumstances (where and how a point is measured) of an attempt that starts now.
+
+    Two keys can be added to the dict `launcher`. `control` is True for a run of the control point, which is measured
+    repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running process. Attempts in Slurm
+    jobs have the same keys.
+    """
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

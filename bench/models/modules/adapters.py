@@ -128,7 +128,8 @@ def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
 
 
 def _pack(layer: Any, adapter: AdapterSpec) -> Any:
-    """Return a matrix quantised by bitsandbytes. The layer's weight must be whole."""
+    """Return a replacement for a linear layer whose weight is quantised by bitsandbytes. The weight of `layer` must not
+    be partitioned."""
     from bitsandbytes import nn as quantised
     from bitsandbytes.functional import int8_vectorwise_quant, quantize_4bit
 

@@ -158,7 +158,8 @@ def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
 def _stack_segments(network: Stacks, load: Workload) -> Array:
-    """Return the fields of all segments in forward order as an array of shape (fields, segments)."""
+    """Return the fields of the network's `Segment` tuples, such as the bytes saved for backward, as an array of shape
+    (fields, segments). The segments are in the order of the forward pass."""
     distinct: list[Segment] = []
     order: list[int] = []
     for block, times in list_segments(network, load):

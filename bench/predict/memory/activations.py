@@ -343,9 +343,12 @@ def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
 def _count_adapter_bytes(
     network: Stacks, load: Workload, names: Sequence[str], rows: int, width: int, reached: bool
 ) -> int:
-    """Return the bytes that the low-rank adapters of matrices with a common input keep for backward. Each adapter keeps
-    `rank` elements per token. With dropout, it also keeps its own copy of the input, and the dropout mask. `names` are
-    the names of the matrices, `rows` is the number of tokens, and `width` the input's elements per token."""
+    """Return the bytes that low-rank adapters keep for backward. The matrices `names`, to which they belong, share one
+    input. It has `rows` tokens of `width` elements.
+
+    Each adapter keeps `rank` elements per token. With dropout, it also keeps its own copy of the input. If `reached`,
+    the input needs a gradient, and the adapter keeps the dropout mask, too.
+    """
     adapter = network.adapter
     if adapter is None:
         return 0
