@@ -70,8 +70,8 @@ def _describe_disturbed(results: Results) -> str:
 
 
 class _Wording(NamedTuple):
-    """Parts of a sentence that compares configurations. One instance words comparisons of times, another those of
-    losses."""
+    """Phrases for a sentence that compares configurations. There is one instance for comparisons of times, and one for
+    comparisons of losses."""
 
     subject: str  # subject and verb of a sentence about the best configuration, with {} for its name
     margin: Callable[[Rival], str]  # by how much a rival is worse

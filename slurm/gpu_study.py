@@ -83,8 +83,8 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
-    """Yield the steps of a trial of this program: a dry run of each sweep for a cluster, and the measurement of one
-    tiny configuration."""
+    """Yield the steps that try this program out without a GPU: each sweep is planned by a dry run, and one tiny
+    configuration is measured."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
             yield step._replace(

@@ -114,9 +114,9 @@ def test_rehearsed_memory_equals_that_of_a_real_run(rehearsals: dict[str, RunRec
 def test_rehearsed_rank_of_1024_has_its_partition_of_the_states(rehearsals: dict[str, RunRecord]) -> None:
     """The expected bytes follow from ZeRO's formulas (arXiv 1910.02054, section 3) for Ψ parameters on n ranks.
 
-    Stages 1 and 2 have 2 Ψ + 12 Ψ / n bytes between steps. Stage 3 has 14 Ψ / n bytes, because it also partitions the
-    weights, and frees gradients between steps. At stage 3, each of the 83 tensors is padded to a multiple of n
-    elements.
+    No stage holds gradients between steps. Stages 1 and 2 hold all weights (2 Ψ bytes) and 1/n of the optimizer states
+    (12 Ψ / n bytes). Stage 3 also partitions the weights, so it holds 14 Ψ / n bytes. At stage 3, each of the 83
+    tensors is padded to a multiple of n elements.
     """
     last, first = (rehearsals[name].observations for name in ("the last of 1024", "the first of 1024"))
     assert last is not None
