@@ -20,6 +20,8 @@ from bench.predict.work import compute_flops_per_step
 FlopsKind = Literal["model", "hardware"]
 """"model": FLOPs that the model needs. "hardware": all executed FLOPs, including recomputation of activations."""
 _TERA = 1e12
+_MEMORY = tuple(name for name in RankMemory.model_fields if name.endswith("_bytes"))
+_get_memory = operator.attrgetter(*_MEMORY)
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -160,17 +162,14 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return the value of a field of RankMemory for every rank; empty if the field is unknown for any rank."""
-    return _list_memory(record.observations.memory)(quantity) if record.observations else ()
+    ranks = record.observations.memory if record.observations else ()
+    return _list_memory(ranks)[quantity] if ranks else ()
 
 
 @remember_latest
-def _list_memory(ranks: tuple[RankMemory, ...]) -> Callable[[str], tuple[int, ...]]:
-    @functools.cache
-    def list_quantity(name: str) -> tuple[int, ...]:
-        values = tuple(map(operator.attrgetter(name), ranks))
-        return () if None in values else values
-
-    return list_quantity
+def _list_memory(ranks: tuple[RankMemory, ...]) -> dict[str, tuple[int, ...]]:
+    by_field = zip(*map(_get_memory, ranks), strict=True)
+    return {name: () if None in values else values for name, values in zip(_MEMORY, by_field, strict=True)}
 
 
 def list_own_seconds(record: RunRecord) -> tuple[float, ...]:

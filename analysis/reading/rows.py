@@ -173,10 +173,8 @@ def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
     Records of repeats follow each other, so most specs equal the previous one. The cache
     `analysis.observed.remember_latest` recognises equal specs only if they are the same object.
     """
-    if not _latest_spec or _latest_spec[0][0] is not spec:
-        text = spec.model_dump_json()
-        if not _latest_spec or _latest_spec[0][1] != text:
-            _latest_spec[:] = [(spec, text)]
+    if not _latest_spec or _latest_spec[0][0] != spec:
+        _latest_spec[:] = [(spec, spec.model_dump_json())]
     return _latest_spec[0]
 
 
