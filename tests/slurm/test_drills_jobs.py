@@ -11,8 +11,6 @@ from node_processes import on_node, stepping
 from slurm_testbed import Testbed, wait_for
 from sweeping import ENDLESS, QUICK, Study
 
-from bench.sweep.jobs import EXIT_LATER
-
 pytestmark = [pytest.mark.thorough, pytest.mark.processes]
 
 
