@@ -132,7 +132,8 @@ class LogProgress:
     """Progress as lines of a log: a line at the start of each subject, and then one line per minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with no subject. `clock` returns the current time in seconds."""
+        """Begin a log in which no subject (item of work, such as a point of a sweep) has been shown yet. `clock`
+        returns the current time in seconds."""
         self._clock, self._subject, self._printed_s = clock, "", clock()
 
     def show(self, shown: Progress | str) -> None:

@@ -62,8 +62,9 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def _check_beginning(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the beginning of the files is unusable. Raise it also if this beginning is known to contain
-    all samples, and they are too few."""
+    """Read the first samples of the files. Raise UserError if a file cannot be read, or if one of these samples is
+    invalid or longer than allowed. If the files contain no further samples, raise UserError also if there are too few
+    samples."""
     request = _build_request(options.model_copy(update={"tokenizer": BYT5}), spec)
     rows, is_whole = list[dict[str, Any]](), True
     for row in _list_samples(request):
@@ -159,7 +160,8 @@ class Sequences:
 
 
 class Part(NamedTuple):
-    """The training samples or the held-out samples, as single samples and as sequences."""
+    """Either the training samples or the held-out samples, in two forms: one sample at a time, and as sequences, each
+    of which has one sample or several packed samples."""
 
     samples: ShuffledPieces  # without packing
     sequences: Sequences
@@ -175,8 +177,8 @@ class Prepared(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The tokens of a prompt, and of its reference answer with EOS. For a chat, this is the last answer, and the prompt
-    is all tokens before it."""
+    """Tokens of a prompt and tokens of its reference answer, EOS included. In a chat, the reference answer is the last
+    answer, and the prompt is all tokens before this answer."""
 
     prompt: NDArray[np.int32]
     answer: NDArray[np.int32]
@@ -291,8 +293,9 @@ class Samples(NamedTuple):
 
 
 def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
-    """Return the samples as a corpus, whose tokens have the fields of `_list_fields`, and the number of samples that
-    are longer than the sequence. Raise UserError for unusable files, or for a sample that is too long."""
+    """Return two values: a corpus with the samples that fit the sequence, and the number of longer samples, which are
+    left out. The corpus's tokens have the fields of `_list_fields`. Raise UserError for unusable files. Raise it also
+    for a longer sample, unless the option `too_long` allows skipping it."""
     import numpy as np
 
     _load_tokenizer(spec)
@@ -317,7 +320,7 @@ def _build_request(options: Options, spec: RunSpec) -> dict[str, Any]:
 
 
 def _collect_rows(rows: Sequence[dict[str, Any]]) -> Samples:
-    """Return the rows that `_list_samples` yields as arrays over all samples."""
+    """Convert `rows`, which `_list_samples` yields (one row per sample), to arrays over all samples."""
     import numpy as np
 
     ids, learned = (np.concatenate([row[name] for row in rows]) for name in ("ids", "learned"))

@@ -121,8 +121,9 @@ class Options(SampleOptions):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a mixture without texts or with more than CYCLE texts, for a mixture in which only some texts
-    have a weight, and for a text that `data=text` does not support."""
+    """Raise UserError for a mixture that is empty or in which only some texts have a weight, and for a text that
+    `data=text` does not support. Raise it also for more than CYCLE texts: the order of texts repeats after CYCLE
+    samples, and each text needs one of these samples."""
     if not 1 <= len(options.sources) <= CYCLE:
         rule = f"a mixture needs 1 to {CYCLE} texts, each with a name"
         raise UserError(f"data.sources of {len(options.sources)}", rule, "data.sources='{NAME: {files: [PATH]}, …}'")
@@ -186,7 +187,7 @@ def _prepare(spec: RunSpec) -> tuple[dict[str, PreparedText], NDArray[np.int64]]
 
 
 def _select(options: Options, name: str) -> text.Options:
-    """Return the text `name` of the mixture as options for `data=text`."""
+    """Return the options with which `data=text` reads the text `name` of the mixture."""
     common = options.model_dump(exclude={"sources", "temperature"})
     return text.Options(**options.sources[name].model_dump(exclude={"weight"}), **common)
 

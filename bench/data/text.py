@@ -253,8 +253,9 @@ def _compute_raw_length(options: SampleOptions, spec: RunSpec) -> int:
 
 
 def _check_tokenizer(options: Options, spec: RunSpec, known: int, sentinels: int) -> None:
-    """Raise UserError if the tokenizer has more tokens than the model's vocabulary, or too few sentinels for a
-    sample."""
+    """Raise UserError if a tokenizer does not fit the run. `known` is its number of tokens, which must not exceed the
+    model's vocabulary. `sentinels` is its number of sentinels (tokens that stand for hidden spans), which must suffice
+    for a sample."""
     check_vocabulary(options.tokenizer, known, spec)
     if not _is_corrupted(spec):
         return

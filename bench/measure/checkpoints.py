@@ -82,10 +82,12 @@ def count_bytes(folder: Path) -> int:
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove all checkpoints, complete or not, that any attempt (try) at the same repeat (measurement) has written.
+    """Remove all checkpoints, complete or not, of one repeat (planned measurement of a configuration). The repeat may
+    have several attempts (tries), and `attempt` is the folder of any of them.
 
-    If this run continues the run `goes_on_from`, the checkpoints of the same repeat in that run are removed too. The
-    folder `but` is kept, because another run may resume from it.
+    If this repeat continues an earlier run, `goes_on_from` is the name of that run's folder. The checkpoints of the
+    same repeat in the earlier run are removed too. The checkpoint folder `but` is kept, because another run may resume
+    from it.
     """
     for path in _list_entries(attempt, goes_on_from):
         if _NAME.fullmatch(path.name.removeprefix(".")) and path != but:

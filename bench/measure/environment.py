@@ -213,8 +213,9 @@ def _count_threads(devices_per_node: int) -> int:
     """Return the number of OpenMP threads of a rank: OMP_NUM_THREADS if the user has set it, else the rank's share of
     the cores.
 
-    The divided cores are those in the process's affinity mask. If the scheduler does not bind processes to cores, its
-    job may have fewer cores than the affinity mask. The job's cores are then divided.
+    The cores in the process's affinity mask are divided by the number of ranks per node. If the scheduler reports the
+    cores of a process, the smaller of the two numbers counts, because a scheduler may not bind processes to cores. This
+    number is divided unless the scheduler starts one process per rank.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():

@@ -145,7 +145,8 @@ class Series:
         return "step_s", "data_wait_s", "loss", "gradient_norm", *(f"{kind}_padding" for kind in self.kinds)
 
     def column(self, name: str) -> torch.Tensor:
-        """Return a column with shape (steps, ranks), float64; NaN for a rank that has no value."""
+        """Return the values of the column `name` (such as loss, see `columns`) with shape (steps, ranks), float64; NaN
+        for a rank that has no value."""
         stacked = torch.stack(self.ranks) if self.ranks else torch.zeros(0, 1, len(self.columns))
         return stacked[:, :, self.columns.index(name)]
 
@@ -373,10 +374,11 @@ def run(
 
 
 def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
-    """Return the number of steps of the next block.
+    """Return the number of steps of the next block. Between two blocks, rank 0 decides whether to continue.
 
-    `lacking` is the number of steps that are still needed for the protocol's minimum. If this number is positive, the
-    block has at most this number of steps. If it is not, only more time is needed, and the block has its full length.
+    `lacking` is the number of steps that are still needed for the protocol's minimum number of steps, of the warm-up or
+    of the window. If `lacking` is positive, the block has at most this number of steps. If it is not, only more time is
+    needed, and the block has its full length.
     """
     return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps
 

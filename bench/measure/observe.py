@@ -67,8 +67,8 @@ def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> 
 
 @dataclass
 class Inspection:
-    """Counts and times of this rank in the untimed steps after the window, in which collectives, FLOPs and passes are
-    recorded. All values are per step."""
+    """Results of this rank from a few untimed steps after the measurement window: the collectives, FLOPs and passes of
+    these steps, and their times. All values are per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
     outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers
@@ -81,7 +81,8 @@ class Inspection:
 def inspect(
     trainer: Trainer, engine: OptionalMembers, members: Collection[Member], device: torch.device, *, counts_flops: bool
 ) -> Inspection:
-    """Make a few optimizer steps after the window, and return the counts and times of these steps.
+    """Make a few untimed optimizer steps after the measurement window. Return this rank's collectives and times in
+    these steps.
 
     `members` are the names of the optional methods that the engine supports. With `counts_flops`, one more step counts
     FLOPs.

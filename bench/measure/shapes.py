@@ -131,7 +131,8 @@ def _describe(tensor: Tensor) -> Tensor:
 
 
 def _allocate(shape: Tensor) -> Tensor:
-    """Return an allocated tensor with the shape of a result.
+    """Return an allocated CPU tensor for the result of an operation. `shape` is a tensor on the meta device with the
+    shape, strides and dtype of this result.
 
     Small results are filled with zeros, since an engine may check, for example, that a gradient norm is finite.
     """

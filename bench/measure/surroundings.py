@@ -72,8 +72,8 @@ class HostMonitor:
     """Sampler of the load counters of this rank's machine."""
 
     def __init__(self, ranks: Collection[ProcessLocation], root: Path = Path("/")) -> None:
-        """Create a monitor. `ranks` are the locations of all ranks of the run. `root` is the root folder of the file
-        system; tests replace it."""
+        """Prepare the sampling of load counters for the cores of this machine that the run uses. `ranks` are the
+        locations of all ranks of the run. `root` is the root folder of the file system; tests replace it."""
         self._root, here = root, ProcessLocation.of_this_process()
         near = [rank for rank in ranks if rank.kernel == here.kernel]
         self._visible = all(rank.processes == here.processes for rank in near)
@@ -172,12 +172,12 @@ def _read_processes(root: Path) -> dict[int, _Process]:
 
 def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) -> float:
     """Return the total CPU seconds of the run's processes and of kernel threads so far. The run's processes are those
-    in `sessions`, their descendants and their ancestors."""
+    whose session id is in `sessions`, their descendants and their ancestors."""
     # Ancestors end at the kernel (0) or at init (1).
     started_by_run: dict[int, bool] = {0: False, 1: False}
 
     def is_own(number: int) -> bool:
-        """Return True if a process belongs to one of the sessions, or is a descendant of such a process."""
+        """Return True if the process with id `number` is in one of the `sessions`, or descends from such a process."""
         if number not in started_by_run:
             process = processes.get(number)
             # A process id that is reused during this reading could lead to a cycle of parents.
@@ -230,7 +230,8 @@ class DeviceMonitor:
         self._sample_background()
 
     def sample(self) -> None:
-        """Record the current clock and temperature. Call this between two blocks."""
+        """Record the current clock and temperature of the device. Call this between two blocks of steps, so that no
+        step time includes it."""
         for question, values in (("sm_clock_mhz", self._clocks), ("temperature_c", self._temperatures)):
             if (value := devices.query(self._uuid, question)) is not None:  # type: ignore[arg-type]
                 values.append(value)
@@ -277,7 +278,8 @@ class Surroundings:
     """Monitors of a rank's node and of its device."""
 
     def __init__(self, rank: int, node: int, uuid: str | None, peers: "Peers", *, watches_node: bool) -> None:
-        """Create the monitors. `uuid` is the driver's name of the rank's device; None on a CPU.
+        """Create the monitors of this rank's node and device. `uuid` is the driver's name of the device; None on a CPU.
+        `peers` connects this rank with all ranks of the run.
 
         `watches_node` is true for one rank of each node, which monitors the load of the node.
         """
@@ -319,7 +321,8 @@ class Surroundings:
             self._device.open()
 
     def sample(self) -> None:
-        """Sample the device. Call this between two blocks of the window."""
+        """Record the current clock and temperature of the rank's device, if it has a device. Call this between two
+        blocks of steps in the measurement window."""
         if self._device:
             self._device.sample()
 

@@ -52,7 +52,7 @@ class Tokenizer(NamedTuple):
 
     def with_sentinels(self) -> Tokenizer:
         """Return this tokenizer if it has sentinels (tokens that stand for hidden spans). Otherwise return a copy with
-        as many sentinels as T5 (100), whose ids follow its vocabulary."""
+        100 additional sentinels, as many as T5 has. Their ids follow the ids of this tokenizer's vocabulary."""
         import numpy as np
 
         if len(self.sentinels):
@@ -333,11 +333,11 @@ def _open_rows(selection: CorpusSelection, paths: Sequence[Path]) -> Iterator[di
 
 
 def list_files(selection: CorpusSelection) -> list[Path]:
-    """Return the local files of a selection without `hub`. Raise UserError if a file is missing, or if their formats
-    differ.
+    """Return the local files of a selection that names no data set from Hugging Face (`hub`). Raise UserError if a file
+    is missing, or if the files have different formats.
 
-    Without `files`, these are the first files of Python's standard library, up to `max_bytes`. Every machine has this
-    text.
+    If the selection names no files either, return the first files of Python's standard library, up to `max_bytes`.
+    Every machine has this text.
     """
     if not selection.files:
         return _list_standard_library(selection.max_bytes)

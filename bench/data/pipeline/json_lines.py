@@ -55,7 +55,8 @@ class Segment(NamedTuple):
 
 @contextmanager
 def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
-    """Open a text file, which may be compressed. Raise UserError if it cannot be read, also while it is read."""
+    """Return a context with an opened text file, which may be compressed. Raise UserError if the file cannot be opened,
+    or if reading it fails later within the context."""
     try:
         with _OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, errors="replace") as file:
             yield file
@@ -65,8 +66,8 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[Line]:
-    """Yield the lines of all files that are not empty. Raise UserError for a file without such a line, and for a line
-    that is not a JSON object."""
+    """Yield each line that is not blank, file by file. Raise UserError for a file in which all lines are blank, and for
+    a line that is not a JSON object."""
     for path in paths:
         found = False
         with open_text(path, "utf-8-sig") as file:  # without the byte order mark that some editors write
@@ -90,8 +91,8 @@ def _parse(file: str, number: int, text: str) -> Line:
 
 
 def generate_lines(fields: Fields) -> Iterator[Line]:
-    """Yield the samples of the generated task: an answer is its prompt in reverse order. The samples do not depend on
-    the run's seed."""
+    """Yield the samples of a generated task, which is used if no files are given: each answer is its prompt in reverse
+    order. `fields` has the names of the fields for prompt and answer. The samples do not depend on the run's seed."""
     import numpy as np
 
     random, seen, (least, most) = np.random.default_rng(0), set[str](), _TASK_LENGTHS

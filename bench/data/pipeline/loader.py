@@ -28,8 +28,9 @@ class SampleStream(Protocol):
         length. For these kinds, the model may need a mask."""
 
     def __call__(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
-        """Return the sample at `index`: for each kind of tokens of the objective, in order, a 1-d array of tokens or a
-        `Row`. No array is longer than the sequence length."""
+        """Return the sample at `index`, with one entry for each kind of tokens of the objective (such as encoder
+        tokens), in order. An entry is a 1-d array of tokens. It is a `Row` if some tokens have no loss, or if several
+        samples are packed into it. No entry is longer than the sequence."""
 
 
 class _MicroBatches(Dataset[MicroBatch]):
@@ -161,8 +162,8 @@ def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
 
 
 def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
-    """Return rows as one tensor of shape (rows, length). `filler` pads short rows. It also replaces tokens at the start
-    of each row: the share `hidden` of the row."""
+    """Return `rows`, arrays of tokens, as one tensor of shape (rows, length). The token id `filler` pads short rows at
+    their end. If `hidden` is not 0, it is the share of each row, at its beginning, that is replaced by `filler` too."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)  # (rows, length)
     for line, row in zip(batch, rows, strict=True):
         begin = int(hidden * len(row))

@@ -242,7 +242,8 @@ class DataTypes(Frozen):
 
 
 class Aio(Frozen):
-    """DeepSpeed's section `aio`, for offload to NVMe. Tensors of less than 1 MiB or one block stay in host memory."""
+    """DeepSpeed's section `aio`, for offload to NVMe. A tensor stays in host memory if it is smaller than 1 MiB or
+    smaller than `block_size`."""
 
     block_size: Positive = Field(1_048_576, description="bytes of one read or write")
     queue_depth: Positive = Field(8, description="number of reads or writes in flight per thread")

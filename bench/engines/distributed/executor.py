@@ -57,7 +57,8 @@ class RankStages(Module):
 
     @property
     def first(self) -> Module:
-        """The rank's first stage in the order of forward. Only single stages are called, never this whole module."""
+        """The rank's first stage in the order of forward. Stages are called one by one; the `RankStages` object itself
+        is never called."""
         return next(iter(self.stages.values()))
 
     def __getitem__(self, number: int) -> Module:
@@ -282,8 +283,8 @@ class ScheduleExecutor:
             self._give(action, [torch.zeros_like(one) if one.grad is None else one.grad for one in inputs])
 
     def _take(self, action: Action) -> States:
-        """Return the input of a pass, which another stage of this rank or another rank has computed. The list is empty
-        at the ends of the pipeline."""
+        """Return the input tensors of a pass, which another stage of this rank or another rank has computed. Return an
+        empty list for a forward pass of the first stage and for a backward pass of the last stage."""
         if find_source(action, self._size) is None:
             return []
         return self._handed.pop(action) if action in self._handed else self._neighbours.take(action)

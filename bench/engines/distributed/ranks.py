@@ -49,7 +49,7 @@ class WeightedBatch(NamedTuple):
     weight: Tensor | None  # 0-d
 
     def weigh(self, loss: Tensor) -> Tensor:
-        """Return the loss of this micro-batch multiplied by its weight."""
+        """Return `loss`, the mean loss of this micro-batch, multiplied by the micro-batch's `weight`."""
         return loss if self.weight is None else loss * self.weight
 
 

@@ -27,7 +27,7 @@ NO_MICRO_BATCH = -1
 
 
 class Action(NamedTuple):
-    """One action of a rank for one of its stages."""
+    """One action (of a `kind` such as forward, send or gather) that a rank executes for one of its stages."""
 
     kind: Kind
     stage: int

@@ -67,9 +67,9 @@ def simulate_passes(
 
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
-    """Return the points in time (passes and reductions) at which a rank's memory can be at its peak. A point in time is
-    dropped if another point makes it redundant: one with the same stage and the same kind of action, at which the rank
-    holds at least as much of every kind of data."""
+    """Return the passes and reductions during which a rank's memory can be at its peak, each with the data that the
+    rank then holds. A pass or reduction is left out if its peak cannot be the highest: during another action of the
+    same stage and kind, the rank holds at least as much of every kind of data."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)
@@ -94,7 +94,8 @@ class _Walk:
         self._leaving = deque[Action]()
 
     def run(self, order: Order) -> Iterable[StageMoment]:
-        """Yield the data that the rank holds at each pass and each reduction."""
+        """Yield, for each forward pass, backward pass and reduction of `order`, the amounts of data that the rank holds
+        during this action."""
         for action in order:
             kind, stage, _ = action
             if kind == "forward":
@@ -123,7 +124,8 @@ class _Walk:
                 self._leaving.popleft()
 
     def _give(self, action: Action, own: set[Action]) -> None:
-        """Keep the result of a pass until another stage of this rank uses it, or until it is sent."""
+        """Count the result of a pass as data that the rank holds. If the next stage is on this rank, add the pass that
+        uses the result to `own`, the passes whose input is ready. Otherwise the result waits until it is sent."""
         target = find_target(action, self._size)
         if target is not None and target in self._stages:
             own.add(action._replace(stage=target))

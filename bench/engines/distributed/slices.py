@@ -171,7 +171,8 @@ def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Mark each parameter that `cut_weights` has sliced with the position of its slice."""
+    """Mark each parameter that `cut_weights` has sliced: its attribute `tensor_slice` gets the position of its slice.
+    `dimensions` is the mapping that was passed to `cut_weights`, from names of modules to sliced dimensions."""
     for name, parameter in module.named_parameters():
         *_, owner, kind = name.split(".")
         if (dimension := dimensions.get(owner)) is not None and (kind == "weight" or dimension == 0):

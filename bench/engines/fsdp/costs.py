@@ -157,7 +157,8 @@ class FsdpMemory(NamedTuple):
     def initialisation(self, discarded: int) -> Terms:
         """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its random values are
         drawn. The largest tensor is assumed to be the head, which is drawn last, when the partitions of all other
-        tensors exist. Afterwards all partitions of trained weights are cast to fp32, one after the other."""
+        tensors exist. Afterwards all partitions of trained weights are cast to fp32, one after the other. Elements that
+        exist only while the model is built (`discarded`) do not change this peak."""
         run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -215,9 +216,10 @@ class FsdpMemory(NamedTuple):
 
 
 def _keep(run: FsdpRun) -> Array:
-    """Return, for each segment of the model, (segments,), the bytes of gathered weights that earlier blocks keep from
-    their forward to their backward. Depending on the option reshard_after_forward, a block keeps all of its weights
-    (false), a share of them (a number of ranks) or none (true)."""
+    """Return the bytes of gathered weights that blocks keep from forward to backward. The value of a segment of the
+    model, shape (segments,), is the sum over the blocks before it in forward order. If the option reshard_after_forward
+    is false, a block keeps all of its weights. If it is a number n of ranks, the block keeps 1/n of them. If it is
+    true, the block keeps nothing."""
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -232,9 +234,9 @@ def _cast(run: FsdpRun, elements: Array) -> Array:
 
 
 def _count_earlier_gradients(run: FsdpRun) -> int:
-    """Return the bytes of gradients that earlier micro-steps leave, whole or partitioned. With several copies of the
-    model, gradients are averaged over the copies only in the last micro-step. The gradients of earlier micro-steps
-    therefore still have the dtype of the reduction."""
+    """Return the bytes of gradients that earlier micro-steps leave on a rank. They are whole or, if they are reduced in
+    every micro-step, partitioned. With several copies of the model, only the last micro-step averages gradients over
+    the copies and casts them to fp32. Until then, they keep the dtype in which they are reduced."""
     if run.spec.accumulation == 1:
         return 0
     if run.accumulates_whole:

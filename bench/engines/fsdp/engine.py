@@ -76,7 +76,8 @@ class Shard:
         self.data = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
 
     def gather_into(self, whole: Tensor) -> None:
-        """Fill the tensor `whole` with the rows of all ranks. Do nothing before the values are drawn. Collective."""
+        """Fill `whole`, a tensor with the shape of the whole parameter, with the parameter's rows from all ranks. Do
+        nothing if the initial values of the parameter have not been drawn yet. Collective."""
         if self.data is None:
             return
         ranks = self.mesh[SHARD].size()
@@ -208,7 +209,8 @@ def _get_rows(parameter: Parameter) -> Tensor:
 
 
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
-    """Return the engine with `module` partitioned by fully_shard. Each rank gets the rows that its `Shard` holds."""
+    """Return the engine with `module` partitioned by fully_shard. Each rank gets its own rows of every parameter, which
+    the parameter's `Shard` object holds."""
     return FullyShardedEngine(module, spec, decode_options(spec))
 
 
@@ -355,9 +357,9 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter with this rank's rows, in the parameter's dtype. FSDP reads these rows later,
-    when it initialises itself in the first forward pass. `kept` has, by name, the original parameters, whose `Shard`
-    objects hold the rows. If `place` is not None, the rows move to this device."""
+    """Fill each partitioned parameter of `module` with this rank's rows of its values, in the parameter's dtype. `kept`
+    maps the parameter's name to the original parameter, whose `Shard` object holds these rows. If `place` is not None,
+    the rows move to this device. FSDP reads the rows later, when it initialises itself in the first forward pass."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

@@ -179,8 +179,9 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the number of parameter elements that one position in the pipeline shares with other positions. The
-    numbers are given for each combination of sharing positions; the keys are these positions, sorted."""
+    """Return the number of elements of parameters, such as a tied embedding, that a position in the pipeline shares
+    with other positions. `stages` are the stages at this position, and `parts` are the parts of the model, one per
+    stage. A key is the sorted tuple of all positions that share the same parameters."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -205,9 +206,13 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the memory peak of building the stages in bytes, by kind. Each parameter is drawn, and a sliced parameter
-    is whole while it is drawn. Then, stage by stage, the parameters move to a new flat tensor. If a flat tensor is
-    partitioned among data-parallel copies, this rank's partition is also copied to master weights."""
+    """Return the memory peak of building the stages at one position in the pipeline, in bytes by use. `flat` has the
+    sizes of the flat tensors at this position. `resident` has the bytes between two steps.
+
+    Each parameter is drawn, and a sliced parameter is whole while it is drawn. Then, stage by stage, the parameters
+    move to a new flat tensor. If a flat tensor is partitioned among data-parallel copies, this rank's partition is also
+    copied to master weights.
+    """
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
     built = width * (sum(flat.gathered) + sum(flat.kept))
@@ -269,9 +274,10 @@ def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transf
 def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two lists of stages, each in the order in which their weights are gathered. The first list has the gathers
-    before the rank's first backward pass, and the second list has the gathers after that pass begins. A stage is given
-    by its index among the rank's stages."""
+    """Return two lists of a rank's stages, each in the order in which the weights of the stages are gathered. The first
+    list has the gathers before the rank's first backward pass, and the second list has all later gathers. A stage is
+    given by its index among the rank's stages. `ahead` is the number of stages whose weights are gathered in advance.
+    """
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:
@@ -284,10 +290,14 @@ def _list_gathered(
 def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
-    """Return the all-reduces of gradients over ranks that share parameters. If several positions in the pipeline share
-    parameters, each data-parallel copy sums the gradients of its partition over these positions. With sequence
-    parallelism, gradients of parameters that are not sliced are summed over the tensor-parallel ranks, which have
-    different tokens."""
+    """Return the all-reduces of gradients over ranks that share parameters, for the position in the pipeline that has
+    the stages `stages`. `parts` are the parts of the model, one per stage. `flat` has the flat tensors of this
+    position.
+
+    If several positions share parameters, each rank all-reduces its partition of their gradients with the ranks at the
+    other positions in its data-parallel copy. With sequence parallelism, gradients of parameters that are not sliced
+    are summed over the tensor-parallel ranks, which have different tokens.
+    """
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
     at_once = min(apart, run.devices_per_node)
     for size, places in zip(flat.kept[1:], _count_by_places(run, network, parts, stages), strict=True):
@@ -319,9 +329,12 @@ def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
 def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
-    """Return a transfer with one collective for each of `sizes` (bytes), over the data-parallel copies of a position in
-    the pipeline. The rank numbers of two neighbouring copies differ by `parallel.tensor`. The ranks between them have
-    other slices, and communicate at the same time. `alone` is the number of bytes that cannot overlap with computation.
+    """Return the collectives among the data-parallel copies of a position in the pipeline, one collective for each of
+    `sizes` (bytes). They belong to the pass `when`. If `overlaps` is true, they overlap with the computation of this
+    pass, except for the first one. `alone` is the bytes of this first collective; 0 means the mean of `sizes`.
+
+    The rank numbers of neighbouring copies differ by `parallel.tensor`. The ranks between them have other slices of the
+    same stages, and run their own collectives at the same time.
     """
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
@@ -340,10 +353,13 @@ def _link(schedule: ScheduleName, size: PipelineSize) -> tuple[LinkedPass, ...]:
 def simulate_ends(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> tuple[float, ...]:
-    """Return the end of the last pass at each position in the pipeline, in seconds. A schedule with many micro-batches
-    is not simulated as a whole. It is simulated twice, with two smaller numbers of micro-batches. The difference of the
-    two end times gives the mean time of a group of micro-batches (see SETTLED). Each further group is assumed to take
-    this time."""
+    """Return the end of the last pass at each position in the pipeline, in seconds. `hop` returns the seconds of a
+    transfer between two ranks.
+
+    A schedule with many micro-batches is not simulated as a whole. It is simulated twice, with two smaller numbers of
+    micro-batches. The difference of the two end times gives the mean time of a group of micro-batches (one for each
+    rank of the pipeline, see SETTLED). Each further group is assumed to take this time.
+    """
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:
         passes, ends_s = _link(schedule, size), dict.fromkeys(range(size.ranks), 0.0)
@@ -365,8 +381,8 @@ def simulate_ends(
 def list_passes(
     schedule: ScheduleName, size: PipelineSize, forward_s: Sequence[float], backward_s: Sequence[float], hop: Hop
 ) -> list[SimulatedPass]:
-    """Return the start and end of each pass in a simulated schedule. The passes of one position in the pipeline are in
-    execution order."""
+    """Return the start and end of each pass in a simulated schedule for a pipeline of the given size. The passes of one
+    position in the pipeline are in execution order. `hop` returns the seconds of a transfer between two ranks."""
     passes = _link(schedule, size)
     ends_s = simulate_passes(passes, size, forward_s, backward_s, hop)
     found = []

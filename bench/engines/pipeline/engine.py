@@ -134,8 +134,8 @@ class PipelineEngine:
 
     def idle_s(self) -> float:
         """Return the seconds of this rank's pipeline bubble, the sum of two waits. During the schedule, the rank waits
-        for its neighbours. After the schedule, it waits until the slowest rank has finished: by these seconds, the
-        slowest rank's step is longer than its own. Return 0 without a pipeline."""
+        for its neighbours. After the schedule, it waits for the slowest rank. This second wait is the difference
+        between the step time of the slowest rank and the step time of this rank. Return 0 without a pipeline."""
         own_s, waited_s = self._executor.read_times_s()
         if self._spec.parallel.pipeline == 1:
             return 0.0

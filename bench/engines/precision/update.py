@@ -1,7 +1,8 @@
 """Construction of models in a run's precision, and the optimizer's update after backward, computed as in ZeRO.
 
-Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. An engine whose ranks hold whole
-parameters uses the functions `construction`, `whole` and `parameter_count` of this module as its own.
+Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. The functions `construction`, `whole` and
+`parameter_count` belong to the interface of an engine (`bench.core.plugins.EngineBuilder`). An engine whose ranks hold
+whole parameters imports and exports them unchanged.
 """
 
 import os

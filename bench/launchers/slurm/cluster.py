@@ -197,7 +197,8 @@ def find_max_gpus(found: Sequence[Partition], nodes: str, gpus: str) -> int | No
 
 
 def _list_nodes(found: Sequence[Partition], nodes: str) -> Iterator[list[str]]:
-    """Yield the fields [cores, resources] of each sinfo line for these partitions."""
+    """Yield the fields [cores, resources] of each line of `nodes` that belongs to one of the partitions `found`.
+    `nodes` is output of sinfo with lines `partition|cores|resources`."""
     names = {fields.get("PartitionName") for fields in found}
     for line in nodes.splitlines():
         name, *fields = line.strip().split("|")

@@ -139,7 +139,8 @@ def limits(options: Options) -> ClusterLimits:
 
 
 def spread(command: Sequence[str], nodes: int) -> list[str]:
-    """Return the command itself on one node. Vertex AI cannot start more processes in a running job."""
+    """Return the command unchanged if `nodes` is 1. Raise UserError for several nodes, because Vertex AI cannot start a
+    command on the other nodes of a running job."""
     if nodes != 1:
         rule = "launcher=vertex cannot start processes on the other nodes of a running job"
         raise UserError(f"nodes={nodes}", rule, "measure the link between nodes on another cluster")

@@ -113,7 +113,8 @@ def count_nodes(job: Any) -> int:
 
 
 class Cost(NamedTuple):
-    """Cost of jobs in the currency of the price. The start of a machine and its disk are not included."""
+    """Cost of jobs in the currency of the price. The time in which a machine starts is not included, nor is the price
+    of its disk."""
 
     spent: float  # cost of ended jobs, and of running jobs until now
     reserved: float  # largest further cost of the jobs that have not ended

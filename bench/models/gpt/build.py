@@ -45,8 +45,9 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> nn.Module:
-    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
-    documents the arguments."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `construction` is the context in which the
+    engine creates parameters. `among` are the ranks of this rank's tensor-parallel group. If they are given, the part
+    has only this rank's slice of each matrix."""
     shape = Shape.model_validate(spec.model.shape)
     made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
     made.finish(spec.model.loss_chunk_tokens)
@@ -135,7 +136,8 @@ def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Biases are 0 and
     scales of norms 1, as in transformers. In GPT-2, the standard deviation of each sub-layer's last matrix is divided
-    by √(number of sub-layers). Every rank draws the same values."""
+    by √(number of sub-layers). Every rank draws the same values. `whole` returns the context in which the engine makes
+    given parameters whole, so that their values can be set."""
     shape = Shape.model_validate(spec.model.shape)
     residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
     for name, parameter in module.named_parameters():  # shared parameters appear once

@@ -41,8 +41,8 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the parameter's own name and layout. They are also those of the stored form, because transformers itself
-    builds the model."""
+    """Return the name and layout that the parameter `name` has in checkpoints of transformers. Both are the same as in
+    this model, because transformers itself builds the model."""
     return StoredForm(name)
 
 
@@ -52,7 +52,8 @@ def transformers_config(spec: RunSpec) -> Any:
 
 
 def initialise(module: Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
-    """Set every weight with transformers' own rules. Values depend only on spec.seed and the module's name.
+    """Set every weight with transformers' own rules. Values depend only on spec.seed and the module's name. `whole`
+    returns the context in which the engine makes given parameters whole, so that their values can be set.
 
     A module is initialised together with its leaves (child modules without children), because the module's rule may set
     the weights of these leaves a second time. For example, GPT-2's rule does so for residual projections. Weights are
@@ -91,9 +92,9 @@ def _mark_kept(parameter: Parameter, keeps: bool) -> None:
 
 
 def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
-    """Yield a group for each module that has children, the deepest module first. A group consists of the
-    PreTrainedModel whose rules initialise the module, and of the module and its leaves (children without children) by
-    name."""
+    """Yield two values for each module that has children, the deepest module first. The first value is the
+    PreTrainedModel whose rules initialise the module. The second value maps names to modules: the module itself and its
+    leaves (children without children)."""
     models: dict[str, Any] = {}
     groups: list[tuple[Any, dict[str, Module]]] = []
     for name, parent in module.named_modules():  # a parent comes before its children

@@ -93,8 +93,9 @@ def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None
 def build_part(
     spec: RunSpec, part: Part, construction: AbstractContextManager[Any] | None = None, among: TensorRanks | None = None
 ) -> torch.nn.Module:
-    """Return a part of the uninitialised model, such as one pipeline stage. `bench.core.plugins.DividedFamilyBuilder`
-    documents the arguments."""
+    """Return a part of the uninitialised model, such as one pipeline stage. `construction` is the context in which the
+    engine creates parameters. `among` are the ranks of this rank's tensor-parallel group. If they are given, the part
+    has only this rank's slice of each matrix."""
     shape = Shape.model_validate(spec.model.shape)
 
     def make() -> T5Part:
@@ -121,8 +122,8 @@ def _enable_checkpointing(model: Any) -> None:
 
 
 def stored_form(spec: RunSpec, name: str) -> StoredForm:
-    """Return the parameter's own name and layout. They are also those of the stored form, because transformers itself
-    builds the model."""
+    """Return the name and layout that the parameter `name` has in checkpoints of transformers. Both are the same as in
+    this model, because transformers itself builds the model."""
     return StoredForm(name)
 
 
@@ -196,7 +197,8 @@ def _register_flex_attention() -> str:
 
 def initialise(module: torch.nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Standard
-    deviations are T5's own. Every rank draws the same values. Raise ValueError for a parameter that no rule covers."""
+    deviations are T5's own. Every rank draws the same values. `whole` returns the context in which the engine makes
+    given parameters whole, so that their values can be set. Raise ValueError for a parameter that no rule covers."""
     deviations = _list_standard_deviations(Shape.model_validate(spec.model.shape))
     for name, parameter in module.named_parameters():  # shared parameters appear once
         owner = name.split(".")[-2]

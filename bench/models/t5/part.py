@@ -146,8 +146,10 @@ class T5Part(nn.Module):
 
 
 def _keep_blocks(stack: Any, blocks: range, layers: int, shape: Shape) -> Any:
-    """Return the stack (encoder or decoder) reduced to some of its blocks. All blocks use one table of position biases,
-    which belongs to block 0. The table keeps this name even if block 0 itself is in another part of the model."""
+    """Return the stack (encoder or decoder) reduced to the blocks with indices `blocks`. `layers` is the number of all
+    its blocks. All blocks of a T5 stack use one table of position biases, which belongs to block 0. The name of this
+    parameter contains the index 0 even if block 0 itself is in another part of the model. In a UMT5, each block has its
+    own table."""
     table = None if shape.bias_per_layer else stack.block[0].layer[0].SelfAttention.relative_attention_bias
     kept = NumberedBlocks(stack.block, blocks)
     if table is not None and blocks.start > 0:

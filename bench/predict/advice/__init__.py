@@ -87,7 +87,7 @@ class AdviceQuestion(NamedTuple):
 
     def predict_goodput(self, choice: Choice) -> Goodput | None:
         """Return the predicted goodput (share of the time that is not lost to failures) of a training job with
-        `choice`; None if the question has no failure terms."""
+        `choice`; None if the advice ignores failures (`failures` is None)."""
         return predict_goodput(choice.spec.world_size, self.failures) if self.failures else None
 
     def hours(self, choice: Choice, step_s: float) -> float | None:
@@ -176,7 +176,8 @@ class Advice(NamedTuple):
 
     @property
     def rivals(self) -> list[Choice]:
-        """Best choice of each engine, node count and adapter, except the winner."""
+        """Best choices, except the winner: the best for each engine, the best for each node count and the best for each
+        adapter."""
         every = (*self.engines, *self.nodes, *self.adapters)
         found = {id(rival): rival for rival in every if rival is not self.winner}
         return list(found.values())
@@ -190,9 +191,9 @@ class Advice(NamedTuple):
         return [rival for rival in sound if not self.is_distinct(rival)]
 
     def explain_order(self, rival: Choice) -> str:
-        """Return the reason why `rival` is ranked after the winner although its prediction is better; empty if its
-        prediction is not better. The text is also empty if the rival has a higher doubt (`rate_doubt`) than the winner,
-        because this doubt already is the reason."""
+        """Return the reason why `rival` is ranked after the winner although its prediction is better. Return an empty
+        text if its prediction is not better. Return an empty text also if the rival is less sure than the winner to fit
+        into memory and keep the limits (`rate_doubt`): then its rank needs no other reason."""
         share = self.compute_extra_share(rival)
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
@@ -239,14 +240,17 @@ class _RankedChoice(NamedTuple):
 
 
 def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
-    """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raises
-    ValueError if `choices` is empty.
+    """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raise ValueError
+    if `choices` is empty.
 
-    Choices are ordered by their doubt (`rate_doubt`), then by their time (or cost) per token at the slow end of their
-    own error (the error that other choices do not share). So of two choices with equal predictions, the more certain
-    choice comes first, such as a measured configuration. The winner is one of the choices that have the least doubt and
-    whose time (or cost) is within CLOSE (5 %) of the lowest. Among them the first rule that makes a difference decides:
-    fewer nodes, a measured step time, weights without quantisation, the larger micro-batch.
+    Choices are ordered by the doubt whether they fit into memory and keep the limits (`rate_doubt`), then by their time
+    (or cost) per token. This time is the slow end of the uncertainty interval, without the error that all choices
+    share. So of two choices with equal predictions, the more certain choice comes first, such as a measured
+    configuration.
+
+    The winner is chosen among the choices with the least doubt. Of these, all choices within CLOSE (5 %) of the lowest
+    time (or cost) count as equal. The first rule that makes a difference between equal choices decides: fewer nodes, a
+    measured step time, weights without quantisation, the larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -276,8 +280,9 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
 
 
 def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the best choice of a list that is sorted by the field `order`. Only choices with the same doubt
-    (`rate_doubt`) as the first choice of the list are considered."""
+    """Return the best choice of a list that is sorted by the field `order`. Choices with more doubt than the first
+    choice of the list are excluded. The doubt is whether a choice fits into memory and keeps the limits (`rate_doubt`).
+    """
     return _find_thriftiest([one for one in ranked if one.order[0] == ranked[0].order[0]])
 
 

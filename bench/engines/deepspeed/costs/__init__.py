@@ -118,11 +118,13 @@ class ZeroMemory(NamedTuple):
         return max(built, live, key=sum_bytes)
 
     def _initialise_partitioned(self, discarded: int) -> Terms:
-        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
+        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order. `discarded`
+        is the number of bytes that a rank allocates for its partitions of tensors that the finished model does not
+        have.
 
         1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
-        2. Master weights are made from the partitions, in bf16 and fp16 through a temporary copy. Then a gradient of
-           zeros is allocated.
+        2. Master weights are made from the partitions. In bf16 and fp16, this needs a temporary copy. Then a gradient
+           of zeros is allocated.
         3. Gradients and the bucket are allocated. Then each tensor is gathered again while its gradient hook is
            registered. For this gather, gloo needs a copy of the tensor.
 
@@ -283,8 +285,12 @@ def _count_kept_gradients(run: ZeroRun) -> int:
 
 
 def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
-    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. Buckets are counted from
-    the first gradient on. This rank's averaged gradients are counted from the first full bucket on.
+    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. For each segment, `done`
+    is the number of elements whose gradients are complete after its backward, and `fresh` is the bytes of the largest
+    of its own gradients.
+
+    Buckets are counted from the first gradient on. This rank's averaged gradients are counted from the first full
+    bucket on.
 
     A bucket is reduced between two operations of backward, when the working memory of these operations is free. The
     reduction uses this free memory for a copy of the bucket. Only the bytes of the copy that exceed the free memory are
@@ -343,13 +349,13 @@ def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: 
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`. Many tensors of
-    the model have equal sizes. For each different size, `sizes` and `padded`, (tensor sizes,), have the elements of one
-    tensor, without and with padding. `gathers` is True if there are several ranks.
+    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`. Tensors are
+    grouped by size. For each group, `sizes` has the number of elements of one tensor, and `padded` has this number with
+    padding. Both arrays have one entry per group. `gathers` is True if there are several ranks.
 
-    Before a bucket is reduced, its gradients are packed by rank into a new tensor. The padding is allocated as a
-    further tensor. A bucket with a single gradient that needs no padding is reduced in place, without these two
-    tensors.
+    Before a bucket is reduced, its gradients are packed by rank into a new tensor. Their padding is allocated
+    separately, as a second new tensor. A bucket with a single gradient that needs no padding is reduced in place,
+    without these two tensors.
     """
     whole = (walk.exact + walk.padded @ padded) * gathers  # (stops,)
     plain, packed = walk.reduced @ sizes, walk.reduced @ padded

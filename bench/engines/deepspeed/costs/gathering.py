@@ -33,12 +33,12 @@ class GatheringLimits(NamedTuple):
 
 
 class PassReplay(NamedTuple):
-    """Weights and gradients in memory at each stop of a forward or backward pass, one row per stop. A stop is the
-    execution of one module.
+    """Simulated forward or backward pass: the weights and gradients in memory at each stop, one row per stop. A stop is
+    the execution of one module.
 
     Some fields are numbers of elements. The other fields are numbers of tensors, with one column for each tensor size
     (each entry of the model's `all_tensors`). They count tensors instead of elements because padding depends on the
-    number of ranks, which the replay does not know.
+    number of ranks, which the simulation does not know.
     """
 
     segment: Array  # (stops,)
@@ -51,8 +51,8 @@ class PassReplay(NamedTuple):
 
 
 class WeightFetch(NamedTuple):
-    """One stop of the replay (simulation) of a step: the execution of one module in forward, in the recomputation of a
-    checkpointed block, or in backward."""
+    """Execution of one module in a simulated step, also called a stop. If the module has a weight, it is gathered for
+    this execution. The execution is part of forward, of the recomputation of a checkpointed block, or of backward."""
 
     module: WeightModule
     releases: bool  # its weight may be released afterwards
@@ -61,7 +61,8 @@ class WeightFetch(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, PassReplay]:
-    """Return the replays of a step's forward and backward."""
+    """Simulate a step of ZeRO stage 3. Return the weights and gradients in memory while each module runs, first for the
+    forward pass and then for the backward pass."""
     modules, sizes = model.modules, model.all_tensors
     # the first module only marks where the embedding's gradient is complete: forward enters the embedding in its stack
     forward = [WeightFetch(module, True, False) for module in modules[1:]]
@@ -88,8 +89,9 @@ def replay(model: ModelSizes, limits: GatheringLimits) -> tuple[PassReplay, Pass
 
 
 def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iterator[WeightFetch]:
-    """Yield the stops (executions of one module) of backward. The backward of a checkpointed block begins with a gather
-    of the weight of the block's last module. Then the block is recomputed without this module."""
+    """Yield the executions of modules in a backward pass, in order. The backward of a checkpointed block begins with a
+    gather of the weight of the block's last module. Then only the other modules of the block are executed again, to
+    recompute their activations. The backward of each module follows."""
     for block, members in itertools.groupby(reversed(modules), key=lambda module: module.block):
         backward = list(members)
         again: list[WeightModule] = []
@@ -107,8 +109,8 @@ def _list_backward(modules: Sequence[WeightModule], checkpointing: bool) -> Iter
 
 
 class WeightCoordinator:
-    """State of the replayed coordinator: weights that are gathered, weights whose gather has started, and the order in
-    which modules use weights."""
+    """State of DeepSpeed's coordinator in the simulation: weights that are gathered, weights whose gather has started,
+    and the order in which modules use weights."""
 
     def __init__(self, stops: Sequence[WeightFetch], sizes: Sequence[EqualTensors], limits: GatheringLimits) -> None:
         self.exact, self.padded = 0, [0] * len(sizes)
@@ -133,7 +135,8 @@ class WeightCoordinator:
         self._next_use = following[::-1]
 
     def fetch(self) -> None:
-        """Gather the weight of the next stop, then prefetch further weights as far as the limits allow."""
+        """Gather the weight of the module that runs next. Then prefetch the weights of later modules as far as the
+        limits allow."""
         weight = self._order[self._step]
         if weight is not None:
             if weight not in self._whole and weight not in self._packs:
@@ -186,8 +189,8 @@ class WeightCoordinator:
                 self.padded[self._size[member]] -= 1
 
     def release(self, allowed: bool) -> None:
-        """Release the weight of this stop if that is `allowed`, unless the weight is used again soon. Advance to the
-        next stop."""
+        """Advance to the next module. If `allowed` is true (`WeightFetch.releases`), release the weight of the module
+        that has just run, unless this weight is used again soon."""
         weight, step = self._order[self._step], self._step + 1
         again = self._next_use[self._step]
         self._step = step
@@ -220,8 +223,9 @@ class Bucket:
 
     def add(self, size: int) -> tuple[int, tuple[int, ...]]:
         """Add a gradient, given by the index `size` of its tensor size. If the bucket has no room, reduce its content
-        first. Return two values: the number of elements of gradients that are outside the bucket during this call, and
-        the number of reduced gradients of each tensor size. All these numbers are 0 if nothing was reduced.
+        first. Return two values. The first is the number of elements of the added gradient and of earlier gradients
+        that wait outside the bucket. The second is the number of gradients of each tensor size that are reduced in this
+        call.
 
         A gradient larger than the bucket stays outside it until the next gradient comes.
         """
