@@ -131,15 +131,17 @@ class TimedPoint(NamedTuple):
 
 
 class MeasuredPoints(NamedTuple):
-    """Measurements of configurations on one machine: step times, runs out of memory, and runs that correct predictions.
-    A configuration is identified by the text that `format_decisive` returns."""
+    """Measurements of configurations on one machine: step times, configurations that ran out of memory, and
+    `neighbours`, the measured runs with which predictions are corrected. A configuration is identified by the text that
+    `format_decisive` returns."""
 
     timed: dict[str, TimedPoint] = {}
     out_of_memory: frozenset[str] = frozenset()
     neighbours: tuple[Neighbour, ...] = ()
 
     def near(self, engine: str) -> list[Neighbour]:
-        """Return the runs that correct predictions for `engine`, all of one model and machine."""
+        """Return the measured runs with which predictions for `engine` are corrected. If fewer than ENOUGH (2) runs
+        used this engine, the runs of all engines are returned. All of them ran the same model on the same machine."""
         every = self.neighbours
         return select_nearest(every, every[0].model, engine, every[0].machine) if every else []
 
@@ -161,11 +163,12 @@ def format_decisive(spec: RunSpec, part: str | None = None) -> str:
 def collect_measured(
     records: Iterable[RunRecord], like: RunSpec, machine: Machine, predict: Callable[[RunSpec], float | None]
 ) -> MeasuredPoints:
-    """Return the measurements in `records` on `machine` whose model, precision, objective and sequence lengths equal
-    those of `like`.
+    """Return the measurements from `records` that were made on `machine` and are comparable with `like`: model,
+    precision, objective and sequence lengths are equal.
 
-    `predict` returns the step time of a spec in seconds, or None. If a configuration ran in several environments
-    (devices and versions of software), only runs in the environment of the latest run count.
+    `predict` returns the predicted step time of a spec in seconds, or None; measured runs are compared with it. If a
+    configuration ran in several environments (devices and versions of software), only runs in the environment of the
+    latest run count.
     """
     points: dict[str, list[RunRecord]] = {}
     for record in records:

@@ -274,8 +274,8 @@ def _compute_matrices(
     """Return the work of the weight matrices in `named`, with their adapters. The matrices have equal shapes and read
     the same input of `rows` tokens. `reached` says whether backward computes the gradient of this input.
 
-    If `whole` is False, the last product is excluded: the second product of the adapters, or without adapters the
-    product of the matrices.
+    If `whole` is False, the matrix product that runs last is excluded, because a recomputation may end before it. With
+    adapters, this is the second product of the adapters; without adapters, it is the product of the matrices.
     """
     (k, n), adapter, number = named[0][1], network.adapter, len(named)
     if adapter is None:

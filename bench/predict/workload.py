@@ -138,7 +138,8 @@ def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
 
 
 def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> Workload:
-    """Return the workload of one rank of `spec` in one micro-step on `device`."""
+    """Return the properties of `spec` that decide the work and the activations of one rank in one micro-step on
+    `device`. `software` is the class of training software, which says how much its kernels are optimised."""
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
@@ -190,8 +191,9 @@ def is_output_reached(network: Stacks, part: Attention | Mlp, reached: bool) -> 
 def predict_engine_memory(
     spec: RunSpec, device: Device, room: int | None = None, *, rehearsed: bool = False
 ) -> EngineMemory:
-    """Return the engine's contribution to the memory of a rank of `spec`. Raises NoPrediction, a UserError, if the
-    engine cannot predict it."""
+    """Return the engine's contribution to the memory of a rank of `spec`, on a device with `room` bytes (None:
+    unknown). `rehearsed` is true if one rank runs alone and collectives are only simulated. Raises NoPrediction, a
+    UserError, if the engine cannot predict its memory."""
     predict = engines.facts(spec).memory
     if predict is None:
         raise _build_error(spec, "its memory")

@@ -103,11 +103,12 @@ def load(name: str, device: str, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _import_complete_ops(folder: Path) -> Iterator[None]:
-    """Import ops that are complete in `folder`, a folder of our cache, without torch's loader.
+    """Inside the block, import ops that are already built in `folder` without torch's loader. `folder` must be a folder
+    of zeroscale's cache.
 
     The loader makes a lock file at every load. If a process is killed at that time, the file stays and blocks all later
-    runs. In a folder that the user has set, an op may come from another version of torch. So there the loader is used,
-    because it rebuilds such an op.
+    runs. For a folder that the user has set, the caller uses the loader and not this function. An op in such a folder
+    may come from another version of torch, and the loader rebuilds it.
     """
     from torch.utils import cpp_extension
 

@@ -247,7 +247,9 @@ class NodeAgent:
         """Create the supervisor and connect to node 0.
 
         `number` is the index of this supervisor among the supervisors of the run. `rendezvous` is the address of node
-        0. If it is None, wait until node 0 has written its address into the folder.
+        0. If it is None, wait until node 0 has written its address into the folder. `span` says which ranks this
+        supervisor starts: all ranks of its node, or the rank of one device. `start` is the function that starts a rank.
+        With `handle_signals`, signals to this process end the ranks.
         """
         spec = RunSpec.model_validate_json((folder / store.SPEC).read_bytes())
         circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())

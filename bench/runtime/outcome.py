@@ -79,7 +79,8 @@ class PauseWatch:
         self.stopped: frozenset[int] = frozenset()
 
     def restart(self) -> None:
-        """Discard the time since the last sample. The time to start the ranks must not count as a pause."""
+        """Discard the time since the last call of `sample`. It is the time to start the ranks, which must not count as
+        a pause of this supervisor."""
         self._last = self._read_moment()
 
     def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
@@ -321,8 +322,8 @@ class HeartbeatWriter:
     seconds. While the file system is stalled, writes are skipped."""
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] = _replace_file) -> None:
-        """Create the writer. `replace(path, content)` replaces the file. It runs on a separate thread, so it may take
-        any time."""
+        """Create the writer that writes `heartbeat.json` into `folder` every `every_s` seconds. `replace(path,
+        content)` replaces this file. It runs on a separate thread, so it may take any time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace
         self._writer = AsyncWriter()
         self._at = -every_s

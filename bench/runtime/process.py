@@ -138,7 +138,9 @@ and standard error of the rank.
 def start_process(
     command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
 ) -> subprocess.Popen[bytes]:
-    """Start a rank as a child process with its own Python interpreter."""
+    """Start a rank as a child process with its own Python interpreter. The rank inherits the file descriptors in
+    `descriptors`, and finds the number of each in the environment variable that is its key. `output` is the file
+    descriptor for the rank's standard output and standard error."""
     return subprocess.Popen(
         command,
         env=environment | {name: str(descriptor) for name, descriptor in descriptors.items()},
@@ -251,7 +253,8 @@ class ForkServer:
     """
 
     def __init__(self, device: str, specs: Sequence[RunSpec]) -> None:
-        """Start the server, which imports the modules that the ranks of `specs` need."""
+        """Start the fork server, a process that imports the modules that the ranks of `specs` need, and then forks
+        ranks."""
         # Forked ranks become children of this process, which can wait for them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         used = {spec.engine.backend for spec in specs}, {spec.model.family for spec in specs}
@@ -274,7 +277,7 @@ class ForkServer:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has imported all modules.
+        """Wait until the fork server has imported all modules that ranks need.
 
         Call this before the first rank starts. If a supervisor waited while it starts a rank, it would send no reports
         in that time, and would be regarded as lost.
@@ -287,7 +290,8 @@ class ForkServer:
         return self._process.poll() is not None
 
     def restart(self) -> None:
-        """Start a new server after the previous server has ended, and wait for its imports. Call this between runs."""
+        """Start a new fork server after the previous process has ended, and wait until it has imported the modules that
+        ranks need. Call this between runs."""
         self._connection.close()
         self._launch()
         self.wait_until_ready()

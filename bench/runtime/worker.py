@@ -317,10 +317,9 @@ class RankWorker:
         return observe.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
-        """Gather the results of all ranks on rank 0, which writes the steps and the record.
-
-        `seen` has the results of the inspected steps; None if no step was inspected, for the reason `uninspected`.
-        """
+        """Gather the results of all ranks on rank 0, which writes the steps and the record. `seen` has the results of
+        the inspection: counts and times of a few steps after the measured window. It is None if no such steps were
+        made, for the reason `uninspected`."""
         from bench.measure import observe
 
         self.channel.beat("record")

@@ -61,8 +61,9 @@ def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple
 
 
 def _resolve_name(named: str, checkout: Path | None) -> Path | str:
-    """Return the meaning of the name that a user gave for a side: the folder of a checkout, the path of an interpreter,
-    or the hash of a commit (as str)."""
+    """Return the meaning of `named`, the user's name for a side of the comparison: the folder of a checkout, the path
+    of an interpreter, or the hash of a commit (as str). `checkout` is the zeroscale checkout in which commits are
+    searched; None if the command does not run in a checkout."""
     path = Path(named).absolute()
     if (path / "bin" / "python").exists():
         return path / "bin" / "python"  # the link is not resolved: Python finds its environment by the link's path
@@ -209,8 +210,9 @@ def _was_busy(record: RunRecord) -> bool:
 
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
-    """Move the runs of a round out of the results, so that the runs that replace them can have the same repeat
-    number."""
+    """Move the runs of a round (one run of each side of the comparison) out of the results, because the round is
+    repeated. The new runs can then have the same repeat number, `number`. `again` is the number of earlier repetitions
+    of this round; it is also the name of the subfolder to which the runs are moved."""
     for side in sides:
         for folder in results.glob(f"{side.name}/*/{number}.*"):
             kept = results / AGAIN / str(again) / folder.relative_to(results)

@@ -30,7 +30,8 @@ class MeasuredCorrections:
         self._points[point.config_id, point.machine] = point
 
     def add(self, record: RunRecord) -> None:
-        """Add the record of one run. A record that cannot be compared with a prediction is ignored."""
+        """Add the record of one run to the measured runs from which corrections are computed. A record that cannot be
+        compared with a prediction is ignored."""
         around = record.circumstance
         point = self._points.get((record.config_id, around.machine.name))
         if point is None or point.forecast is None:

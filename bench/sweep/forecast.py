@@ -35,8 +35,8 @@ class MemoryForecast(Frozen):
         )
 
     def fits(self, memory_bytes: int | None) -> Fits:
-        """Return whether the range is below a device's `memory_bytes` ("fits"), above it ("does not fit"), or contains
-        it ("may fit"). Return "unknown" if `memory_bytes` is None."""
+        """Return whether the predicted range of bytes is below a device's `memory_bytes` ("fits"), above it ("does not
+        fit"), or contains it ("may fit"). Return "unknown" if `memory_bytes` is None."""
         if memory_bytes is None:
             return "unknown"
         if self.high_bytes <= memory_bytes:
@@ -60,9 +60,9 @@ class Forecast(Frozen):
 
 
 def predict_forecast(spec: RunSpec, machine: Machine, device: str | None) -> Forecast:
-    """Return the forecast of `spec` on a machine whose devices are "cpu" or "cuda".
+    """Return the predicted memory and step time of `spec` on a machine whose devices are "cpu" or "cuda".
 
-    The forecast is empty if `device` is None (not known yet), or if the model family or the engine has no formulas.
+    Both are None if `device` is None (not known yet), or if the model family or the engine has no formulas.
     """
     if device is None:
         return Forecast()

@@ -63,8 +63,9 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """Describes how a job or array task ended: its state, the cause, and its log. If some of its points have no
-    attempt, this description is written to a file, because the scheduler forgets ended jobs."""
+    """Describes how a job or array task ended: its state, the cause, and its log. If the job began no attempt (one try
+    at a point) for some of its points, this description is written to a file, because the scheduler forgets ended
+    jobs."""
 
     number: str
     task: int | None

@@ -130,7 +130,8 @@ def _queue(lock: Path) -> Iterator[Callable[[], int]]:
 
 
 def _is_waiting(ticket: Path) -> bool:
-    """Return whether the process that made a ticket still waits. The ticket of a process that died is removed."""
+    """Return whether the process that made a ticket still waits for the machine's lock. The process keeps its ticket, a
+    file, locked while it waits. The ticket of a process that died is removed."""
     try:
         with ticket.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,17 +145,15 @@ def _is_waiting(ticket: Path) -> bool:
 
 def path(variables: Mapping[str, str]) -> Path:
     """Return the path of this host's lock file. It is in the folder of the user's session, or else in the user's cache
-    folder.
-
-    The file name contains the host name, since several hosts may share the cache folder.
-    """
+    folder. The file name contains the host name, since several hosts may share the cache folder."""
     session = Path(variables.get("XDG_RUNTIME_DIR", ""))
     folder = session / "zeroscale" if session.is_absolute() and session.is_dir() else get_cache_folder(variables)
     return folder / f"local-{socket.gethostname()}.lock"
 
 
 def is_held(variables: Mapping[str, str]) -> bool:
-    """Return whether another process holds this machine's lock for local runs."""
+    """Return whether a process other than this one holds this machine's lock for local runs. The path of the lock file
+    follows from the environment variables `variables`."""
     with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -165,7 +164,9 @@ def is_held(variables: Mapping[str, str]) -> bool:
 
 
 def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> None:
-    """Wait until this process is the first in the queue and the lock is free, and take the lock."""
+    """Wait until this process is the first in the queue for the machine's lock and the lock is free, and take the lock.
+    `file` is the lock file. `count_earlier` returns the number of processes before this process in the queue. `follow`
+    is called with the progress while this process waits."""
     begin, printed = time.monotonic(), False
     while (earlier := count_earlier()) or not _try_lock(file):
         queued = f", and {format_count(earlier, 'command')} wait before this one" if earlier else ""
@@ -250,14 +251,13 @@ class MeasuredRun(NamedTuple):
 
 
 class SweepSupervisor:
-    """One supervisor process that runs all attempts of a local sweep. It is started for the first attempt.
-
-    The process imports torch and the engines once and forks the ranks of each attempt, so an attempt starts quickly.
-    The class has the methods `submit`, `poll` and `cancel` of a launcher.
-    """
+    """One supervisor process that runs all attempts of a local sweep. It is started for the first attempt. It imports
+    torch and the engines once and forks the ranks of each attempt, so an attempt starts quickly. The class has the
+    methods `submit`, `poll` and `cancel` of a launcher."""
 
     def __init__(self, device: str, specs: Iterable[RunSpec]) -> None:
-        """`device` is "cpu" or "cuda". The process imports the modules that `specs` need."""
+        """Prepare the supervisor process without starting it. `device` is "cpu" or "cuda". `specs` are the specs whose
+        modules the process imports when it starts."""
         # One spec for each set of imports: a sweep may have thousands of points.
         needed = {(spec.engine.backend, spec.model.family, spec.devices_per_node): spec for spec in specs}
         self._setup = {
@@ -291,7 +291,8 @@ class SweepSupervisor:
         return self._process
 
     def poll(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Return whether the supervisor has finished its last order, or has died."""
+        """Return whether the supervisor `process` has finished its last order (to import modules or to run an attempt),
+        or has died."""
         assert process.stdout
         if not select.select([process.stdout], [], [], 0)[0]:
             return False
@@ -370,12 +371,10 @@ def make_attempt(
     *,
     new_repeat: bool = False,
 ) -> MeasuredRun:
-    """Run one attempt to its end and return its folder and record. If `supervisor` is given and can start, it runs the
-    attempt. Otherwise the launcher starts a new supervisor for it.
-
-    If this machine's lock is not used, another process may have just begun an attempt at the same point. Then this
-    attempt ends with the outcome `cancelled`.
-    """
+    """Run one attempt (one try at a point) to its end and return its folder and record. If `supervisor` is given and
+    can start, it runs the attempt. Otherwise the launcher starts a new supervisor for it. With `new_repeat`, the
+    attempt gets a repeat number that is not used yet. Without the lock for local runs (launcher option `lock`), another
+    process may have just begun an attempt at the same point. Then this attempt ends with the outcome `cancelled`."""
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
@@ -436,12 +435,9 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
-    """Return the circumstances (where and how a point is measured) of an attempt that starts now.
-
-    Two keys can be added to the dict `launcher`. `control` is True for a run of the control point, which is measured
-    repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running process. Attempts in Slurm
-    jobs have the same keys.
-    """
+    """Return the circumstances (where and how a point is measured) of an attempt that starts now. Their dict `launcher`
+    may get two keys, which attempts in Slurm jobs have, too. `control` is True for a run of the control point, which is
+    measured repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running process."""
     launcher = dict(requested.circumstance.launcher)
     if requested.control:
         launcher["control"] = True

@@ -59,7 +59,7 @@ class LocalSearch(NamedTuple):
 
 
 class RunPosition(NamedTuple):
-    """Position of a run in its sweep or search, and the expected time until the end."""
+    """Position of a run in its sweep or search, and the expected time until the sweep or search ends."""
 
     label: str
     done: int  # runs before it
@@ -376,7 +376,9 @@ def _was_busy(folder: Path) -> bool:
 
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
-    """Return one repeat of a point in the form in which the module `policy` decides whether it starts.
+    """Return one repeat of a point as a `PlannedRun`, from which the module `policy` decides whether the repeat starts.
+    `kin` are the configurations that differ from the point in the micro-batch alone; None if their outcomes must not
+    matter. With `retry`, any number of failed attempts is allowed.
 
     A final outcome from an earlier run counts only if it was measured in the current environment (device and software
     versions). For a trial of a search, a final outcome from any environment counts, because later trials were proposed

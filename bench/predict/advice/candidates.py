@@ -95,9 +95,9 @@ class CandidateSearch(NamedTuple):
 
 
 def list_layouts(spec: RunSpec, axes: LayoutAxes, device: Device) -> list[Parallel]:
-    """Return the layouts of `spec` that its engine supports (tensor-parallel ranks, pipeline ranks, stages per rank).
-    Layouts with the fewest ranks per model copy come first. For an engine that supports no layouts, return only the
-    layout of `spec`."""
+    """Return the layouts that the engine of `spec` supports, those with the fewest ranks per model copy first. A layout
+    consists of the numbers of tensor-parallel ranks, of pipeline ranks and of stages per rank. `axes` has the values to
+    try for each of these numbers. For an engine that supports no layouts, return only the layout of `spec`."""
     able = engines.facts(spec).layouts
     if not {"tensor", "pipeline"} & able:
         return [spec.parallel]
@@ -233,9 +233,9 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Return the candidates with the largest micro-batch that surely fits; empty if it is `sure`. `sure` is a
-    micro-batch that surely fits, and `unsure` is a larger one that may not fit. A micro-batch that allows no valid
-    global batch counts as too large."""
+    """Search between the micro-batches `sure`, which surely fits, and `unsure`, which is larger and may not fit. Return
+    the candidates with the largest micro-batch that surely fits; empty if none above `sure` does. They differ from
+    `start` only in the batch. A micro-batch that allows no valid global batch counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2

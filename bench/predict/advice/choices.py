@@ -40,7 +40,9 @@ class StepEstimate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A candidate with its predicted step time and with the best estimate of that time."""
+    """A candidate with two step times. `time` is the prediction by formulas. `estimate` is the best estimate: the
+    measured time if there is one, and otherwise the prediction, corrected by measured runs of similar configurations if
+    there are any."""
 
     candidate: Candidate
     time: StepTime
@@ -52,7 +54,8 @@ class Choice(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Ratio of the best estimate of the step time to its prediction."""
+        """Best estimate of the step time, divided by the step time that formulas predict. It differs from 1 if measured
+        runs of this or of similar configurations exist."""
         return self.estimate.step_s / self.time.step_s
 
     @property
@@ -62,8 +65,8 @@ class Choice(NamedTuple):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Smallest and largest ratio of true to predicted computing time. All candidates of a question share this
-        error."""
+        """Smallest and largest ratio of true to predicted computing time. All candidates that are compared run on the
+        same machine, so they share the error of its rates."""
         estimate, computing = self.estimate, self.computing_s
         if estimate.evidence == "corrected":
             return round(estimate.low_s / estimate.step_s, _DIGITS), round(estimate.high_s / estimate.step_s, _DIGITS)
@@ -119,9 +122,9 @@ def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
 
 
 def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
-    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`) at the low end and
-    at the high end of every prediction error. `weight` is the number of tokens that the training needs with `b`,
-    divided by the number of tokens that it needs with `a`."""
+    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`), even if the
+    prediction errors have the values within their ranges that are worst for `a` compared with `b`. `weight` is the
+    number of tokens that the training needs with `b`, divided by the number of tokens that it needs with `a`."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
         return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
@@ -134,9 +137,10 @@ def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 
 
 
 def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
-    """Return the seconds per token of `choice` (device-seconds per token if `per_device`) at the slow end of the error
-    that belongs to `choice` alone. The error that all candidates share is excluded, because it does not affect the
-    order of candidates."""
+    """Return the seconds per token of `choice` (device-seconds per token if `per_device`) in the worst case. For a
+    measured or corrected step time, this is the high end of its interval. For a predicted step time, computing takes
+    longer than predicted by the largest error that this candidate alone may have (REHEARSED; CALIBRATED with work on
+    the host). Errors that all candidates share are excluded, because they do not affect the order of candidates."""
     if choice.estimate.evidence != "predicted":
         return compute_price(choice, choice.estimate.high_s, per_device=per_device)
     own = CALIBRATED[1] if choice.has_host_work else REHEARSED[1]
@@ -145,11 +149,12 @@ def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
 
 def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
     """Return the smallest and largest ratio of true to predicted computing time that `choice` may have because of
-    errors that `other` does not share.
+    errors that `other` does not share. Both are 1 if both candidates have the same engine, layout, micro-batch,
+    checkpointing and adapter. Otherwise the ratios are those of REHEARSED, the error of predictions from a rehearsal.
 
-    CALIBRATED is the range of measured ratios over all engines. The high end of this range comes from ZeRO stage 3,
-    because this engine works on the host. The ratios of the other engines differed from each other by no more than
-    REHEARSED, the error of predictions from a rehearsal.
+    There is one exception: if only `choice` has an engine that works on the host, the largest ratio is that of
+    CALIBRATED. CALIBRATED is the range of measured ratios over all engines, and its high end comes from ZeRO stage 3,
+    which works on the host. The ratios of the other engines differed from each other by no more than REHEARSED.
     """
     if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0

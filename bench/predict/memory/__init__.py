@@ -76,7 +76,8 @@ class MemoryPrediction(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Peak bytes of live tensors within a step. It holds for every step after the first."""
+        """Largest number of bytes of live tensors at any time within a step. The number applies to every step after the
+        first."""
         return max(phase.total for phase in self.phases[1:])
 
     @property
@@ -170,8 +171,9 @@ def _stack_segments(network: Stacks, load: Workload) -> Array:
 
 def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple[MemoryPhase, MemoryPhase]:
     """Return the phases `forward` and `backward` of the last micro-step, each at its point of highest memory. This
-    point is within a segment or after the last segment. `width` is the bytes per element of weights, and `segments` the
-    result of `_stack_segments`."""
+    point is within a segment (part of a pass, such as a sub-layer) or after the last segment. `width` is the bytes per
+    element of weights. `segments` has a row for each field of `Segment` and a column for each segment, in forward
+    order."""
     # each of shape (segments,)
     saved, running, backing, parameters, largest, carried, transposed, standing, logits = segments
     kept, resident_terms = np.cumsum(saved), engine.resident()

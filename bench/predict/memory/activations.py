@@ -29,8 +29,9 @@ save x, x/2, tanh and 1 + tanh."""
 
 
 class Segment(NamedTuple):
-    """One segment of a forward pass, such as a sub-layer. Values are bytes per rank, except that `parameters`,
-    `largest`, `carried` and `transposed` are numbers of elements."""
+    """Memory of one part of a forward pass, such as a sub-layer, in its forward and in its backward. Values are bytes
+    per rank, with four exceptions. `parameters`, `largest`, `carried` and `transposed` are numbers of elements: of all
+    its parameters, of the largest of them, of gradients not complete yet, and of gradients not accumulated in place."""
 
     saved: int  # bytes kept from its forward to its backward
     forward: int = 0  # temporary bytes while its forward runs, in addition to `saved`
@@ -44,14 +45,16 @@ class Segment(NamedTuple):
 
 
 class RepeatedSegments(NamedTuple):
-    """A sequence of segments in forward order, such as one block, and how many times in a row this sequence occurs."""
+    """A sequence of segments in forward order, such as the sub-layers of one block, and how many times in a row this
+    sequence occurs."""
 
     block: list[Segment]
     times: int = 1
 
 
 def list_segments(network: Stacks, load: Workload) -> list[RepeatedSegments]:
-    """Return the segments of the forward pass in order, from the embedding of the first stack to the loss."""
+    """Return the segments of the forward pass (memory of its parts, such as sub-layers) in order, from the embedding of
+    the first stack to the loss."""
     head = [_build_head(network, load), _build_loss(network, load)]
     if load.chunk:
         head = [_build_chunked_loss(network, load), Segment(0, logits=True)]
@@ -109,9 +112,13 @@ def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
 
 
 def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reached: bool) -> list[Segment]:
-    """Return the segments of one block. If the block attends to another stack (a decoder block to the encoder), the
-    backward of every block adds to the gradient of that stack's output. The gradient is kept until the backward of that
-    stack. `reached` says whether backward computes the gradient of the block's input."""
+    """Return the segments of one block, one for each sub-layer. `reached` says whether backward computes the gradient
+    of the block's input.
+
+    If the block attends to the output of another stack (a decoder block to the encoder's), the backward of every block
+    adds to the gradient of this output. That gradient is kept until the backward of the other stack, so it is added to
+    the memory of each segment's backward.
+    """
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
     length, parts = load.tokens(stack.tokens), list[Segment]()
@@ -152,13 +159,14 @@ def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
 
 
 def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
-    """Return the segment of a stack's embedding, with its positions and with the tensors that are made once for all
-    blocks. These tensors are the bucket indices of the position bias, zeros in place of a bias, cosines and sines for
-    rotary positions, and the mask that separates documents.
+    """Return the segment (memory in forward and backward) of a stack's embedding, with its positions and with the
+    tensors that are made once for all blocks. These tensors are the bucket indices of the position bias, zeros in place
+    of a bias, cosines and sines for rotary positions, and the mask that separates documents.
 
-    One embedding matrix serves all stacks, and each stack adds to its gradient. The gradients from the other stacks are
-    kept until the backward of the first stack ends. With a tied head, the gradients from all stacks are kept. nn.Linear
-    leaves the head's gradient transposed, so torch writes the sum of both gradients to a third tensor.
+    One embedding matrix serves all stacks (encoder and decoder), and the backward of each stack adds to the matrix's
+    gradient. Backward reaches the embedding of the first stack last. Until then the gradient is incomplete and kept:
+    from the embedding of the last stack on or, with a tied head, from the head on. nn.Linear leaves the head's gradient
+    transposed, so torch writes the sum of the head's and the embedding's gradient to a third tensor.
     """
     length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
     buckets, heads = stack.bias_table or (0, 0)
@@ -193,8 +201,8 @@ def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
 def _build_attention(
     network: Stacks, load: Workload, part: Attention, queries: int, keys: int, reached: bool
 ) -> Segment:
-    """Return the segment of an attention sub-layer with its norm; `queries` and `keys` are numbers of tokens per
-    sample. `reached` says whether backward computes the gradient of the sub-layer's input."""
+    """Return the segment (memory in forward and backward) of an attention sub-layer with its norm; `queries` and `keys`
+    are numbers of tokens per sample. `reached` says whether backward computes the gradient of the sub-layer's input."""
     rows, others = load.micro * queries, load.micro * keys
     *projections, (last, _) = (name for name in list_named_matrices(network, part))
     names = [name for name, _ in projections]
@@ -269,7 +277,8 @@ def _count_fused_kernel_bytes(
     network: Stacks, load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
 ) -> tuple[int, int]:
     """Return the bytes that a fused attention kernel saves for backward (its output excluded), and its temporary bytes
-    in backward. `query`, `key` and `scores` are numbers of elements."""
+    in backward. `queries` is the number of queries per sample. `query`, `key` and `scores` are the numbers of elements
+    in the tensors of queries, keys and scores of a micro-batch."""
     rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
     saved = load.width * (query + 2 * key) + FULL * load.micro * part.heads * rounded
     backward = load.width * (query + 2 * key)
@@ -281,8 +290,8 @@ def _count_fused_kernel_bytes(
 
 
 def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: bool) -> Segment:
-    """Return the segment of an MLP with its norm; `rows` is the number of tokens in the micro-batch. `reached` says
-    whether backward computes the gradient of the MLP's input."""
+    """Return the segment (memory in forward and backward) of an MLP with its norm; `rows` is the number of tokens in
+    the micro-batch. `reached` says whether backward computes the gradient of the MLP's input."""
     wide, states = rows * part.inner, rows * network.width
     *first, last = (name for name, _ in list_named_matrices(network, part))
     kept, is_output = ACTIVATION[part.activation]
@@ -315,9 +324,9 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
 
 
 def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Mlp, segment: Segment) -> Segment:
-    """Return a copy of `segment` in which the number of trained elements of the sub-layer `part` is filled in. If the
-    sub-layer's matrices are quantised, its forward and its backward also hold one dequantised matrix, in the run's
-    precision."""
+    """Return a copy of `segment`, the memory of the sub-layer `part`, with the number of trained elements filled in. If
+    the sub-layer's matrices are quantised, the bytes of one dequantised matrix, in the run's precision, are added to
+    the temporary bytes of forward and of backward."""
     matrices = list_part_matrices(network, part)
     sizes = [matrix.elements for matrix in matrices if matrix.trained]
     dequantised = load.width * max((matrix.elements for matrix in matrices if matrix.packed), default=0)
@@ -358,12 +367,13 @@ def _count_adapter_bytes(
 
 
 def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
-    """Return the bytes that a norm saves for backward: its input and statistics per token. The next operation saves the
-    norm's output, so it is not counted here.
+    """Return the bytes that a norm of `rows` tokens saves for backward: its input and statistics per token. The norm's
+    output is not counted here, because the next operation saves it.
 
-    The layer norm of torch also keeps a mean and a scale per token, on a GPU in fp32. An RMS norm, written as Python
-    operations, also keeps a scale per token. If its weight is trained, it keeps the normalised input as well. In bf16
-    and fp16, it keeps the input a second time in fp32; the variant `rms_wide` keeps only the fp32 tensor.
+    torch's layer norm keeps its input, and a mean and a scale per token, on a GPU in fp32. An RMS norm, written as
+    Python operations, keeps its input and a scale per token. If the RMS norm's weight is trained, the normalised input
+    is kept as well. In bf16 and fp16, an RMS norm keeps its input a second time in fp32; its variant `rms_wide` keeps
+    only the fp32 tensor.
     """
     states = rows * network.width
     if network.norm == "layer":
@@ -387,8 +397,8 @@ def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
 
 
 def _build_head(network: Stacks, load: Workload) -> Segment:
-    """Return the segment of the head, the matrix from hidden states to logits. If its weight is tied to the embedding,
-    its gradient is kept until the gradient of the embedding is complete."""
+    """Return the segment (memory in forward and backward) of the head, the matrix from hidden states to logits. If the
+    head's weight is tied to the embedding, the head's gradient is kept until the embedding's gradient is complete."""
     rows = load.micro * load.tokens(network.stacks[-1].tokens)
     logits = rows * network.vocab * load.width
     table = network.table * network.trains_all
@@ -412,9 +422,10 @@ def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
     """Return the segment of head and loss together, for a loss that is computed in chunks of tokens
     (bench.models.modules.chunked_loss).
 
-    Forward already computes the gradients of the hidden states and of the head's matrix. It holds one chunk's logits at
-    a time, in the run's precision and in fp32. Backward scales these gradients in place and returns them. From then on,
-    the matrix's gradient counts as a parameter's gradient, so its bytes are subtracted from `backward`.
+    Forward already computes the gradients of the hidden states and of the head's matrix, and saves them. It holds one
+    chunk's logits at a time, in the run's precision and in fp32. Backward scales these gradients in place and returns
+    them. From then on, the matrix's gradient counts as a parameter's gradient. So that it does not count twice, its
+    bytes are subtracted from the field `backward`, the temporary bytes in backward.
     """
     rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table * network.trains_all
     chunk = min(load.chunk or rows, rows) * network.vocab

@@ -1,13 +1,13 @@
 """Memory of the ranks of a pipeline, by position in the pipeline.
 
 A rank holds a smaller network: the model is cut into stages, and each stage is sliced for tensor parallelism. A pass
-through a stage consists of the segments of the stage's layers. The pass also receives and sends hidden states, which
-are called states in this module. At each point in time of the schedule, a rank holds three kinds of bytes: tensors kept
-by the passes of its stages, states in transit between stages, and weights, gradients and optimizer states of its
-engine.
+through a stage consists of segments, which are parts of the stage's layers, such as a sub-layer. The pass also receives
+and sends hidden states, which are called states in this module. At each point in time of the schedule, a rank holds
+three kinds of bytes: tensors kept by the passes of its stages, states in transit between stages, and weights, gradients
+and optimizer states of its engine.
 
-States that a stage receives and sends are separate tensors, which live longer than the pass. They are counted as states
-in transit (by fields of `bench.core.engine_costs.StageMoment`), and therefore excluded from the bytes kept by a pass.
+States that a stage receives and sends are separate tensors, which live longer than the pass. So the bytes kept by a
+pass exclude them. They are counted as states in transit, whose numbers are in `bench.core.engine_costs.StageMoment`.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ def list_alike(network: Stacks, parts: tuple[Part, ...]) -> tuple[int, ...]:
 
 
 class TensorSlices(NamedTuple):
-    """Number of tensor-parallel ranks. If `sequence` is true, sequence parallelism divides the states between
-    sub-layers by tokens among these ranks."""
+    """Division of a stage among `ranks` tensor-parallel ranks. If `sequence` is true (sequence parallelism), these
+    ranks also divide the tokens of the hidden states that pass from one sub-layer to the next."""
 
     ranks: int = 1
     sequence: bool = False
@@ -111,8 +111,8 @@ def count_state_bytes(network: Stacks, load: Workload, slices: TensorSlices) -> 
 
 
 def count_passed_bytes(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> int:
-    """Return the bytes of states that a stage receives and sends on unchanged, because it has no block of the stack to
-    which these states belong."""
+    """Return the bytes of hidden states that the stage with the layers `part` receives and sends on unchanged, because
+    it has no block of the stack to which these states belong."""
     here = part.blocks([stack.layers for stack in network.stacks])
     passed = [stack for stack, blocks in zip(network.stacks, here, strict=True) if not (blocks or part.first)]
     return sum(_count_states(network, stack, load, slices) for stack in passed)
@@ -124,7 +124,8 @@ def _count_states(network: Stacks, stack: Stack, load: Workload, slices: TensorS
 
 @functools.lru_cache(maxsize=4096)  # many stages are equal, and points of a sweep share them
 def measure_stage(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> StagePass:
-    """Return the bytes of one micro-batch on one stage, for one tensor-parallel rank."""
+    """Return the memory of one tensor-parallel rank for one micro-batch on one stage: received states, activations, and
+    temporary tensors and gradients of each pass. `part` says which layers the stage has."""
     segments = list_stage_segments(network, load, part, slices)
     saved, running, backing, largest, carried, transposed, logits = np.array(
         [(s.saved, s.forward, s.backward, s.largest, s.carried, s.transposed, s.logits) for s in segments], np.int64
@@ -164,7 +165,8 @@ def _count_known_states(network: Stacks, load: Workload, part: Part, slices: Ten
 
 
 def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Segment]:
-    """Return the segments of one stage in forward order, for one tensor-parallel rank."""
+    """Return the segments of one stage in forward order, for one tensor-parallel rank. A segment is the memory of a
+    part of a pass, such as a sub-layer. `part` says which layers the stage has."""
     sliced = cut_network(network, part, slices.ranks)
     first, *stacks, head = list_segments(sliced, load)
     embedded, blocks = list[Segment](), list[Segment]()
@@ -191,8 +193,8 @@ def list_stage_segments(network: Stacks, load: Workload, part: Part, slices: Ten
 def _divide_embedding(
     network: Stacks, stack: Stack, load: Workload, whole: Segment, slices: TensorSlices
 ) -> tuple[Segment, Segment]:
-    """Return two segments of a stack (encoder or decoder): its embedding, and the tables that its blocks use, such as
-    the table of position biases.
+    """Divide `whole`, the segment (memory) of the embedding of a stack (encoder or decoder). Return two segments: the
+    embedding of tokens and positions, and the tables that blocks use, such as the table of position biases.
 
     The embedding of tokens and positions is on the first stage. The tables are made on every stage with blocks of this
     stack.
@@ -212,11 +214,12 @@ def _divide_embedding(
 def _divide_by_tokens(
     network: Stacks, stack: Stack, load: Workload, block: list[Segment], norm: Segment, slices: TensorSlices
 ) -> list[Segment]:
-    """Return the segments of a block with sequence parallelism: the tensor-parallel ranks divide the states between
-    sub-layers by tokens. Without sequence parallelism, return `block` unchanged.
+    """Return the segments (memory of sub-layers) of a block with sequence parallelism. Each tensor-parallel rank then
+    holds only some tokens of the states that pass from one sub-layer to the next. `block` has the segments without
+    sequence parallelism; it is returned unchanged if `slices` has none. `norm` is the segment of the stack's last norm.
 
     A norm keeps only the tokens of its rank. In contrast, the input of a sub-layer is gathered and kept for all tokens.
-    The same holds for another stack's output to which a sub-layer attends.
+    If a sub-layer attends to the output of another stack, that output is gathered and kept for all tokens, too.
     """
     if slices.shares == 1:
         return block
@@ -245,7 +248,8 @@ def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm:
 def _build_last_norm(
     network: Stacks, place: int, load: Workload, norm: Segment, part: Part, slices: TensorSlices
 ) -> Segment:
-    """Return the segment of the norm after a stack; `place` is the index of the stack. The norm's output is kept only
+    """Return the segment (memory) of the norm after the stack with the index `place`, for the stage whose layers are
+    `part`. `norm` is the segment of this norm without pipeline and sequence parallelism. The norm's output is kept only
     if this stage uses it. With sequence parallelism, the sub-layer that uses the output gathers and keeps it."""
     stack = network.stacks[place]
     attended = any(stack.name in other.attended and other.layers for other in network.stacks)
@@ -255,8 +259,8 @@ def _build_last_norm(
 
 
 def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: TensorSlices) -> list[Segment]:
-    """Return the segments of head and loss. With tensor parallelism the loss is computed in fp32, and each rank keeps
-    the probabilities of its slice of the vocabulary."""
+    """Return the segments (memory) of head and loss; `whole` has them without tensor parallelism. With tensor
+    parallelism the loss is computed in fp32, and each rank keeps the probabilities of its slice of the vocabulary."""
     if slices.ranks == 1:
         return whole
     head, _ = whole
@@ -297,9 +301,10 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
-    """Return the bytes of each phase at one position of the pipeline. Forward and backward are counted at their points
-    of highest memory. `states` is the bytes of states that a stage sends for one micro-batch, and `samples` the bytes
-    of all inputs and labels."""
+    """Return the bytes of a rank at one position of the pipeline in each phase of a run, such as forward. Forward and
+    backward are counted at their points of highest memory. `place` has the engine's costs, and `passes` the bytes of a
+    pass through each stage of this position. `states` is the bytes of hidden states that a stage sends for one
+    micro-batch, and `samples` the bytes of all inputs and labels."""
     moments = place.list_moments()
     counts = _count_what_lives(moments, place.stages)
     # a schedule has thousands of points in time: one matrix product gives the totals of all, and terms are built only
@@ -354,8 +359,10 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
-    """Return the bytes by term (such as activations) at one point in time of the schedule. This is during a forward or
-    backward pass, or during a reduction of gradients, when no pass runs."""
+    """Return the bytes by term (such as activations) at one point in time of the schedule, `moment`. At that time, the
+    rank makes a forward or backward pass, or it reduces gradients and makes no pass. `place` has the engine's costs,
+    and `passes` the bytes of a pass through each stage of this rank. `states` is the bytes of hidden states that a
+    stage sends for one micro-batch."""
     at = place.stages.index(moment.stage)
     reduces = moment.kind == "reduce"
     own = PassPeak(0, 0, 0) if reduces else passes[at].forward if moment.kind == "forward" else passes[at].backward

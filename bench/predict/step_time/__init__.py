@@ -106,8 +106,9 @@ def predict_passes(
 ) -> Sequence[SimulatedPass]:  # fmt: skip
     """Return start and end of each pass of a pipeline step, in seconds.
 
-    Empty for an engine without a pipeline, and for a step with more than `most` passes. Raises the errors of
-    `predict_step_time`.
+    Empty for an engine without a pipeline, and for a step with more than `most` passes. `rehearsed_s` is the number of
+    computing seconds in a step, measured in a rehearsal (one rank alone). `software` is the class of training software,
+    which says how much its kernels are optimised. Raises the errors of `predict_step_time`.
     """
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:

@@ -165,11 +165,13 @@ class TransferTime(NamedTuple):
 def time_transfers(
     found: list[Transfer], own: ComputeTime, spec: RunSpec, machine: Machine, micro_steps: int
 ) -> list[TransferTime]:
-    """Return the seconds of each transfer in a step of `micro_steps` micro-steps.
+    """Return the seconds of each transfer in a step of `micro_steps` micro-steps. `own` is the rank's computing time in
+    the step, with which transfers can overlap.
 
-    Transfers that overlap with the same pass share the links. So each transfer overlaps with only a share of the pass's
-    computing time, in proportion to its own seconds. One call of each transfer overlaps with nothing: the first call of
-    a gather, because computing waits for it, or the last call of a reduction, because no computing is left after it.
+    Transfers that overlap with the same pass (forward or backward) share the links. So the computing time of the pass
+    is divided among these transfers in proportion to their seconds, and each transfer overlaps only with its share. One
+    call of each transfer overlaps with nothing: the first call of a gather, because computing waits for it, or the last
+    call of a reduction, because no computing is left after it.
     """
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}

@@ -43,8 +43,8 @@ collective. The value was chosen together with BESIDE of bench.predict.step_time
 
 
 def predict_idle_share(spec: RunSpec) -> float | None:
-    """Return the share of the time of a pipeline's passes for which a rank is idle, as the mean over ranks. None
-    without a pipeline.
+    """Return the share of time in which a rank of a pipeline is idle, as the mean over ranks. The time is that from the
+    start of a step's first pass to the end of its last pass. None without a pipeline.
 
     The time of a stage is assumed proportional to its FLOPs. Transfers and the update are assumed to take no time.
     Raise UserError if the engine cannot predict its schedule.
@@ -219,11 +219,12 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges of `states` bytes in a forward and a backward pass. `begins` is the number of places before
-    a sub-layer at which ranks exchange states, and `ends` is the number of such places after a sub-layer.
+    """Return the exchanges between tensor-parallel ranks before and after sub-layers, in a forward and a backward pass.
+    Each exchange has `states` bytes. `begins` is the number of sub-layers with exchanges before them, and `ends` the
+    number of sub-layers with exchanges after them.
 
     Without sequence parallelism, forward exchanges only after a sub-layer, and backward only before a sub-layer. With
-    sequence parallelism, each pass exchanges at both places.
+    sequence parallelism, each pass exchanges before and after a sub-layer.
     """
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),

@@ -73,8 +73,9 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
 
 
 def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with the number of tokens needed to reach a loss. The critical batch (at which a training needs
-    twice as many tokens as with small batches) becomes the largest global batch that is searched."""
+    """Return the query with the number of tokens that the model of `spec` needs to reach `loss`. The critical batch (at
+    which a training needs twice as many tokens as with small batches) becomes the largest global batch that is
+    searched. A line about the excluded larger batches is added to `rejected`."""
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)

@@ -85,8 +85,9 @@ class PlaceRow(NamedTuple):
 
 
 class PlaceTable(NamedTuple):
-    """Rows of places and methods of training, the best row first. Rows are ordered by `doubt`; rows with equal `doubt`
-    by likely cost, and then by likely time."""
+    """Rows of places (types of own, rented or spot nodes) and methods of training, the best row first. Rows are ordered
+    by `doubt`, the degree of uncertainty whether a row meets the deadline and fits into memory. Rows with equal `doubt`
+    are ordered by likely cost, and then by likely time."""
 
     query: AdviceQuery
     question: AdviceQuestion  # with the length in tokens, if the question has one
@@ -241,7 +242,9 @@ def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Plac
 
 
 def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
-    """Return the place for a rented node type. If machine files have several prices for it, the lowest is used."""
+    """Return the place for a rented or spot node (`kind`). `item` is the user's text, such as `spot:g2-standard-12`.
+    `parts` are the pieces of this text after the kind: only the node type is allowed. If machine files have several
+    prices for the node type, the lowest is used."""
     if len(parts) != 1 or not parts[0]:
         raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
     offers = list(list_offers(config_dir))
@@ -259,7 +262,7 @@ def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | 
 
 
 def describe_price(place: Place) -> str:
-    """Return a text with the price of a place and the source of that price."""
+    """Return a text with the price of a place (a type of own, rented or spot node) and the source of that price."""
     if place.price_per_hour is None:
         example = f"own:{place.machine}:{place.devices}:2.5"
         return f"unknown; add the price of a device per hour: where={example}"

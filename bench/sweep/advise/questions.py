@@ -144,9 +144,9 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy: str) -> float:
-    """Return the time that `text` gives as a number with a unit, such as `12h`. `units` maps each unit to its factor;
-    the result is in the unit with the factor 1. If `text` is not of this form, raise UserError with `rule` and `remedy`
-    in its message."""
+    """Return the time that `text`, the value of the argument `word`, gives as a number with a unit, such as `12h`.
+    `units` maps each unit to its factor; the result is in the unit with the factor 1. If `text` is not of this form,
+    raise UserError. Its message says which `rule` the value breaks, and how to correct it (`remedy`)."""
     found = re.fullmatch(rf"(.+?)([{''.join(units)}]{'?' if '' in units else ''})", text)
     try:
         return _parse_amount(word, found[1] if found else "") * units[found[2] if found else ""]
@@ -195,7 +195,8 @@ _WORDS = {
 
 def format_question(given: GivenOverrides) -> tuple[str, ...]:
     """Return a question, which Python code may give in several forms, as arguments of `zeroscale advise`. Values of
-    plain words such as `tokens` are written without quotes. In contrast, values of Hydra overrides are quoted."""
+    arguments that only this command has, such as `tokens=1e12`, are written without quotes. Values of Hydra overrides,
+    such as `engine=…`, are quoted."""
     return format_overrides(given, plain=_WORDS)
 
 
@@ -205,7 +206,8 @@ def list_words() -> dict[str, str]:
 
 
 def format_help() -> str:
-    """Return the help text of the plain words, one line for each word."""
+    """Return the help text of the arguments that only `zeroscale advise` has, such as `tokens=1e12` (its plain words,
+    in contrast to Hydra overrides), one entry for each."""
     words = {f"{name}={word.example}": word.help for name, word in _WORDS.items()}
     return "\n".join(
         f"  {word:<24}{help_}" if len(word) < 24 else f"  {word}\n{'':26}{help_}" for word, help_ in words.items()

@@ -92,8 +92,8 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return the changes to every engine that divides the model states among ranks at least as far as the engine of
-    `spec`.
+    """Return the changes that select an engine: one change for each engine that divides the model states among ranks at
+    least as far as the engine of `spec`. `compose_changed` returns the request with a change applied.
 
     Engines of the same backend come first. Within a backend, engines that divide less come first, since they
     communicate less.
@@ -117,8 +117,8 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 def _compose_changed(
     overrides: Sequence[Pair], config_dir: Path | None, device: Device, change: Change
 ) -> Request | None:
-    """Return the request composed from these overrides with a change applied. None if it breaks a rule or its engine
-    refuses it.
+    """Return the request composed from these overrides with a change applied. None if the changed configuration breaks
+    a rule, or if its engine refuses it.
 
     If the change selects another engine, overrides of the old engine's options are dropped.
     """
@@ -160,8 +160,8 @@ def find_remedy(
 def _compose_searched(
     query: AdviceQuery, config_dir: Path | None, device: Device, short: RunSpec, change: Change
 ) -> Request | None:
-    """Return the request for a point of the search with a change applied. None if it breaks a rule or its engine
-    refuses it."""
+    """Return the request for `short`, a searched configuration that does not fit, with a change applied. None if the
+    changed configuration breaks a rule, or if its engine refuses it."""
     pairs = [
         ("launcher", launchers.find_cluster()),
         ("batch.micro", 1),
@@ -235,7 +235,8 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
 
 
 def _explain_undivided(axes: Axes) -> str:
-    """Return the reason why some numbers of ranks have no global batch."""
+    """Return the reason why configurations with some number of ranks are excluded: their ranks cannot divide any global
+    batch that `axes`, the limits of the search, allows."""
     if axes.most_samples == axes.pass_samples != axes.global_batch:
         return f"the training has only {format_count(axes.pass_samples, 'sample')} for their micro-batches"
     limit = "" if axes.most_samples == UNLIMITED else f"{axes.most_samples} "

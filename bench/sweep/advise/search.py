@@ -94,9 +94,10 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
 ) -> tuple[AdviceQuery, dict[tuple[str, str], Request]]:
-    """Return the query with the node counts to search, and a dict of composed requests. It has one request for each
-    engine and adapter, with the two names (engine, adapter) as key. For full training, overrides of an adapter's values
-    are dropped.
+    """Return the query (the parsed arguments of `zeroscale advise`) with the node counts to search, and a dict of
+    requests. A request is a complete configuration with its machine. It is composed from the overrides in the query for
+    one engine and one adapter, whose names (engine, adapter) are its key. Requests for full training are composed
+    without overrides of an adapter's values.
 
     If an engine refuses the request, or if there is no prediction for the engine, a line is added to `rejected`. If the
     user named the engines, the error is raised instead.
@@ -166,7 +167,8 @@ def _collect_measured(
     query: Request, device: Device, folder: Path | None, rejected: list[Rejected], software: Software
 ) -> MeasuredPoints:
     """Return the measured runs that are comparable with the request `query`. They are read from `folder` or, if it is
-    None, from the default results folder, which need not exist."""
+    None, from the default results folder, which need not exist. If some records cannot be read, a line is added to
+    `rejected`."""
     if folder is None and not RESULTS.is_dir():
         return MeasuredPoints()
     records: list[RunRecord] = []

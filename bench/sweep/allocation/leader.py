@@ -337,8 +337,8 @@ class JobLeader:
                     self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether an attempt without a record was begun by this job, after its latest start or before it was
-        requeued.
+        """Return whether this job began `attempt`, an attempt (one try at a point) without a record. Attempts that this
+        job began before the scheduler requeued it are included; attempts of other jobs are not.
 
         Such an attempt does not prevent its point from running again. If it was begun before the requeue, its
         allocation has ended, and its processes will end soon.
