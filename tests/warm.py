@@ -115,8 +115,8 @@ def cold() -> Iterator[None]:
 
 @contextlib.contextmanager
 def orphaning() -> Iterator[None]:
-    """Within this context, the operating system adopts orphaned processes, as it does for a process without a fork
-    server. Outside of the context, this process adopts the orphans of its fork server."""
+    """Within this context, the operating system (its init process) adopts orphaned processes, which is the usual
+    behaviour. Outside of this context, orphans of a fork server are adopted by the process that started the server."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
     try:
         yield

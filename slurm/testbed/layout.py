@@ -77,7 +77,8 @@ class Layout:
 
     @property
     def login_interface(self) -> str:
-        """Network interface on the host (the machine on which the testbed runs), from which jobs are submitted."""
+        """Name of the network interface by which the host reaches the testbed. The host is the machine on which the
+        testbed runs. It is also the login node: jobs are submitted on it."""
         return f"{self.name}0"
 
     @property

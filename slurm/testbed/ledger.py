@@ -73,8 +73,9 @@ def create(folder: Path, layout: Layout) -> Ledger:
 
 
 def read(folder: Path) -> Ledger:
-    """Return the ledger in the folder of a testbed. Raise `RefusedCommand` if there is no ledger, or if another user
-    owns the folder."""
+    """Return the ledger in the folder of a testbed: the list of the network namespaces, interfaces, folders and
+    processes that the testbed created. Raise `RefusedCommand` if there is no ledger, or if another user owns the
+    folder."""
     try:
         # Another user could write a ledger into /tmp, and root kills the processes that are listed in a ledger.
         owner = folder.stat().st_uid

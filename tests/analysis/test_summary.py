@@ -75,8 +75,8 @@ def test_time_per_sample_is_a_geometric_mean_of_the_means_of_allocations() -> No
 
 @pytest.mark.parametrize("odd", [{"steady": False}, {"skipped": (9,)}])
 def test_unsteady_runs_and_skipped_steps_are_included(odd: dict[str, Any]) -> None:
-    """One of four allocations is slow, as if throttled. Its run is flagged, but still counts in the mean of the
-    configuration."""
+    """One of four runs, each in its own allocation, is slow, as if throttled. `odd` marks its steps: as unsteady, or
+    with a skipped step. The run gets a quality flag, but still counts in the configuration's mean time per sample."""
     (row,) = rows(*timed(0.1, 0.1, 0.1), run(repeat=3, steps=steps((0.9,) * 30, **odd)))
     assert (row["n"], row["step_s_high"], row["reason"]) == (4, 0.9, "")
     assert row["sample_s"] == pytest.approx((0.1**3 * 0.9) ** (1 / 4) / 4)

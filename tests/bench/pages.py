@@ -16,8 +16,8 @@ def files(kind: str) -> dict[str, str]:
 
 
 def write(root: Path, *kinds: str) -> None:
-    """Write the plug-in files of the pages for these kinds (such as `engine`) into the folder `root`, which may contain
-    a copy of the project."""
+    """Write plug-in files into the folder `root`, which may contain a copy of the project. The files are the code
+    blocks of the pages in docs/extend for these kinds of plug-ins (such as `engine`)."""
     for kind in kinds:
         for name, text in files(kind).items():
             path = root / name

@@ -274,8 +274,8 @@ def started_by(spool: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def queued(project: ProjectCopy, spool: Path) -> Path:
-    """Folder of a study after its end. It has two real runs, each in its own job of the example launcher, followed by a
-    job of the autopilot."""
+    """Folder of a study whose jobs have all ended. Two jobs of the example launcher made one real run each. Then a job
+    of the autopilot ran, which would have submitted unfinished runs again."""
     results = project.root / "queued"
     output = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
     assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, which starts when" in output

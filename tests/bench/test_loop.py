@@ -302,8 +302,8 @@ class OnDevice(Scripted):
 
 
 class Alone(TwoRanks):
-    """Communication of a single rank, without another rank. An all-gather takes `between_s` seconds of the simulated
-    host."""
+    """Communication of the only rank of a run. An all-gather lasts `device.between_s` seconds by the clock of the
+    simulated host: the time of the harness's work between two blocks."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])

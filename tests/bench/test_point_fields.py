@@ -48,8 +48,9 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the entry of the table for a field: the purposes for which the field is ignored. Return None if it is
-    never ignored."""
+    """Return the entry of a field in the table FIELDS: whether the config_id, the losses and the step time depend on
+    the field. A field without its own entry has that of its group, such as `data`. Return None if the group has no
+    entry either: then all three depend on the field."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

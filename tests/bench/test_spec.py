@@ -66,7 +66,9 @@ OLD_PROTOCOL = {
 
 
 def test_spec_with_an_older_protocol_keeps_its_id_and_json() -> None:
-    """The expected ids were computed by an earlier version of the code, with version 1 of the defaults."""
+    """A spec whose measurement protocol (the settings in `measure`) is the older one keeps version 1 of all default
+    values. Its id is a hash of the fields that differ from these defaults. The expected ids were computed when version
+    1 was current."""
     old, shorter = spec(measure=OLD_PROTOCOL), spec(measure=OLD_PROTOCOL | {"min_s": 2.0, "width": 0.05})
     assert (config_id(old), config_id(shorter)) == ("56ea551d27", "5981b2839e")
     assert old.model_dump(mode="json")["measure"] == OLD_PROTOCOL

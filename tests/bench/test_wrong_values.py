@@ -33,8 +33,9 @@ PYDANTIC = re.compile(
 
 
 def list_choices(section: KeySection) -> list[Pair]:
-    """Return a list of one pair: the group and the name of a file in conf/. This file selects the plug-in whose keys
-    are in this section. Return an empty list if the section does not belong to a plug-in."""
+    """Return the override that selects the plug-in to which the keys of a section belong. It is a list of one pair,
+    such as ("engine", "zero1"): a group, and the name of a file in this group's folder of conf/. Return an empty list
+    if the section does not belong to a plug-in."""
     if not section.plugin:
         return []
     group = section.group

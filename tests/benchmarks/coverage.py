@@ -168,7 +168,8 @@ def block_length(steps: Array) -> int:
 
 
 def scattered(series: Array, size: Array, quantile: float | Array = NORMAL) -> Ends:
-    """Return bounds of each series' mean: mean ± quantile × standard error for `size` independent values."""
+    """Return bounds of each series' mean: mean ± quantile × standard error. `size` has the effective sample size of
+    each series: the number of independent values whose mean would have this standard error."""
     reach = quantile * series.std(axis=1) / np.sqrt(size)
     return series.mean(axis=1) - reach, series.mean(axis=1) + reach
 

@@ -35,8 +35,9 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield the lines of a table of false-alarm rates: the per cent of sets of histories in which at least one change
-    is reported. No history has a true change."""
+    """Yield the lines of a table of false-alarm rates. A set is one history, or ten histories. The table has the per
+    cent of sets in which at least one change is reported, although no history has a true change. Each number is from
+    `count` sets of one history, or `count` / 4 sets of ten."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         detected = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -66,6 +67,7 @@ def shaped(shape: str, length: int) -> Array:
 
 def power(count: int) -> Iterable[str]:
     """Yield the lines of a table: the per cent of histories in which a change of 3 or 5 times the noise is detected.
+    Each number is from `count` simulated histories.
 
     Two further rows concern only histories in which a change is detected. The first has the per cent of these histories
     in which number and positions of the changes are right. The second has the coverage of the interval for the size of
@@ -105,8 +107,9 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield the lines of a table for histories with five true changes. The table has the mean number of detected true
-    changes per history, and the mean number of false detections per history."""
+    """Yield the lines of a table for `count` / 2 simulated histories of step times, in each of which the true step time
+    changes five times. The table has two means per history: the number of these changes that are detected, and the
+    number of false detections."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

@@ -104,7 +104,8 @@ class Group:
         ]
 
     def block(self, variant: str) -> float:
-        """Run one block of steps on all ranks. Return rank 0's mean seconds per step."""
+        """Run one block of steps on all ranks. `variant` selects the loop around the steps, such as `bare` or `harness`
+        (see VARIANTS). Return rank 0's mean seconds per step."""
         for process in self.processes:
             assert process.stdin
             process.stdin.write(f"{variant}\n")
@@ -125,7 +126,9 @@ class Group:
 
 
 def be_rank(rank: int, ranks: int, port: int, device_kind: str, point: list[str]) -> None:
-    """Build the model of one rank. Then run a block of steps for each variant that a line on standard input names."""
+    """Build the model of one rank, for a run with the overrides `point`, such as `model=tiny`. Then read lines from
+    standard input. Each line names one variant of the loop (see VARIANTS). For each line, run a block of steps, and
+    print its mean seconds per step."""
     import torch
     import torch.distributed as dist
 

@@ -34,8 +34,8 @@ class Process(NamedTuple):
 
 
 def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals that alternate between full speed and a speed that is lower by the factor `slowdown`. Their
-    lengths are exponentially distributed with means `quiet_s` and `slow_s`."""
+    """Return a function that yields time intervals, which alternate between full speed and a speed that is lower by the
+    factor `slowdown`. Their lengths are exponentially distributed with means `quiet_s` and `slow_s`."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         slow = bool(rng.random() < slow_s / (quiet_s + slow_s))
@@ -47,8 +47,9 @@ def alternate(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
-    """Return intervals that alternate between `quiet_s` seconds of full speed and `slow_s` seconds of a speed that is
-    lower by the factor `slowdown`. The first interval starts at a random point of this cycle."""
+    """Return a function that yields time intervals, which alternate between `quiet_s` seconds of full speed and
+    `slow_s` seconds of a speed that is lower by the factor `slowdown`. The first interval starts at a random point of
+    this cycle."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = rng.random() * (quiet_s + slow_s)
@@ -65,8 +66,8 @@ def repeat(quiet_s: float, slow_s: float, slowdown: float) -> Stretches:
 
 
 def settle(start: float, tau_s: float) -> Stretches:
-    """Return intervals of half a second, whose slowdown decays exponentially from `start` to 1 with the time
-    constant `tau_s`."""
+    """Return a function that yields time intervals of half a second, whose slowdown decays exponentially from `start`
+    to 1 with the time constant `tau_s`."""
 
     def stretches(rng: np.random.Generator) -> Iterator[tuple[float, float]]:
         at = 0.0
@@ -78,8 +79,9 @@ def settle(start: float, tau_s: float) -> Stretches:
 
 
 def work(stretches: Stretches, noise: float = NOISE) -> Draw:
-    """Return the step times of a machine whose speed changes as in `stretches`. The speed may also change within a
-    step. The work per step has a relative standard deviation of `noise`."""
+    """Return a function that yields step times of a machine with changing speed. `stretches` yields the length and the
+    slowdown of successive time intervals. The speed may also change within a step. The work per step has a relative
+    standard deviation of `noise`."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         states = stretches(rng)
@@ -97,8 +99,8 @@ def work(stretches: Stretches, noise: float = NOISE) -> Draw:
 
 
 def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float = NOISE) -> Draw:
-    """Return step times with relative noise `noise`. Each step time is multiplied by a factor, which `multiply`
-    computes from a random generator and the step's index."""
+    """Return a function that yields step times with relative noise `noise`. Each step time is multiplied by a factor,
+    which `multiply` computes from a random generator and the step's index."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         number = 0
@@ -110,8 +112,8 @@ def scatter(multiply: Callable[[np.random.Generator, int], float], noise: float 
 
 
 def resemble(coefficient: float, deviation: float) -> Draw:
-    """Return autocorrelated step times (first-order autoregression with this coefficient and relative standard
-    deviation)."""
+    """Return a function that yields autocorrelated step times (first-order autoregression with this coefficient and
+    relative standard deviation)."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         state = rng.standard_normal()
@@ -123,8 +125,8 @@ def resemble(coefficient: float, deviation: float) -> Draw:
 
 
 def stall(every_s: float, seconds: float) -> Draw:
-    """Return step times with stalls of `seconds` seconds at random times, on average one in `every_s` seconds. Examples
-    are writing a checkpoint and flushing a full page cache."""
+    """Return a function that yields step times with stalls of `seconds` seconds at random times, on average one in
+    `every_s` seconds. Examples are writing a checkpoint and flushing a full page cache."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         until_s = rng.exponential(every_s)
@@ -140,8 +142,8 @@ def stall(every_s: float, seconds: float) -> Draw:
 
 
 def recompile(within_steps: int, times: int, seconds: float) -> Draw:
-    """Return step times in which some steps take `seconds` longer, as if a new shape were compiled. There are `times`
-    such slow steps, randomly chosen among the first `within_steps` steps."""
+    """Return a function that yields step times. Some steps take `seconds` longer, as if a new shape were compiled.
+    There are `times` such slow steps, randomly chosen among the first `within_steps` steps."""
 
     def draw(rng: np.random.Generator, step_s: float) -> Iterator[float]:
         places = set(rng.choice(within_steps, times, replace=False).tolist())

@@ -166,7 +166,9 @@ def list_seen(memory: RankMemory) -> tuple[int | None, int | None, int | None]:
 
 
 def write_rehearsed(recorded: RecordedRuns, results: Path) -> None:
-    """Write the table of rehearsed memory: one rank of every case."""
+    """Write the table of rehearsed memory into the folder of tables of `recorded`. A row has the memory of one rank of
+    one case (a combination of model shape, ZeRO stage, number of ranks and other settings). The records of the
+    rehearsals are written to the folder `results`."""
     explained = [f"# shape {name}: {' '.join(words)}" for name, words in SHAPES.items()]
     explained += [f"# buckets {name}: {values}" for name, values in BUCKETS.items()]
     explained += [f"# all: {' '.join(LENGTHS)} batch.accumulation=1"]
@@ -232,8 +234,9 @@ STAGE_COLUMNS = ("spec", "stage", "resident_bytes", "init_peak_bytes", "passes_p
 
 
 def rehearse_stage(spec: RunSpec, stage: int) -> tuple[int | None, ...]:
-    """Rehearse the first rank of a pipeline stage. Return its bytes in the order of STAGE_COLUMNS, without the
-    columns spec and stage."""
+    """Run the first rank of a pipeline stage with simulated peers (a rehearsal). Return the memory of this rank in
+    bytes, in the order of STAGE_COLUMNS: between steps, and the peaks of initialisation, of forward and backward, and
+    of a step."""
     rank = stage * spec.world_size // spec.parallel.pipeline
     # Memory counter and process group can be set up only once per process.
     with multiprocessing.get_context("fork").Pool(1) as alone:

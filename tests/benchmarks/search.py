@@ -65,7 +65,8 @@ class Row(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Throughput of the row: layers × samples per second and GPU."""
+        """Throughput of the row's layout: layers × samples per second and GPU. The models of a grid differ in their
+        number of layers, and a layer takes about the same work in each of them."""
         at = self.values
         gpus = at["tensor"] * at["pipeline"] * at["data"]
         return float(at["micro"] * at["accumulation"] * at["data"] / self.measured_s / gpus)
@@ -157,9 +158,10 @@ def read_grids() -> dict[int, dict[str, Row]]:
 
 
 def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: float, most: int) -> Replay:
-    """Simulate a search on published steps with noise and return its result. `given` selects the predictions (see
-    PREDICTIONS). The search has at most `most` trials. In contrast, random search has no such limit, and stops after
-    its first point close to the best."""
+    """Simulate a search on published step times and return its result. `rows` has the published steps by layout (see
+    `read_grids`). Step times are multiplied by a random factor, whose 95 % interval is ± `noise`. `given` selects the
+    predictions (see PREDICTIONS). The search has at most `most` trials, except for random search, which stops after its
+    first point close to the best."""
     generator, best = random.Random(seed), max(row.rate for row in rows.values())
     measured = {key: row.measured_s * generator.lognormvariate(0, noise / 1.96) for key, row in rows.items()}
     factors = {technique: generator.lognormvariate(0, 0.5) for technique in TECHNIQUES}
@@ -198,8 +200,8 @@ def replay(rows: Mapping[str, Row], sampler: str, given: str, seed: int, noise: 
 
 
 class _RowSpace(SearchSpace):
-    """Search space whose candidates are the published rows only, because not every combination of the fields' values
-    was published."""
+    """Search space that has only the layouts with a published step time as candidates, because not every combination of
+    the fields' values was published. `rows` has one published step per layout."""
 
     def __init__(self, section: SearchSection, rows: Mapping[str, Row]) -> None:
         super().__init__(section)
@@ -318,8 +320,9 @@ def read_trainings() -> list[Training]:
 
 def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: int) -> Halving:
     """Simulate the project's successive halving on recorded trainings, and return the result. Trainings are compared
-    when they have been trained for one of the numbers of tokens in `rungs`. Surviving trainings resume from their
-    checkpoints, so that no tokens are trained twice."""
+    when they have been trained for one of the numbers of tokens in `rungs`. With several `brackets` (Hyperband), some
+    trainings skip the first comparisons. Surviving trainings resume from their checkpoints, so no tokens are trained
+    twice."""
     whole = rungs[-1]
     section = SearchSection.model_validate(
         {

@@ -4,11 +4,12 @@
 
 A simulated family is a set of configurations with known true times and three or five repeats each. Noise is added to
 the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, each
-allocation has one repeat of every configuration. The standard deviation between allocations is then three times the
-noise.
+allocation has one repeat of every configuration, and all of these repeats have the same random offset. The standard
+deviation of this offset is three times the noise for equal configurations, and 300 times the noise for spread times.
 
-The statistical method was chosen with four distributions of noise: normal, t, two kinds of nodes (`30 % bad nodes`) and
-unequal. The other distributions were held out.
+The statistical method was chosen with four distributions of noise: normal, t, two kinds of nodes (`30 % bad nodes`),
+and normal with another width for each configuration (`unequal noise`). The other distributions were not used for this
+choice, so that they test the method.
 """
 
 import argparse
@@ -67,8 +68,9 @@ method that uses only the repeats can control the error rate, so it shows the li
 
 
 class Found(NamedTuple):
-    """Mean values over simulated families (sets of configurations) whose true times differ. A tie is a configuration
-    that is not called slower than the one measured as fastest, which itself does not count as a tie."""
+    """Results of verdicts, as means over simulated families (sets of configurations) whose true times differ. The
+    verdict on a configuration is whether it is slower than the one that was measured as fastest. All configurations
+    that are not called slower are ties, except the fastest itself."""
 
     ties: float
     farthest: float  # largest true slowdown of a tie, relative to the truly fastest, in per cent
@@ -219,8 +221,9 @@ def is_equal(compared: Family, place: int) -> bool:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield the lines of a table: how often the only truly different pair in a set of pairs is detected. Its
-    configurations differ by 2.5 or 5 times the noise."""
+    """Yield the lines of a table for sets of pairs of configurations, in which only one pair truly differs. The two
+    configurations of this pair differ by 2.5 or 5 times the noise. The table has the per cent of sets in which this
+    difference is detected. At most `count` sets are simulated per cell."""
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:
@@ -233,9 +236,10 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield the lines of a table: the number of ties (configurations that are not called slower than the fastest), the
-    true slowdown of the slowest tie, and how often the truly fastest configuration is called fastest or a tie. True
-    times are spread evenly between the fastest and 30 % above it. The noise is 1 %."""
+    """Yield the lines of a table. Each row has means over `count` simulated families (sets of configurations): the
+    number of ties, the true slowdown of the slowest tie, and how often the truly fastest configuration is called
+    fastest or a tie. A tie is a configuration that is not called slower than the fastest. True times are spread evenly
+    between the fastest and 30 % above it. The noise is 1 %."""
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:

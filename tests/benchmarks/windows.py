@@ -133,7 +133,8 @@ def has_stall(one: SimulatedRun) -> bool:
 
 
 def describe_verdicts(process: Process, runs: int, draws: int = 200) -> str:
-    """Return a table row for comparisons of a process with a rival that is truly 4 % faster.
+    """Return a table row for comparisons of two configurations. The step times of the first come from `process`, a
+    random generator. The second, its rival, is truly 4 % faster.
 
     The row has the per cent of `draws` comparisons with the right verdict (slower) and with a wrong verdict (faster or
     equal), for five and for ten repeats per configuration. The repeats are drawn from `runs` simulated runs.

@@ -1,4 +1,5 @@
-"""Renew the digests, and write the outputs of all cases into a folder.
+"""Write the outputs of all golden cases (commands whose output must not change) into a folder, and store new hashes of
+these outputs in digests.json.
 
   python -m tests.golden texts/
 

@@ -84,7 +84,7 @@ _ACCELERATORS = {"a100_80": "NVIDIA_A100_80GB", "v100_16": "NVIDIA_TESLA_V100", 
 
 
 def names(prefix: str) -> list[str]:
-    """Return the names of the YAML files in a folder of conf/."""
+    """Return the names of the YAML files in the folder `prefix` of conf/ (such as `launcher`), without `.yaml`."""
     return sorted(path.stem for path in (ROOT / "conf" / prefix).glob("*.yaml"))
 
 

@@ -15,8 +15,8 @@ PROGRAM = Path(__file__).parents[2] / "slurm/testbed_study.py"
 
 
 def study(bed: Testbed, results: Path, *before: str) -> subprocess.Popen[str]:
-    """Start the program with the name and subnet of the testbed `bed`, and with result folders in `results`. `before`
-    are words that precede the program on the command line."""
+    """Start slurm/testbed_study.py with the name and subnet of the testbed `bed`, and with result folders in `results`.
+    `before` is a command that starts the program, such as `unshare --user`; by default, it is started directly."""
     own = ["--name", bed.name, "--subnet", bed.subnet, "--results", str(results), "--report", str(results / "report")]
     command = [*before, sys.executable, str(PROGRAM), *own]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,5 @@
-"""Tests of the report's figure that shows all answers at a glance: its values, and its drawing."""
+"""Tests of the report's figure of answers: its values, and its drawing. For each question (configurations that do the
+same work on equal hardware), the figure shows the fastest configuration and how much longer other engines take."""
 
 import re
 

@@ -201,9 +201,10 @@ def test_truly_fastest_engine_is_among_fastest_and_ties_in_95_percent() -> None:
 def test_interval_of_an_efficiency_covers_in_spite_of_selected_micro_batches(
     repeats: int, base: int, more: int
 ) -> None:
-    """There are `base` micro-batches at the smallest node count, and `more` at a larger node count. All are truly
-    equally fast, and repeats scatter by 1 %. The efficiency compares the measured fastest at each of the two node
-    counts. This selection must not lower the coverage of the interval."""
+    """At the smallest node count, configurations with `base` different micro-batch sizes were measured, and at a larger
+    node count configurations with `more` sizes. All are truly equally fast, and repeats scatter by 1 %. The efficiency
+    compares the configurations that were measured as fastest at the two node counts. This selection must not lower the
+    coverage of the interval."""
     rng, holds, pair_alone = np.random.default_rng([repeats, base, more]), [], []
     for _ in range(150):
         drawn = np.exp(0.01 * rng.standard_normal((base + more, repeats)))

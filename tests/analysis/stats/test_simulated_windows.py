@@ -20,8 +20,9 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_simulated_process_has_its_stated_long_run_mean(process: Process) -> None:
-    """The mean step time that a process states, `slowdown`, is compared with the mean of up to 40,000 simulated steps.
-    An undisturbed step takes 1 s. The two must differ by at most six standard errors."""
+    """A process is a random generator of step times. Its attribute `slowdown` states the long-run mean step time, for
+    undisturbed steps of 1 s. The mean of up to 40,000 simulated steps must differ from it by at most six standard
+    errors."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
@@ -35,8 +36,9 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
-    """In an earlier version, the end of the measured window depended on the step times in it. Therefore measured means
-    of this process were wrong by 1.1 to 1.8 %."""
+    """The simulated step times have bursts: steps take 1.5 times as long for about 5 of 45 s. In an earlier version,
+    the end of the measured window depended on the step times in it, so the means of such windows were wrong by 1.1 to
+    1.8 %."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"

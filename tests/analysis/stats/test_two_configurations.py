@@ -199,9 +199,9 @@ def test_p_value_of_one_in_forty_is_no_difference_among_many_pairs() -> None:
 
 
 def test_pooled_scatter_of_many_pairs_increases_power() -> None:
-    """One pair of three runs per side differs by 9 %. A corrected test of this pair alone does not detect the
-    difference. Ten other pairs have the same scatter between runs. With a scatter that is estimated from all pairs, the
-    difference is detected."""
+    """The two configurations of one pair differ by 9 %, and each has three runs. A test of this pair alone, corrected
+    for 11 comparisons, does not detect the difference. Ten other pairs have the same scatter between runs. With a
+    scatter that is estimated from all pairs, the difference is detected."""
     apart = compare([[1.00], [1.02], [1.04]], [[1.09], [1.11], [1.13]])
     alike = compare([[1.00], [1.02], [1.04]], [[1.00], [1.02], [1.04]])
     assert apart.p_value > 0.05 / 11

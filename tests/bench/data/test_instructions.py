@@ -42,8 +42,8 @@ MakeSpec = Callable[..., RunSpec]
 
 @pytest.fixture
 def make(make_spec: MakeSpec, tmp_path: Path) -> MakeSpec:
-    """Function that builds the RunSpec of a run on the JSON objects `lines`. With the objective seq2seq, the model is a
-    tiny T5. With any other objective, it is a tiny GPT."""
+    """Function that writes its argument `lines` (JSON objects) to a data file, and returns the RunSpec of a run on this
+    file. With the objective seq2seq, the model is a tiny T5. With any other objective, it is a tiny GPT."""
 
     def build(lines: Any = PAIRS, objective: str = "causal_lm", **fields: Any) -> RunSpec:
         path = tmp_path / "lines.jsonl"

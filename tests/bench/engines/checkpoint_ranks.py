@@ -2,8 +2,9 @@
 torchrun's environment variables must be set.
 
 JOBS is the path of a JSON file that maps labels to RunSpecs. If a job has no checkpoint yet, the rank trains it, saves
-a checkpoint and continues. Otherwise it resumes the job from its checkpoint. OUT-<rank>.json gets the results of both,
-by label. The checkpoints lie next to the folder that contains JOBS.
+a checkpoint and continues. Otherwise it resumes the job from its checkpoint. In both cases, OUT-<rank>.json gets the
+losses and the gradient norm of the steps after the checkpoint, by label. The checkpoints lie next to the folder that
+contains JOBS.
 """
 
 import json

@@ -56,8 +56,8 @@ def predicted(spec: RunSpec) -> dict[str, tuple[int, int]]:
 @pytest.fixture(scope="module", autouse=True)
 def _without_packed_weights() -> Iterator[None]:
     """Keep oneDNN from packing bf16 weights, which it does on CPUs with AMX. The packed copies use torch's allocator,
-    so they would count as memory, and predictions do not include them. oneDNN reads the variable at the first operation
-    of each rank."""
+    so they would count as memory, and predictions do not include them. An environment variable limits oneDNN to AVX2.
+    It is set before the ranks start, because oneDNN reads it at a rank's first operation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
         yield

@@ -40,8 +40,8 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of each rank, by job. FSDP2 runs in separate processes, for the reason given in
-    test_engines_agree.py."""
+    """Observations of the ranks' trainings, such as losses and memory: one dict per rank, whose keys are labels of
+    jobs. FSDP2 runs in processes without DeepSpeed, because the two libraries in one process once caused a crash."""
     fsdp = {label: plain for label, plain in JOBS.items() if "fsdp" in label}
     rest = {label: plain for label, plain in JOBS.items() if label not in fsdp}
     parts = [start_ranks("engine_ranks.py", jobs, RANKS, tmp_path_factory.mktemp("ranks")) for jobs in (rest, fsdp)]
@@ -49,8 +49,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def train_alone(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Train the whole model in this process with the optimizer of its library. Return a list for each rank of the
-    compared run. It has, for each step, the loss of that rank's samples."""
+    """Train the whole model of the job `plain` in this process, with AdamW of bitsandbytes or Adafactor of
+    transformers. Return one list for each rank of the distributed run of this job. The list has the loss of that rank's
+    samples at each step."""
     asked = RunSpec.model_validate(plain)
     family = models.load_builder(asked.model.family)
     module = family.build(asked, on_device("fp32"))

@@ -74,7 +74,8 @@ Seen = dict[str, Ranks]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Observations of a training by label of the job, such as losses and weights, as a list with one dict per rank."""
+    """Observations of all trainings, such as losses and weights. The keys are the labels of the jobs, and each value is
+    a list with one dict per rank."""
     return run_jobs(JOBS, tmp_path_factory.mktemp("ranks"))
 
 

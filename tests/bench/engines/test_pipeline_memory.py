@@ -66,10 +66,11 @@ def test_states_of_a_tensor_parallel_rank_are_half_of_the_matrices_and_whole_nor
 
 
 def test_model_copies_partition_optimizer_states_with_zero1_and_all_states_with_zero3() -> None:
-    """In bf16, a parameter has 4 bytes of weights and gradients, and 12 bytes of master weights and moments. There are
-    four copies of the model. With zero1, each copy holds the 4 bytes whole and a quarter of the 12 bytes. With zero3,
-    between steps it holds a quarter of the 12 bytes and none of the 4. Position biases that several stages share stay
-    whole."""
+    """In bf16, a parameter has 4 bytes of weight and gradient, and 12 bytes of master weight and moments. There are
+    four copies of the model. With zero1, each copy holds all weights and gradients, and a quarter of the master weights
+    and moments. With zero3, weights and gradients exist only during a step, so between steps each copy holds only its
+    quarter of the master weights and moments. The exception is a table of position biases that several stages share:
+    its weight and gradient stay in every copy."""
     states = {
         sharding: [
             place.resident

@@ -75,7 +75,8 @@ def build_theirs(kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with a checkpoint for each of KINDS, written by transformers in a subfolder of that name."""
+    """Folder of checkpoints that transformers wrote. For each model in KINDS, it has a subfolder of this name, such as
+    `llama`."""
     folder = tmp_path_factory.mktemp("theirs")
     for kind in KINDS:
         build_theirs(kind).save_pretrained(folder / kind)
@@ -83,8 +84,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compute_loss(folder: Path, spec: RunSpec, data_rank: int, adapter: Path | None = None) -> float:
-    """Load the weights in `folder` with transformers, and return its loss for the micro-batch of a data-parallel rank.
-    If `adapter` is given, peft adds the adapters in that folder."""
+    """Load the model in `folder` with transformers, and return the loss of this model for the micro-batch of a
+    data-parallel rank. If `adapter` is given, peft adds the adapters in that folder to the model."""
     kind: Any = AutoModelForCausalLM if "tokens" in spec.sequence else AutoModelForSeq2SeqLM
     model, found = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     assert not any(found.values()), found

@@ -1,9 +1,10 @@
 """Tests of a simulation (replay) of DeepSpeed's stage 3 coordinator, which gathers and releases weights. The results
 are compared with a hand calculation for three tensors of 10, 20 and 30 elements.
 
-The replay gives the elements of gathered weights at each stop. A stop is the execution of one module. Backward has one
-stop more than there are weights, because it also executes the first module. In this example, the first module has no
-weight, and forward does not execute it.
+The replay gives the elements of gathered weights at each stop. A stop is the execution of one module. The example has a
+first module without a weight, and three modules with one weight each. The first module only marks where the gradient of
+the embedding is complete, so it is a stop of backward alone. Therefore forward has three stops and backward has four. A
+fifth row of backward is the last reduction of gradients.
 """
 
 from bench.core.engine_costs import ModelSizes

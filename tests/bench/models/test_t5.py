@@ -352,7 +352,7 @@ def test_unsupported_configs_are_refused_in_one_line(config: dict[str, Any], mes
 @pytest.mark.parametrize("name", ["umt5_small", "mt5_small", "t5_3b"])
 def test_fsdp_units_have_every_parameter_once(name: str) -> None:
     """The division into FSDP units must handle both kinds of position biases. umT5 has a table of position biases in
-    every layer. The other two models have only one table in the encoder and one in the decoder."""
+    every layer. mT5 and T5 have only one table in the encoder and one in the decoder."""
     model = preset(name)
     network = t5.stacks(t5.Shape.model_validate(model["shape"]))
     assert sum(unit.elements for unit in units(network)) == count_parameters(network)

@@ -1,5 +1,6 @@
-"""Test of the published reports of what fits into memory, which the page on predictions lists. The spec that the page
-has for a report must equal the spec that Hydra composes."""
+"""Tests of users' published reports on whether a run fitted into memory. `published_memory` builds the spec of the run
+in each report, and predicts its memory. The spec that Hydra composes for this run must have the same predicted memory.
+"""
 
 import pytest
 

@@ -142,9 +142,10 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
-    """A trial is ended early if its steps are certainly slower than the best trial so far. If the best trial took 0.5 s
-    on a busy machine, the limit is 1.1 × 0.9 s, because this trial could take up to 0.9 s on a quiet machine. After a
-    trial with 0.6 s on a quiet machine, the limit is 0.67 s."""
+    """A trial is ended early if its steps are certainly slower than the best trial so far. The limit is 1.1 × the upper
+    end of the interval of the best trial's step time. On a busy machine, a trial with 0.5 s has an interval up to 0.9
+    s. On a quiet machine, a trial with 0.6 s has an interval up to 0.606 s, so it lowers the limit from 0.99 s to 0.67
+    s."""
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}

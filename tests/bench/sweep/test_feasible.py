@@ -157,8 +157,8 @@ def test_submission_records_infeasible_points_and_reopens_them_once_neighbours_r
 
 
 def _ran(ratio: float, repeat: int) -> Any:
-    """Return the record of a run of `FOUR` that used `ratio` times the predicted memory. It is a recorded run with
-    changed fields."""
+    """Return the record of a run of the spec FOUR (micro-batch 4) that used `ratio` times the predicted memory.
+    `repeat` is the number of its repeat. The record is that of a real run with changed fields."""
     record = store.read_record(next(store.find_records([RUNS / "smoke"])))
     assert record.observations
     alike = [

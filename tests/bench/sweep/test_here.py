@@ -47,8 +47,9 @@ def test_pruned_points_and_answered_points_are_counted_separately(tmp_path: Path
 
 
 def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to_add_quiet_ones(tmp_path: Path) -> None:
-    """An earlier sweep has results for three of four points: one was measured on a busy machine, one on a quiet
-    machine, and one ran out of memory. One point has not run yet."""
+    """An earlier sweep has results for three of four points (configurations to measure): one was measured on a busy
+    machine, one on a quiet machine, and one ran out of memory. The repeated sweep first prints the number of existing
+    results, the number measured on a busy machine, and a command that adds repeats on a quiet machine."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     attempt(tmp_path, spec(batch__micro=2), "ok")
     for _ in range(2):
@@ -67,8 +68,10 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
 
 
 def test_remedy_for_a_busy_machine_counts_the_planned_repeats(tmp_path: Path) -> None:
-    """The remedy is a command with a number of repeats. The beginning of a sweep already counts planned repeats. If it
-    did not, the end of the sweep, after all repeats, would name a larger number than the beginning."""
+    """If a result was measured on a busy machine, a sweep prints a command that adds repeats on a quiet machine. The
+    sweep prints it at its beginning and at its end. The command's number of repeats must include repeats that are
+    planned and have not run yet. Otherwise, the number printed at the end would be larger than the one at the
+    beginning."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     asked = sweep([point(spec(batch__micro=1))])
     asked = asked.model_copy(update={"order": ((0, 0), (1, 0))})

@@ -49,8 +49,8 @@ def key(run: str) -> RunKey:
 
 
 def attempts(text: str) -> dict[str, list[RunAttempt]]:
-    """Return the attempts that a text such as `m4 oom, m4#1 ok` describes. The keys are configurations, such as
-    `m4`."""
+    """Return the attempts that a text such as `m4 oom, m4#1 ok` describes. `m4#1` is repeat 1 of configuration m4;
+    without `#`, it is repeat 0. The keys of the returned dict are configurations, such as `m4`."""
     found: dict[str, list[RunAttempt]] = {}
     for name, repeat, machine, environment, kind in _ATTEMPT.findall(text):
         before = found.setdefault(name, [])
@@ -61,8 +61,8 @@ def attempts(text: str) -> dict[str, list[RunAttempt]]:
 
 
 def runs(text: str, **more: Any) -> list[PlannedRun]:
-    """Return the planned runs that a text such as `m4 m8 m4#1` describes. `more` has further fields that each planned
-    run gets."""
+    """Return the planned runs that a text such as `m4 m8 m4#1` describes. `m4#1` is repeat 1 of configuration m4;
+    without `#`, it is repeat 0. `more` has further fields that each planned run gets."""
     keys = [key(run) for run in text.split()]
     spec = {name: {"batch": {"micro": int(name[1:]), "accumulation": 1}} for name, *_ in keys}
     kin = find_siblings((one, spec[one.config_id]) for one in keys)
@@ -98,7 +98,8 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
     """Execute all decisions of a pass through a plan without running anything, and return them as texts.
 
     An attempt is one try at a run. `tried` has the attempts so far; the attempts of this pass are added to it. `ends`
-    describes the outcomes of these attempts, in order for each point. Attempts without an outcome in `ends` end `ok`.
+    is a text with their outcomes, such as `m1 error, m2 ok, m1 oom`: here the first attempt at m1 ends `error`, and the
+    second `oom`. An attempt without an outcome in this text ends `ok`.
     """
     left, passed = attempts(ends), []
     while decision := next_run(plan, snapshot._replace(passed=passed)):

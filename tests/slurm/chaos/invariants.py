@@ -140,7 +140,8 @@ def list_broken(sweep: Sweep) -> Iterator[str]:
 
 
 def _list_foreign_hosts(sweep: Sweep, name: str, record: RunRecord) -> Iterator[str]:
-    """Yield an error if the hosts in a record differ from the hosts of its allocation, as listed by Slurm."""
+    """Yield an error if the hosts in the record of an attempt differ from the hosts of its allocation, as listed by
+    Slurm. `name` is the name of the attempt in the error."""
     environment = record.environment
     if environment and (nodes := environment.slurm.get("SLURM_JOB_NODELIST")):
         allocated = sweep.bed.slurm("scontrol", "show", "hostnames", nodes).split()

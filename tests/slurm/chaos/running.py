@@ -75,7 +75,8 @@ def _list_outcomes(made: Strike) -> list[str]:
 
 
 def _wait_until_gone(sweep: Sweep) -> None:
-    """Wait until all processes and jobs of the sweep have ended after their last record, up to a time limit."""
+    """Wait until all processes and jobs of the sweep have ended, up to a time limit. They may still run for a while
+    after the last record has been written."""
     until = time.monotonic() + _END_S
     while time.monotonic() < until and (list_processes(sweep.mark) or sweep.bed.slurm("squeue", "--noheader").strip()):
         time.sleep(0.5)

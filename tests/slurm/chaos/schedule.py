@@ -51,8 +51,8 @@ class Round(NamedTuple):
 
 
 def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
-    """Return the planned round of a seed. Consecutive seeds take the modes (such as `packed` or `local`) in turn, so
-    that every mode is tested."""
+    """Return the plan of the round with this seed. A round is one sweep with the faults that are injected into it.
+    Consecutive seeds take the modes (such as `packed` or `local`) in turn, so that every mode is tested."""
     mode, chance = modes[seed % len(modes)], random.Random(seed)
     kinds = _deal(mode, seed // len(modes) * FAULTS)
     nodes = 1 if mode == "local" else 2 if set(kinds) & set(_OF_MANY_NODES) else chance.choice((1, 2))
