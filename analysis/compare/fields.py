@@ -35,8 +35,8 @@ class VariedField(NamedTuple):
 
 
 class FieldDifference(NamedTuple):
-    """A field with different values in A and B. The value is None for the configuration (of A or of B) that does not
-    have the field."""
+    """A field whose value differs between a configuration of result set A and the compared configuration of set B. `a`
+    and `b` are the two values; None if that configuration does not have the field."""
 
     field: str
     a: str | None

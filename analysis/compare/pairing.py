@@ -62,12 +62,12 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Return the pairs of configurations that are equal except for the fields of `across`. Pairs are in the order of A;
-    configurations of B without a counterpart follow.
+    """Return the pairs of configurations of two result sets, A (`ours`) and B (`theirs`), that are equal except for the
+    fields of `across`. Pairs are in the order of `ours`; configurations of B without a counterpart follow.
 
     Configurations may also differ in measurement protocol, machine or versions. Each is then paired with the most
     similar configuration, so that the differences can be reported. Raise UserError if a field of `across` does not
-    exist, or if several configurations of a side could be meant.
+    exist, or if two configurations of one set differ only in the fields of `across`.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
     a: _Groups = {}
@@ -90,8 +90,9 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of configurations of A (`ours`) and of B (`theirs`), the most similar pair first. Configurations
-    that remain without a counterpart come last."""
+    """Yield the pairs of configurations of result sets A (`ours`) and B (`theirs`). Pairs with the fewest differing
+    fields come first, not counting the fields `across`, which are allowed to differ. Configurations that remain without
+    a counterpart come last."""
     possible = []
     for a in ours:
         for b in theirs:
@@ -127,8 +128,9 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of A, or two of B, differ only in the fields of `across`. It would then be
-    unclear which of the two to pair. `side` is "A" or "B"."""
+    """Raise UserError if two configurations of a result set differ only in the fields `across`, which may differ
+    between the two compared sets. It would then be unclear which of the two configurations to compare with the other
+    set. `side` names the set, "A" or "B"."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:
