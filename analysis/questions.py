@@ -77,7 +77,8 @@ def add_lengths(row: Row) -> Row:
 
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
     """Return the name of a question, which is a group of configurations that do the same work on equal hardware. The
-    name states model and ranks, and how the question differs from other questions about the model."""
+    name states model and ranks, and how the question differs from the questions about the same model among
+    `all_questions`."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 

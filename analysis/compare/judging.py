@@ -30,8 +30,8 @@ _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity that changed: the range of its values over the runs of A does not overlap the range over the runs of
-    B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
+    """A quantity that changed: the range of its values over the runs of result set A does not overlap the range over
+    the runs of set B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
 
     name: str
     a: tuple[int, int]

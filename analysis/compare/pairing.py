@@ -29,8 +29,8 @@ class ComparedConfiguration(NamedTuple):
 
 
 class ConfigurationPair(NamedTuple):
-    """A configuration of A and the configuration of B that it is compared with. One of them is None if it has no
-    counterpart."""
+    """A configuration of result set A and the configuration of result set B that it is compared with. One of them is
+    None if it has no counterpart."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
@@ -81,8 +81,8 @@ def pair_configurations(
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Describe how the first configuration of A differs from the most similar configuration of B; empty if A or B has
-    no configuration."""
+    """Describe how the first configuration of result set A (`ours`) differs from the most similar configuration of set
+    B (`theirs`); empty if A or B has no configuration."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 
@@ -154,7 +154,8 @@ _IMPLIED = ("model.shape", "model.parameters", "model.family", "engine.backend",
 
 
 def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
-    """Return the name of each pair. A field that differs between A and B is written as `value in A → value in B`."""
+    """Return the name of each pair. A field that differs is written as `value in A → value in B`, where A and B are the
+    two compared result sets."""
     groups: dict[tuple[str, str], list[Fields]] = {}
     for pair in pairs:
         fields = _get_fields(pair)
@@ -171,8 +172,8 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields that give a pair its name. They come from the configuration of A or, if the pair has no
-    configuration of A, from that of B."""
+    """Return the fields that give a pair its name. They come from the configuration of result set A or, if the pair has
+    none, from that of set B."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

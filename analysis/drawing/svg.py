@@ -81,7 +81,7 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     """Return a drawing as an SVG element of a page, without XML prologue and with unique ids.
 
     The drawn elements carry attributes with the name of the series and the data of the points. `alt` is the label for
-    screen readers.
+    screen readers. `describe` returns the HTML attributes of a point.
     """
     text = save(drawing, "svg", name).decode()
     # A page must stay below a megabyte. Metadata, fonts (set by the page), default styles and needless digits are cut.

@@ -111,7 +111,9 @@ def _read_changed_ns(path: Path) -> int:
 
 
 def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield the path and entry of everything in a folder; nothing if the folder was deleted."""
+    """Yield the path and entry of everything in a folder; nothing if the folder was deleted. The folder's ctime is
+    added to `tree`. A ctime above `latest`, in ns, is replaced by UNSETTLED, because it may not reveal further changes.
+    """
     path = f"{root}/{folder}"
     try:
         # the ctime is read before the entries, so that later changes are noticed
