@@ -96,8 +96,8 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
 
 
 def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
-    """Return the rows with their column `variant`, sorted by name; numbers within names are compared by value. The keys
-    of `rows` are config_id and machine.
+    """Return the rows with their column `variant`, sorted by the columns that name a row (`_NAMES`); numbers within
+    texts are compared by value. The keys of `rows` are config_id and machine. `specs` holds the spec of each config_id.
 
     If several rows would have equal names, their column `variant` also lists the fields in which their configurations
     differ.
@@ -160,7 +160,9 @@ def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
 
 
 def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[str, float | None]:
-    """Return the cost of a million tokens with its interval. Runs on a busy machine or with a pause are excluded."""
+    """Return the cost of a million tokens with its interval, as cells of a row of the cost table. `rows` are the
+    attempts of this row, as rows of the run table. `per_second` is the price of a second on all ranks. Runs on a busy
+    machine or with a pause are excluded."""
     name, by_seed = "cost_per_million_tokens", group_by(rows, lambda row: row["config_id"]).values()
     good = [row for seed in by_seed for row in select_answering(seed) if row["tokens_per_s"] and not is_disturbed(row)]
     places = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0]).values()

@@ -73,9 +73,10 @@ class FieldImportance(NamedTuple):
 def estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
     """Return the importance of each field, the greatest first; empty if too few trials have a value of the objective.
 
-    The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014) of functions that are drawn
-    from the posterior. For each field, a function is averaged over all other fields, which gives one mean per value of
-    the field. The importance is the variance of these means, divided by the total variance of the function.
+    The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014). Its functions are drawn from
+    the posterior of a Gaussian process that models the log objective. For each field, a function is averaged over all
+    other fields, which gives one mean per value of the field. The importance is the variance of these means, divided by
+    the total variance of the function.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -132,7 +133,8 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
 
 class _Setting(NamedTuple):
     """A candidate scale and noise of the Gaussian process, both standard deviations of the log objective. `weight` is
-    the fraction of all drawn functions that use this candidate."""
+    the posterior probability of this candidate among all candidates. It is also the fraction of the functions that
+    `_Process.draw` draws with this candidate."""
 
     scale: float
     noise: float
@@ -148,7 +150,9 @@ class _Process:
         self._points = np.arange(len(values))
 
     def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
-        """Draw about `count` functions from the posterior, shape (functions, points).
+        """Draw functions (values of the log objective at all points) from the posterior of the Gaussian process, given
+        the tried points. The result has shape (functions, points). The number of functions may differ slightly from
+        `count`, because the number for each candidate scale and noise is rounded.
 
         `tried` holds for each tried point its index, its cost (log objective) and its additional noise, which is 0 for
         a run without background load.
@@ -169,8 +173,9 @@ class _Process:
         return np.concatenate(drawn)
 
     def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
-        """Return the candidate scales and noises with their weights. If there are more than _MOST_FITTED trials, return
-        only the most likely candidate."""
+        """Return the candidate scales and noises of the Gaussian process, each weighted by its posterior probability,
+        given the `costs` at the points with the indices `tried`. Unlikely candidates are omitted. If there are more
+        than _MOST_FITTED trials, return only the most likely candidate."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
         # costs and constant part in the eigenbasis of the covariance
@@ -192,7 +197,9 @@ class _Process:
         return [_Setting(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
 
     def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
-        """Return the prior covariance between points, shape (rows, columns)."""
+        """Return the prior covariance of the log objective between points of the search space, shape (rows, columns).
+        `rows` and `columns` are indices of points. `scale` is the standard deviation of all parts of the log objective
+        that are not constant."""
         apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
         for codes in self._codes:
             apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
@@ -205,8 +212,8 @@ class _Process:
 
 
 class _FieldCodes(NamedTuple):
-    """Level (number of the value) of a field at every point of the search space, and the distances between levels,
-    which are from 0 to 1."""
+    """Level of a field at every point of the search space, and the distances between levels, which are from 0 to 1. The
+    level is an index of the field's distinct values."""
 
     level: NDArray[np.int64]  # (points,)
     distance: Array  # (levels, levels)

@@ -77,12 +77,14 @@ def add_lengths(row: Row) -> Row:
 
 def name_question(question: Question, all_questions: Sequence[Question]) -> str:
     """Return the name of a question, which is a group of configurations that do the same work on equal hardware. The
-    name states model and ranks, and how the question differs from other questions about the model."""
+    name states model and ranks, and how the question differs from the questions about the same model among
+    `all_questions`."""
     return " · ".join([question["model"], format_ranks(question), *describe_differences(question, all_questions)])
 
 
 def format_ranks(question: Question | Row) -> str:
-    """Return the ranks of a question or row as text, with the node count if there are several nodes."""
+    """Return the number of ranks as text, such as "8 ranks", or "2 × 8 ranks" for two nodes. `question` is any row or
+    question with the values `nodes` and `devices_per_node`."""
     nodes, devices = question["nodes"], question["devices_per_node"]
     return f"{nodes} × {devices} ranks" if nodes > 1 else format_count(devices, "rank")
 
@@ -130,8 +132,9 @@ def describe_series(row: Row) -> str:
 
 
 class PlacedRow(NamedTuple):
-    """A row with its environment class (hash of device and software versions). The class is None if the environment of
-    this row is unknown, and also that of all rows with the same work on equal hardware."""
+    """A row with its environment class (hash of device and software versions). A row of attempts that failed before
+    their environment was recorded has the class of another row with the same work on equal hardware. The class is None
+    if no such row has a known environment."""
 
     row: Row
     environment_id: str | None
@@ -191,9 +194,9 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     If only one of two ZeRO stages used offload, the comparison would show the effect of offload instead of that of the
     stage. The same is true for different bucket sizes.
 
-    An option belongs to one engine alone if the preset file of this engine lists the option and the other spec lacks
-    it. The reason is that presets list the options that have no default. Any other option could have been set for both
-    engines.
+    If an option is in one spec only, the other engine may not have it, or the other spec may leave it at its default.
+    Preset files list the options that have no default. So an option that its engine's preset file lists is assumed not
+    to exist in the other engine. Any other option counts as different.
     """
     ours, theirs = _list_options(one), _list_options(other)
     # an option that only one of the engines has counts as unequal
@@ -268,7 +271,8 @@ def _build_number_key(text: str) -> tuple[bool, float, str]:
 
 
 def _list_variant_fields(specs: Mapping[str, RunSpec]) -> dict[str, dict[str, str]]:
-    """Return, by config_id, the fields that `describe_variants` lists, with their values as text."""
+    """Return, by config_id, the fields that distinguish configurations of the same model, engine and data, with their
+    values as text. Fields that have a column in the summary and fields of the measurement protocol are omitted."""
     fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
     found: dict[str, dict[str, str]] = {config_id: {} for config_id in specs}
     groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
@@ -291,11 +295,12 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
-    """Return rows of a summary with a column `protocol`, which distinguishes rows of equal name (by the function
-    `name`). The column is empty for all other rows.
+    """Return all rows of a summary with an additional column `protocol`. It distinguishes rows that have the same name,
+    where `name` returns the name of a row. The column is empty for rows whose name is unique.
 
-    The column states one field of the measurement protocol if this field distinguishes all rows of the name, and
-    otherwise all fields that differ. Tables show the column. Figures join rows of equal name to one series.
+    If one field of the measurement protocol has a different value in each row of the same name, the column states this
+    field. Otherwise it states all protocol fields in which these rows differ. Tables show the column. Figures join rows
+    of equal name to one series.
     """
     texts: dict[str, str] = {}
     for group in group_by(rows, name).values():

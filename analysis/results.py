@@ -119,9 +119,9 @@ class Results:
 
     @functools.cached_property
     def summary(self) -> pd.DataFrame:
-        """The summary table (`analysis.summary`). It has a row for each configuration on each machine, by environment
-        class (hash of device and software versions) and by whether the runs were measured, rehearsed or only
-        predicted."""
+        """The summary table (`analysis.summary`). It has a row for each combination of configuration, machine,
+        environment class (hash of device and software versions) and evidence (measured, rehearsed or only predicted).
+        """
         variants = describe_variants(self.configurations)
         return summarise(self.pooled_table, variants, keep_disturbed=self.keeps_disturbed)
 
@@ -160,7 +160,8 @@ class Results:
 
     @property
     def pooled_table(self) -> pd.DataFrame:
-        """The run table, in which trainings of one configuration have the same config_id."""
+        """The run table, in which trainings that differ only in their seed have the same config_id. The summary is
+        computed from this table, so that such trainings count as repeats of one configuration."""
         if not self.configuration_ids:
             return self.table
         return self.table.assign(config_id=self.table["config_id"].replace(self.configuration_ids))
@@ -215,9 +216,9 @@ class Results:
     def window(self, place: int) -> list[float]:
         """Return the times of the timed steps of the run in row number `place`, in seconds and in order.
 
-        The times are scaled so that their sum equals the duration of the window of timed steps. Older records of
-        several ranks need this, because they lack the step times of single ranks, so that the unscaled sum is larger
-        than the duration.
+        The times are scaled so that their sum equals the duration of the window of timed steps. This matters for
+        records of version 1 with several ranks whose file `steps.parquet` is lost. Their step times are maxima over
+        ranks, and the sum of these maxima exceeds the duration.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -311,10 +312,12 @@ def _drop_seed(spec: RunSpec) -> RunSpec:
 
 
 def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
-    """Return the results of rows. Before that, the losses and gradient norms of these runs are compared with those of
-    runs of the reference engine in the same set (`analysis.verify`).
+    """Return the results for the rows of a set of runs. First, the losses and gradient norms of the runs are compared
+    with those of runs of the reference engine in the same set (`analysis.verify`). A run whose values deviate is judged
+    invalid.
 
-    Few runs are judged invalid. For these, `load` reads the record again, and the changed cells are computed from it.
+    Few runs are judged invalid. For these, `load` reads the record again, to find the cells of the run table that
+    change. Times, for example, become empty.
     """
     core = found.rows.core
     unverified, mismatches = judge(build_cases(core))

@@ -14,8 +14,8 @@ from analysis.summary import Row
 from bench.core.spec import RunSpec
 
 Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
-"""Quantity by which two configurations are compared. `sample_s` is seconds per sample over the whole window of timed
-steps; the other two are columns of the run table."""
+"""Quantity by which two configurations are compared. For `sample_s`, their mean step times over the whole window of
+timed steps are compared; the other two are columns of the run table."""
 Effect = Literal[
     "faster", "less", "slower", "more", "faster by less than 3 %", "less by less than 3 %", "slower by less than 3 %",
     "more by less than 3 %", "equal within 3 %", "no detectable difference", "too few repeats to tell",
@@ -99,6 +99,6 @@ class ClaimFinding(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the claim that would follow if every comparison here really tested the claim. Whether a comparison
-        does so is decided in `analysis.claims.verdicts`."""
+        """Verdict on the claim from all comparisons of this finding, as if each of them tested the claim.
+        `analysis.claims.verdicts` decides which comparisons really test it."""
         return self.claim.judge(self.counts)

@@ -29,10 +29,11 @@ _NUMBERS = (
 
 
 def find_findings(results: Results) -> list[ClaimFinding]:
-    """Return the findings for every claim, machine and model.
+    """Return the findings: for every claim, machine and model, all comparisons of measured configurations that concern
+    the claim.
 
-    For each publication, machine and model, all findings are omitted if no comparison among them involves several
-    nodes.
+    If no comparison for any claim of a publication involves several nodes, all findings for this publication are
+    omitted. This is decided for each machine and model separately.
     """
 
     @functools.cache  # reading a record is slow
@@ -59,10 +60,11 @@ def find_findings(results: Results) -> list[ClaimFinding]:
 
 
 def as_table(found: Sequence[ClaimFinding]) -> pd.DataFrame:
-    """Return a table with a row per comparison: both configurations, their median step times with intervals, the ratio
-    of the second to the first with its interval, and the effect.
+    """Return a table with a row per comparison: both configurations, their median step times with intervals, a ratio
+    with its interval, and the effect as a word, such as "faster".
 
-    The ratio is of mean times per sample, or of the other quantity that the claim is about.
+    The ratio is the second configuration's mean step time, divided by that of the first. If the claim is not about
+    time, the ratio is that of the quantity of the claim, such as bytes moved.
     """
     return pd.DataFrame([_build_cells(finding, one) for finding in found for one in finding.comparisons])
 
@@ -109,8 +111,8 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
 def _compare_sides(
     claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
 ) -> tuple[ClaimComparison, ...]:
-    """Return all comparisons for a claim. Their effects (such as "faster") are corrected for the number of
-    comparisons."""
+    """Return all comparisons for a claim. Their effects (such as "faster") are corrected for the number of comparisons.
+    `find_start` returns the start of a run, given its row number in the run table."""
     found = list(_list_comparisons(claim, sides, results, find_start))
     effects = iter(name_effects(claim, [one.tested for one in found if one.tested]))
     return tuple(one._replace(effect=next(effects)) if one.tested else one for one in found)
@@ -134,11 +136,12 @@ def _compare(
     results: Results,
     find_start: Callable[[int], Start],
 ) -> ClaimComparison:
-    """Return the comparison of two configurations. If times are compared and only one configuration ran out of memory,
-    the comparison uses the fastest variant of this configuration with another micro-batch instead.
+    """Return the comparison of two configurations. If times are compared and only one of the two configurations ran out
+    of memory, its fastest variant with another micro-batch is compared in its place.
 
-    The micro-batch of the other configuration, which fits, is not changed. So the comparison takes into account that
-    this configuration needs less memory.
+    The micro-batch of the configuration that fits into memory is not changed. So the comparison takes into account that
+    the configuration that fits needs less memory. `find_start` returns the start of a run, given its row number in the
+    run table.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches

@@ -157,8 +157,9 @@ def _has_any(counts: Mapping[Effect, int], *effects: Effect) -> bool:
 
 
 def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:
-    """Return True if all comparisons have an effect, of any size. At least one of them must be a comparison of measured
-    values; the others may be configurations that ran out of memory."""
+    """Return True if all comparisons have the effect `effect`, whether above or below 3 %. For at least one comparison,
+    both configurations must have measured values. In the other comparisons, one configuration may have run out of
+    memory."""
     detected = {effect, SMALL[effect]}
     return bool(detected & set(counts)) and set(counts) <= detected | {_NEVER_RAN.get(effect, effect)}
 

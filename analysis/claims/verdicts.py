@@ -169,7 +169,9 @@ def _format_parameters(parameters: int | None) -> str:
 
 
 def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
-    """Yield the reasons why the model or the device of a finding does not meet the conditions of the publication."""
+    """Yield the conditions of the claim's publication that the model or the device of a finding does not meet, as
+    reasons why the finding does not test the claim. A finding holds all comparisons for a claim with one model on one
+    machine."""
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
     counts = {row["parameters"] for row in numbers}  # models of one name may have different shapes
     if finding.claim.source == STUDY:

@@ -99,7 +99,8 @@ It returns `_OUT` if no part may be published."""
 def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
     """Return the contents of the archive's files by path.
 
-    Names of a plug-in are not copied. If a record is invalid without them, it is omitted, with a warning.
+    Names that a plug-in defines, such as those of its options, are not copied. If the copy of a record is invalid
+    without these names, the record is omitted, with a warning.
     """
     found = list(records)
     # The suffix makes pseudonyms of two archives differ. It is a hash of values that the archive publishes anyway, so
@@ -131,7 +132,8 @@ def pack_records(records: Iterable[RunRecord]) -> dict[str, bytes]:
 
 def _copy(value: Any, rename: _Rename) -> Any:
     """Return a copy of a value that keeps its numbers, booleans, and strings that zeroscale defines. Any other string
-    is omitted. A list that contains such a string is omitted as a whole."""
+    is omitted. A list that contains such a string is omitted as a whole. `rename` has no effect here; all rules have
+    this parameter."""
     if isinstance(value, Mapping):
         inner = {key: _copy(item, rename) for key, item in value.items() if key in list_own_words()}
         return {key: item for key, item in inner.items() if item is not _OUT}
@@ -213,7 +215,8 @@ In addition, `config_id` is recomputed, and the scheduler's job gets a pseudonym
 
 
 def _pack(record: RunRecord, rename: _Rename) -> RunRecord:
-    """Return a copy of the record with only the fields of `KEPT`."""
+    """Return a copy of the record with only the fields of `KEPT`. `rename` returns the pseudonym of a name that must
+    not be published, such as that of a host."""
     plain: Any = record.model_dump(mode="json", by_alias=True)
     packed: Any = {"schema_version": record.schema_version}
     for path, rule in KEPT.items():

@@ -163,8 +163,12 @@ def _write_text(
     least: "Mapping[str, int]",
     omitted_first: "Sequence[str]",
 ) -> None:
-    """Write a table. Columns for which `width` characters have no room are omitted, and their names are printed on
-    standard error. `right` is True for each column of numbers; see `_choose_omitted` for the other parameters."""
+    """Write a table that is at most `width` characters wide. Columns that do not fit are omitted, and their names are
+    printed on standard error.
+
+    `right` is True for each column of numbers. `least` holds the smallest width of each column whose texts may be
+    wrapped. `omitted_first` lists the columns that may be omitted, in this order.
+    """
     from analysis.formats import render_text_table
 
     omitted = [] if width is None else _choose_omitted(names, rows, width, least, omitted_first)

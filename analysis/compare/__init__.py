@@ -52,8 +52,8 @@ class SetComparison(NamedTuple):
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
 
     def breaks(self, line: PairResult) -> bool:
-        """Return True if a pair exceeds the limits of the regression gate. With `strict`, a pair that neither keeps nor
-        breaks the gate counts as breaking it."""
+        """Return True if a pair of configurations breaks the regression gate, which limits how much worse result set B
+        may be than A. If `Gate.strict` is set, a pair for which the gate is undecided also breaks it."""
         gate = self.question.gate
         return gate is not None and (line.held == "broken" or (gate.strict and line.held == "open"))
 
@@ -63,8 +63,12 @@ class SetComparison(NamedTuple):
 
 
 def compare(a: Results, b: Results, question: ComparisonSetup) -> SetComparison:
-    """Compare two sets of results. Raise UserError if a field of `across` does not exist, or if `across` leaves several
-    possible counterparts for a configuration."""
+    """Compare two sets of results, configuration by configuration. A configuration of `a` and its counterpart in `b`
+    may differ in the fields of `question.across`.
+
+    Raise UserError if a field of `question.across` does not exist, or if two configurations of one set differ only in
+    these fields.
+    """
     if question.paired and question.keep_disturbed:
         a, b = a.with_disturbed, b.with_disturbed
     ours, theirs = list_configurations(a), list_configurations(b)

@@ -22,8 +22,8 @@ _SAME_THING = {"machine": ("machine", "device")}
 
 
 class VariedField(NamedTuple):
-    """A field that may differ between A and B, together with all fields nested in it. If `values` is given, only
-    configurations with its first value are selected in A, and only configurations with its second value in B."""
+    """A field that may differ between result sets A and B, together with all fields nested in it. If `values` is given,
+    only configurations with its first value are selected in A, and only configurations with its second value in B."""
 
     name: str
     values: tuple[str, str] | None = None
@@ -35,8 +35,8 @@ class VariedField(NamedTuple):
 
 
 class FieldDifference(NamedTuple):
-    """A field with different values in A and B. The value is None for the configuration (of A or of B) that does not
-    have the field."""
+    """A field whose value differs between a configuration of result set A and the compared configuration of set B. `a`
+    and `b` are the two values; None if that configuration does not have the field."""
 
     field: str
     a: str | None
@@ -92,8 +92,8 @@ def build_pairing_key(one: Fields, across: Iterable[VariedField]) -> tuple[tuple
 
 
 def list_differences(a: Fields, b: Fields, across: Iterable[VariedField] = ()) -> tuple[FieldDifference, ...]:
-    """Return the fields in which A and B differ, except the fields of `across`. If either environment is unknown,
-    environment fields are ignored."""
+    """Return the fields in which a configuration `a` differs from a configuration `b`, except the fields of `across`.
+    If either environment is unknown, environment fields are ignored."""
     names, across = sorted(a.keys() | b.keys()), tuple(across)
     if not ("device" in a and "device" in b):  # either environment is unknown
         names = [name for name in names if not any(_is_at_or_below(name, part) for part in _ENVIRONMENT)]

@@ -30,8 +30,8 @@ _SLACK_BYTES = 64 * 1024
 
 
 class QuantityChange(NamedTuple):
-    """A quantity that changed: the range of its values over the runs of A does not overlap the range over the runs of
-    B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
+    """A quantity that changed: the range of its values over the runs of result set A does not overlap the range over
+    the runs of set B. `a` is the range in A and `b` the range in B, each as (lowest, highest)."""
 
     name: str
     a: tuple[int, int]
@@ -40,7 +40,8 @@ class QuantityChange(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """The lowest value of B divided by the highest value of A; infinite if all values of A are 0."""
+        """Smallest growth from A to B that the ranges allow, as a factor: the lowest value over the runs of B, divided
+        by the highest value over the runs of A. Infinite if all values of A are 0."""
         return self.b[0] / self.a[1] if self.a[1] else float("inf")
 
 
@@ -129,8 +130,9 @@ class Gate(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Confidence level of each judgement. While runs are added, the gate is judged `looks` times. The level is so
-        high that the probability of any wrong judgement among these is at most 5 % (Bonferroni's inequality)."""
+        """Confidence level of each judgement of the gate. While runs are added, the gate is judged `looks` times. The
+        level is so high that the probability of a wrong result in any of these judgements is at most 5 % (Bonferroni's
+        inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
@@ -278,8 +280,9 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
 
 
 def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[str, ...]:
-    """Return the reasons why the time of a pair does not keep the regression gate; empty if a slowdown above the limit
-    is excluded. `among` is the number of comparisons for which verdicts are corrected."""
+    """Return the reasons why the time of a pair does not keep the regression gate. There are none if the comparison
+    shows that the slowdown from A to B is at most the gate's limit, or if the gate has no limit. `among` is the number
+    of comparisons for which verdicts are corrected."""
     if gate.limit is None:
         return ()
     more = count_missing_repeats(comparison, gate.limit, among, gate.level)

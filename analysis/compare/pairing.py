@@ -29,8 +29,8 @@ class ComparedConfiguration(NamedTuple):
 
 
 class ConfigurationPair(NamedTuple):
-    """A configuration of A and the configuration of B that it is compared with. One of them is None if it has no
-    counterpart."""
+    """A configuration of result set A and the configuration of result set B that it is compared with. One of them is
+    None if it has no counterpart."""
 
     a: ComparedConfiguration | None
     b: ComparedConfiguration | None
@@ -62,12 +62,12 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Return the pairs of configurations that are equal except for the fields of `across`. Pairs are in the order of A;
-    configurations of B without a counterpart follow.
+    """Return the pairs of configurations of two result sets, A (`ours`) and B (`theirs`), that are equal except for the
+    fields of `across`. Pairs are in the order of `ours`; configurations of B without a counterpart follow.
 
     Configurations may also differ in measurement protocol, machine or versions. Each is then paired with the most
     similar configuration, so that the differences can be reported. Raise UserError if a field of `across` does not
-    exist, or if several configurations of a side could be meant.
+    exist, or if two configurations of one set differ only in the fields of `across`.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
     a: _Groups = {}
@@ -81,8 +81,8 @@ def pair_configurations(
 
 
 def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration]) -> str:
-    """Describe how the first configuration of A differs from the most similar configuration of B; empty if A or B has
-    no configuration."""
+    """Describe how the first configuration of result set A (`ours`) differs from the most similar configuration of set
+    B (`theirs`); empty if A or B has no configuration."""
     differing = [list_differences(one.fields, other.fields) for one in ours[:1] for other in theirs]
     return ", ".join(map(str, sorted(differing, key=len)[0])) if differing else ""
 
@@ -90,8 +90,9 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of configurations of A (`ours`) and of B (`theirs`), the most similar pair first. Configurations
-    that remain without a counterpart come last."""
+    """Yield the pairs of configurations of result sets A (`ours`) and B (`theirs`). Pairs with the fewest differing
+    fields come first, not counting the fields `across`, which are allowed to differ. Configurations that remain without
+    a counterpart come last."""
     possible = []
     for a in ours:
         for b in theirs:
@@ -127,8 +128,9 @@ def _select_members(
 
 
 def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of A, or two of B, differ only in the fields of `across`. It would then be
-    unclear which of the two to pair. `side` is "A" or "B"."""
+    """Raise UserError if two configurations of a result set differ only in the fields `across`, which may differ
+    between the two compared sets. It would then be unclear which of the two configurations to compare with the other
+    set. `side` names the set, "A" or "B"."""
     for members in groups.values() if across else ():
         for number, one in enumerate(members):
             for other in members[:number]:
@@ -152,7 +154,8 @@ _IMPLIED = ("model.shape", "model.parameters", "model.family", "engine.backend",
 
 
 def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
-    """Return the name of each pair. A field that differs between A and B is written as `value in A → value in B`."""
+    """Return the name of each pair. A field that differs is written as `value in A → value in B`, where A and B are the
+    two compared result sets."""
     groups: dict[tuple[str, str], list[Fields]] = {}
     for pair in pairs:
         fields = _get_fields(pair)
@@ -169,8 +172,8 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
-    """Return the fields that give a pair its name. They come from the configuration of A or, if the pair has no
-    configuration of A, from that of B."""
+    """Return the fields that give a pair its name. They come from the configuration of result set A or, if the pair has
+    none, from that of set B."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

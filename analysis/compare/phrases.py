@@ -24,7 +24,8 @@ _GATE_WORDS = {"broken": "breaks the gate", "open": "inconclusive"}
 
 
 def format_headline(compared: SetComparison) -> str:
-    """Return a summary of one or two lines: the verdict of the gate, then the number of configurations by status."""
+    """Return a summary of one or two lines: the verdict of the regression gate (limits on how much worse B may be than
+    A), then how many configurations are faster, slower, equal and so on."""
     counts = Counter(line.status for _, line in compared.lines)
     texts = "; ".join(f"{status}: {counts[status]}" for status in get_args(Status) if counts[status])
     count = format_count(len(compared.lines), "configuration")
@@ -79,8 +80,8 @@ def describe_ground(line: PairResult) -> str:
 
 
 def list_remarks(line: PairResult) -> list[str]:
-    """Return the remarks on a pair: why it was not compared, why the gate is open or broken, changed quantities, and
-    flags."""
+    """Return the remarks on a pair: why it was not compared, why the regression gate is broken or undecided, changed
+    quantities, and flags."""
     # A dict, unlike a set, keeps the order of the flags in the table.
     flags = dict.fromkeys(flag for one in (line.a, line.b) if one for flag in one.row["flags"].split())
     missing = (f"{side}: {one.row['reason']}" for side, one in (("A", line.a), ("B", line.b)) if one and one.row["n"])

@@ -88,11 +88,11 @@ class ChartPoint(NamedTuple):
 
 
 class ChartCurve(NamedTuple):
-    """A curve. Points within a segment are joined by a line.
+    """A curve. It consists of segments; the points of a segment are joined by a line.
 
-    `gaps` lists the ticks of the x axis at which the curve has no number, each with the row that states the reason. The
-    row is None if nothing was run at this tick. If all rows of the curve have a number, `gaps` is empty. A predicted
-    curve has the same label as the measured curve; its markers are hollow and its lines dashed.
+    `gaps` lists the ticks of the x axis at which the curve has no point, each with the row of the summary that states
+    the reason. The row is None if nothing was run at this tick. If nothing was run at any of these ticks, `gaps` is
+    empty. A predicted curve has the same label as the measured curve; its markers are hollow and its lines dashed.
     """
 
     label: str
@@ -186,8 +186,8 @@ def build_panels(groups: Sequence[QuestionGroup], quantity: PlottedQuantity) -> 
 
 
 def _choose_unit(quantity: PlottedQuantity, groups: Sequence[QuestionGroup]) -> PlottedQuantity:
-    """Return a quantity of bytes in the largest binary unit that does not exceed its largest value in these groups. Any
-    other quantity is returned unchanged."""
+    """Return a quantity with the unit in which its axis is drawn. Sizes in bytes get a binary unit, such as GiB: the
+    largest unit in which the highest value of these groups is at least 1. Any other quantity is returned unchanged."""
     if not quantity.is_size:
         return quantity
     power = find_unit_power(max((row[quantity.column] or 0 for group in groups for row in group.rows), default=0))
@@ -209,10 +209,11 @@ def _build_panel(group: QuestionGroup, title: Sequence[str], quantity: PlottedQu
 
 
 def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQuantity) -> ChartCurve:
-    """Return a curve with a point for every number.
+    """Return a curve with a point for every row that has a value of the quantity.
 
     `cells` holds the rows at each tick of the x axis. Two neighbouring ticks are joined by a line if each has exactly
-    one point. If any row has no number, all ticks without a number are gaps, also the ticks without a row.
+    one point. If every tick with rows has a point, the curve has no gaps. Otherwise each tick without a point is a gap,
+    even if it has no row.
     """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
@@ -350,7 +351,7 @@ def build_efficiency(results: Results, law: Law) -> Picture:
     """Return the figure of efficiency for strong or weak scaling. Curves with equal work share a panel: the same global
     batch, or the same work per device.
 
-    The figure is empty if no curve has two numbers.
+    The figure is empty if every curve has fewer than two points with an efficiency.
     """
     curves = [curve for curve in build_curves(results) if curve.law == law]
     if all(sum(point.efficiency is not None for point in curve.points) < 2 for curve in curves):

@@ -113,8 +113,9 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:
-    """Return the words of a panel's title: the question (the work and hardware that its rows share), and further
-    settings that are equal in all rows."""
+    """Return the words of a panel's title: the question (the work and hardware that the rows of the panel share), and
+    further settings that are equal in all these rows. `all_questions` are the questions of all panels. A setting of the
+    question, such as the precision, is named only if it differs among them."""
     if question["nodes"] is not None:
         asks = name_question(question, all_questions)
     else:

@@ -83,7 +83,8 @@ def compute_busy(lanes: Sequence[Lane]) -> float:
 
 
 def compute_idle(lanes: Sequence[Lane]) -> float:
-    """Return the share of the timeline in which a lane has no pass, averaged over lanes."""
+    """Return the fraction of the timeline in which a rank runs no forward or backward pass, averaged over the lanes. A
+    lane is the row of the timeline for one rank, or for several ranks that do the same."""
     end_s = max(lane.spans[-1].end_s for lane in lanes)
     return 1 - compute_busy(lanes) / (end_s * len(lanes))
 

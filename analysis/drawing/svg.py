@@ -34,7 +34,8 @@ Describe = Callable[[Row | str], str]
 
 
 def save(figure: Figure, form: str, salt: str) -> bytes:
-    """Return the bytes of a figure as a file of the format `form`. Equal figures give equal bytes."""
+    """Return the bytes of a figure as a file of the format `form`. Equal figures give equal bytes. `salt` is a text
+    from which the ids of the elements in an SVG file are derived."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         figure.savefig(buffer, format=form, dpi=_PNG_DPI, metadata=_UNDATED[form])
@@ -45,9 +46,12 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as one or two SVG elements of a page. A panel that looks different on wide screens has an element
-    for these. A panel that fits on a phone has an element for narrow screens. With `halved`, the panel takes half of
-    the page's width on wide screens."""
+    """Return a panel as one or two SVG elements of a page: one for wide screens and one for narrow screens. A panel
+    that looks the same on all screens has only the latter, and a panel that does not fit on a phone only the former.
+
+    With `halved`, the panel takes half of the page's width on wide screens. `alt` is the label for screen readers.
+    `describe` returns the HTML attributes of a point.
+    """
     spaces = [(WIDE_IN, panel.space)] if panel.wide else [(HALF_IN, panel.space)] if halved else []
     narrow = panel.narrow if panel.wide else panel.space
     spaces += [(PANEL_IN, narrow)] if narrow else []
@@ -77,7 +81,7 @@ def _inline(name: str, drawing: Drawing, alt: str, describe: Describe) -> str:
     """Return a drawing as an SVG element of a page, without XML prologue and with unique ids.
 
     The drawn elements carry attributes with the name of the series and the data of the points. `alt` is the label for
-    screen readers.
+    screen readers. `describe` returns the HTML attributes of a point.
     """
     text = save(drawing, "svg", name).decode()
     # A page must stay below a megabyte. Metadata, fonts (set by the page), default styles and needless digits are cut.

@@ -1,4 +1,5 @@
-"""Figure of the answers: per question, the fastest configuration, and how much longer the other engines take."""
+"""Figure of the answers. Each panel shows configurations that do the same work on equal hardware (a question): the
+fastest of them, and how much more time per sample the fastest configuration of every other engine takes."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -161,8 +162,9 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
 def _draw_panel(
     axes: Axes, marks: Sequence[AnswerMark], limits: tuple[float, float], looks: Mapping[str, Look], shared: set[str]
 ) -> None:
-    """Draw one row per configuration. The label and the text of a configuration stand next to its row, or above the row
-    if the left margin is too narrow."""
+    """Draw one row per configuration, with two texts: its label (name and flags), and its extra time per sample in
+    words. Both stand next to the row, or above the row if the left margin is too narrow. `shared` holds the flags that
+    all configurations of the figure have; labels omit these flags."""
     room = get_room_in(axes)
     stacked = room * axes.get_position().x0 / axes.get_position().width < 1
     axes.set_xlim(*limits)

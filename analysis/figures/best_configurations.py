@@ -46,10 +46,10 @@ Line = tuple[Question, Mapping[int, BestCell]]
 
 
 def picture(results: Results) -> Picture:
-    """Return a figure with one row per model and one column per node count. It is empty if no set of comparable rows
-    has two node counts.
+    """Return a figure with one row per model and one column per node count. A model has several rows if its
+    configurations differ in precision, machine or another setting that must be equal in a comparison.
 
-    Rows are also divided by precision, machine and so on, if these differ.
+    The figure is empty if no two node counts have rows with equal work and equal micro-batch.
     """
     if all(len({row["nodes"] for row in group.rows}) < 2 for group in groups.group_by_micro(results.summary)):
         return Picture()

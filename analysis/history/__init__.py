@@ -125,7 +125,11 @@ class _Run(NamedTuple):
 
 def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
     """Return the history of all measured configurations, with the detected changes. The probability that any false
-    change is reported is limited for all configurations together."""
+    change is reported is limited for all configurations together.
+
+    `by` is the kind of the time axis: commits, software versions or days. `ancestry` sorts commits: it takes commit
+    hashes and returns those that git knows, ancestors first.
+    """
     runs = list(_list_runs(results))
     placed = [run for run in runs if find_key(run.origin, by)]
     axis = build_axis([run.origin for run in placed], by, ancestry)

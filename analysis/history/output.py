@@ -34,8 +34,9 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return two texts, each naming a pair of places (commits, versions or days). The first pair encloses the most
-    likely position of the change. The second pair encloses the change at the confidence level.
+    """Return two texts, each naming the two places (commits, versions or days) between which a change happened. The
+    first text names the places directly before and after the most likely position of the change. The second text names
+    the places at the ends of the confidence interval of this position.
 
     The second text is empty if both pairs are equal.
     """

@@ -32,7 +32,8 @@ def compute_samples_per_s(record: RunRecord) -> float | None:
 
 @remember_latest
 def compute_tokens_per_s(record: RunRecord) -> float | None:
-    """Return the tokens per second over all ranks, of all kinds and padding included."""
+    """Return the tokens per second, summed over all ranks. All kinds of tokens count, such as encoder and decoder
+    tokens, and so does padding."""
     return compute_token_rate(record, lambda counted: counted.all)
 
 

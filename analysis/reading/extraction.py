@@ -52,7 +52,8 @@ class _Batch(NamedTuple):
 
 
 def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
-    """Return the rows of record files, whose paths are relative to `root`."""
+    """Return the rows of record files, whose paths are relative to `root`. `follow` is the progress callback; it gets
+    the number of files read so far and the total."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = max(1, min(cores, len(files) // _SHARE))
     extract_batches = _extract_in_subprocess if processes > 1 else _extract_here

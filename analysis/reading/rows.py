@@ -73,7 +73,8 @@ class RecordRows(NamedTuple):
 
 
 def split_table(table: pa.Table) -> RecordRows:
-    """Return the rows of a table that has all columns."""
+    """Return the rows of a table that has all columns of `build_schema`, with the trace columns separated from the
+    others."""
     traces = table.select(list(TRACES))
     return RecordRows(table.drop_columns(list(TRACES)), lambda: traces)
 

@@ -89,8 +89,9 @@ def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int,
 
 
 def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[str]:
-    """Add the records in an archive to `tree`. Return the folders of all attempts (tries at a run) in the archive, also
-    of those without a record."""
+    """Add the records in the archive `path` to `tree`. Return the folders of all attempts (tries at a run) in the
+    archive, also of those without a record. An archive that changed after `latest`, a ctime in ns, is marked as
+    UNSETTLED, because its ctime may not reveal further changes."""
     beginning, list_files = (f"{path}/", files.list_packed) if path else ("", files.list_members)
     try:
         tree.archives[path] = changed_ns = _round_unsettled(_read_changed_ns(root / path), latest)
@@ -110,7 +111,9 @@ def _read_changed_ns(path: Path) -> int:
 
 
 def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield the path and entry of everything in a folder; nothing if the folder was deleted."""
+    """Yield the path and entry of everything in a folder; nothing if the folder was deleted. The folder's ctime is
+    added to `tree`. A ctime above `latest`, in ns, is replaced by UNSETTLED, because it may not reveal further changes.
+    """
     path = f"{root}/{folder}"
     try:
         # the ctime is read before the entries, so that later changes are noticed

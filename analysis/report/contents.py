@@ -61,9 +61,9 @@ class Facet(NamedTuple):
 class TableRow(NamedTuple):
     """A row of a table on the page.
 
-    `facets` lists, for each filter, the indices of the row's values (`find_place`). `opens` names the details that a
-    click on the row opens; empty for none. If all runs of a row were made on a busy machine, the row is `disturbed`. It
-    is shown in grey, and its times are not compared.
+    `facets` lists, for each filter of the page, the row's values in the filter's column, as indices in `Facet.values`
+    (format: `find_place`). `opens` names the details that a click on the row opens; empty for none. If all runs of a
+    row were made on a busy machine, the row is `disturbed`. It is shown in grey, and its times are not compared.
     """
 
     facets: str
@@ -153,9 +153,10 @@ def build_page_table(
 ) -> PageTable:
     """Return a table as the page shows it.
 
-    `rows` holds, for each row of `content`, the rows of the run table or summary that it shows. A filter hides a row of
-    the page if it excludes all these rows of the run table or summary. `all_rows` is the number of rows that the table
-    would have without the page's limit. If `opens` is set, a click on a row opens its details.
+    `rows` holds, for each row of `content`, the rows of the run table or summary from which it was built. `facets` are
+    the filters of the page. A filter hides a row of the page if it excludes all rows from which the row was built.
+    `all_rows` is the number of rows that the table would have if the page were not limited to MOST_ROWS. If `opens` is
+    set, a click on a row opens its details.
     """
     # The files have all columns. To fit a screen, the page uses some columns as headings of groups and omits others.
     shown = [place for place, heading in enumerate(content.head) if heading.place == "table"]
@@ -187,9 +188,9 @@ def build_details(
 ) -> dict[str, list[Any]]:
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
-    `left` holds the records and logs of `runs`. If they are too long for one page, records and logs of failed runs are
-    included first. `configuration_ids` maps the config_id of a training to that of its configuration
-    (`Results.configuration_ids`).
+    `left` holds the records and logs of `runs`. If all records and logs together are too long for the page, those of
+    failed runs are included first. `configuration_ids` maps the config_id of a training to the config_id of its
+    configuration in the summary, which trainings with different seeds share.
     """
     # Failures come first, since readers open the evidence of failures.
     texts, spent = {}, 0

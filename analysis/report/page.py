@@ -90,7 +90,9 @@ def render_page(
 ) -> str:
     """Return the whole report as HTML.
 
-    `left` maps row indices of the run table to record and log of the run.
+    `claims` is the section on published claims; None if the page has no such section. `left` maps row indices of the
+    run table to record and log of the run. `follow` is the progress callback: it gets the name of the current task and
+    the finished fraction, which is None if unknown.
     """
     page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
     places = select_runs(found.rows)
@@ -191,8 +193,9 @@ class Tips:
 def render_figure(
     name: str, title: str, alt: str, picture: Picture, describe: Describe, share: Callable[[str], str] = str
 ) -> PageFigure:
-    """Return a figure for the page. Each group of panels begins a new row. `share` replaces the style attributes of an
-    SVG element by classes."""
+    """Return a figure for the page. Each group of panels begins a new row of the figure. `alt` describes the figure for
+    screen readers, and `describe` returns the HTML attributes of a point, such as its tooltip. `share` replaces the
+    style attributes of an SVG element by classes."""
     rows: dict[str, list[PagePanel]] = {}
     # Two panels in a row take half the page each. They are drawn wider than panels of a row of three.
     halved = max(Counter(panel.group for panel in picture.panels).values()) == 2
@@ -212,7 +215,8 @@ def render_figure(
 
 def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
     """Return the values that the template needs for the first sections: the answer, the certainty of the answer, and
-    the settings of the runs."""
+    the settings of the runs. `page_facets` are the filters of the page. `left` maps row indices of the run table to the
+    record and log of the run."""
     studies = sorted({row["study"] for row in found.rows})
     asking = [[{"flags": ""} | (one.fastest or {}) | one.question] for one in found.answers]
     best = tables.build_best_table(found.answers, found.rows)
@@ -265,7 +269,8 @@ def _build_failures(
     found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
 ) -> dict[str, Any]:
     """Return the values that the template needs for the section on failures: runs that did not end ok, with their
-    records and logs, and files that are not records."""
+    records and logs, and files that are not records. `page_facets` are the filters of the page. `left` maps row indices
+    of the run table to the record and log of the run."""
     failures = []
     for place in select_failures(found.rows):
         row, record = found.rows[place], left[place].record

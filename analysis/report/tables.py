@@ -216,10 +216,10 @@ def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
 
 
 def _describe_rivals(best: Best) -> str:
-    """Return a text that lists the rivals of the fastest configuration by verdict, with the change of their time per
-    sample.
+    """Return a text on the configurations that were compared with the fastest configuration (its rivals). It groups
+    them by verdict, and states how much more time per sample each rival takes than the fastest.
 
-    A sentence on the selection bias of the fastest is added if the bias is at least _LUCK_WORTH_SAYING.
+    If the selection bias of the fastest time is at least _LUCK_WORTH_SAYING, a sentence on this bias is added.
     """
     parts = []
     for verdict, words in _VERDICTS.items():
@@ -354,7 +354,8 @@ def _describe_intervals(rows: Sequence[Row]) -> str:
 
 
 def _describe_loss_intervals(rows: Sequence[Row]) -> str:
-    """Return a text on the held-out losses of a table; empty if there are none."""
+    """Return the note of a table with held-out losses: a loss is a mean over seeds, and its interval is that of the
+    mean. Empty if no row has a held-out loss."""
     if all(row.get("validation_loss") is None for row in rows):
         return ""
     return "held-out loss and exact match are means over seeds; a loss has the 95\u00a0% interval of its mean"

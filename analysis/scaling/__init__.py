@@ -78,7 +78,7 @@ class Pace:
 
     @functools.cached_property
     def means(self) -> dict[str, float]:
-        """The mean for each allocation, in seconds per sample."""
+        """The mean of the seconds per sample over all timed steps of an allocation, for each allocation."""
         return {name: float(np.mean(run)) for name, run in self.runs.items()}
 
     @functools.cached_property

@@ -85,7 +85,8 @@ class RankedFamily:
 
     @property
     def lead(self) -> Pace | None:
-        """The times of the configuration with the shortest measured time per sample; None for an empty family."""
+        """The times of the configuration with the shortest measured time per sample; None if the family (the
+        configurations that are ranked together) is empty."""
         return self._paces[self._family.lead] if self._family else None
 
     @property
@@ -132,14 +133,15 @@ class Ranking(NamedTuple):
         """The rivals that are not detectably slower than the fastest.
 
         If all configurations have enough repeats, then in at least 95 of 100 rankings no rival that is truly as fast as
-        the fastest is called slower. In contrast, the time of the fastest is biased, because it was selected as the
-        shortest.
+        the fastest is called slower. The measured time of the fastest itself is biased, because the shortest of several
+        noisy times was selected.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
 
 def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
-    """Rank the rows that have step times by their time per sample; None if no row has step times."""
+    """Rank the rows that have step times by their time per sample; None if no row has step times. `pace` returns the
+    seconds per sample of a row at each timed step."""
     timed = [(row, known) for row in rows if (known := pace(row))]
     if not timed:
         return None
@@ -365,8 +367,9 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Compare each configuration with the fastest of the configurations that need no more memory. One comparison is
-    enough: if the fastest of them does not beat the configuration, no other of them does."""
+    """Return the ranked configurations with known memory, the least memory first. Each is compared with the fastest of
+    the configurations that need no more memory. If this fastest one does not beat the configuration, no other
+    configuration that needs no more memory does. `pace` returns the seconds per sample of a row at each timed step."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

@@ -45,7 +45,7 @@ _DECIDED = ("faster", "slower")
 
 
 class NodeComparison(NamedTuple):
-    """Comparison of two engines at one node count."""
+    """Comparison of two engines, `one` and `other`, at one node count."""
 
     nodes: int
     one: Row | None  # row of the first engine; None if it was never requested
@@ -168,15 +168,16 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
 
 
 def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
-    """Return the seconds per sample of all micro-batches of a track (the rows of one scaling curve) at a node count,
-    the fastest first."""
+    """Return the measured seconds per sample of all micro-batches of a track (the rows of one scaling curve) at a node
+    count, the fastest micro-batch first. `pace` returns the seconds per sample of a row."""
     ranking = ranked(track.by_nodes.get(nodes, ()), pace)
     return [found for row in ranking.rows if (found := pace(row))] if ranking else []
 
 
 def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
     """Return the summary row of a track (the rows of one scaling curve) at a node count. It is the fastest row or, if
-    all failed, the row with the smallest micro-batch."""
+    all failed, the row with the smallest micro-batch. `by_nodes` holds the rows of the track by node count, and `pace`
+    returns the seconds per sample of a row."""
     rows = by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
     return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)

@@ -104,7 +104,8 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Engine, micro-batch and work of the track, such as "zero2, micro 4, 256 samples per step"."""
+        """Engine, micro-batch and work of the track (the rows of one scaling curve). The work is a number of samples
+        per step or micro-steps, such as "256 samples per step" in "zero2, micro 4, 256 samples per step"."""
         if self.law == "strong":
             work = f"{format_count(self.fixed_work, 'sample')} per step"
         elif self.micro is None:
@@ -117,11 +118,11 @@ class Track(NamedTuple):
 
 @read_once
 def list_tracks(results: Results) -> tuple[Track, ...]:
-    """Return every track of at least two node counts, in the order of the summary. A track is the set of rows that one
-    scaling curve joins.
+    """Return every track of at least two node counts, in the order of the tracks' rows in the summary. A track is the
+    set of rows that one scaling curve joins.
 
-    A track of the best micro-batch exists only if some node count has two micro-batches, and some micro-batch was
-    measured at two node counts. Without these, there is no choice of micro-batch.
+    A track for the curve of the best micro-batch at each node count exists only if some node count has two
+    micro-batches, and some micro-batch was run at two node counts. Without these, there is no choice of micro-batch.
     """
     found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
     return tuple(track for of_law in found for track in of_law)

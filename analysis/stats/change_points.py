@@ -59,8 +59,8 @@ def measure_drift(controls: Runs, level: float = LEVEL) -> Drift | None:
     runs.
 
     The drift is the slope of the least-squares line through the logarithms of the runs' mean step times. The residuals
-    estimate how much runs differ without drift. Two or three runs cannot separate this difference from drift, so the
-    change has no interval.
+    estimate how much runs differ without drift. Two or three runs cannot separate this difference from drift, so their
+    drift has no interval.
     """
     if len(controls) < 2:
         return None
@@ -126,10 +126,12 @@ def _select_changed(
     keys: Array,
     level: float,
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return the segments of series in which a change is detected, each with the positions where a new level begins.
+    """Return those of the segments `stretches` in which a change is detected, each with the indices within the segment
+    where a new level begins.
 
-    `known` holds for each series the indices of its places with a value. `keys` has shape (draws, places) and holds
-    random numbers. Sorting a row gives a permutation of the places, which all series share.
+    `values` are the series, with NaN at places (such as commits) without a value. `known` holds for each series the
+    indices of its places with a value. `keys` has shape (draws, places) and holds random numbers. Sorting a row gives a
+    permutation of the places, which all series share. The probability of any false detection is at most 1 - `level`.
     """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
@@ -157,10 +159,11 @@ def _select_changed(
 
 
 def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return for each row the sum of squares that the most likely single change explains, and the index where the new
-    level begins.
+    """Return for each row the most likely single change of the level. The change is given by the part of the row's sum
+    of squares that it explains, shape (rows,), and by the index where the new level begins, shape (rows, 1).
 
-    `orders` has shape (rows, places). The sums have shape (rows,), the indices (rows, 1).
+    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero; the other rows are
+    permutations of it.
     """
     n = orders.shape[1]
     at = np.arange(SIDE, n - SIDE + 1)
@@ -169,11 +172,12 @@ def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return for each row the sum of squares that the most likely pair of changes explains, and the indices of both
-    changes.
+    """Return for each row the most likely pair of changes, between which the level differs from the common level
+    outside them. The pair is given by the part of the row's sum of squares that it explains, shape (rows,), and by the
+    indices of both changes, shape (rows, 2).
 
-    The level between the changes differs from the common level outside them. `orders` has shape (rows, places), the
-    sums have shape (rows,), and the indices (rows, 2).
+    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero; the other rows are
+    permutations of it.
     """
     n, sums, rows = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0))), np.arange(len(orders))
     explained, borders = np.zeros(rows.size), np.zeros((rows.size, 2), np.intp)
@@ -188,11 +192,12 @@ def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
-    """Return the score of each row: minus the logarithm of the two-sided p-value of Student's t, corrected for the
-    number of positions. Shape (rows,).
+    """Return the score of the most likely change (or pair of changes) in each row, shape (rows,). A row holds the `n`
+    values of a segment, or a permutation of them. The score is minus the logarithm of the two-sided p-value of
+    Student's t, which is multiplied by the number of possible positions of the change, `positions`.
 
-    `explained` holds for each row the part of the sum of squares that the changes explain. `total` is the whole sum of
-    squares over the `n` values of a row.
+    `explained` holds for each row the part of the sum of squares that the change explains. `total` is the whole sum of
+    squares, which is equal in all rows.
     """
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
@@ -213,10 +218,12 @@ class _Border(NamedTuple):
 
 
 def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], level: float) -> list[LevelChange]:
-    """Return the changes of a series, given the positions `starts` where a new level begins.
+    """Return the changes of a series, given the indices `starts` of the values where a new level begins. `logs` are the
+    values of the series, and `places` are their places (such as commits) by index. `level` is the confidence level of
+    the intervals.
 
-    Each position is first moved to the most likely position between the two neighbouring changes. Then changes whose
-    interval contains zero are dropped one by one.
+    Each change is first moved to its most likely position between the two neighbouring changes. Then changes whose size
+    has an interval that contains zero are dropped one by one.
     """
     settled = _settle(logs, starts)
     borders = _measure_borders(logs, settled, level)

@@ -88,13 +88,13 @@ class _Side(NamedTuple):
 
 
 def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio of the mean step times of two series of steps. Its interval predicts further steps of the same
-    runs only.
+    """Return the ratio of the mean step times of two series of steps. Its interval holds for further steps of the same
+    runs only, not for further runs.
 
-    The interval is computed from the intervals of both means, which count as independent estimates, for each end
-    separately (MOVER: Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the
-    confidence level at which an end of the interval would be exactly 1. There is no interval if one of the two series
-    has fewer than six steps, or if the interval of one of the means reaches zero.
+    Each end of the interval is computed from the intervals of both means, which count as independent estimates (MOVER:
+    Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the confidence level at
+    which an end of the interval would be exactly 1. There is no interval if one of the two series has fewer than six
+    steps, or if the interval of one of the means reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -205,9 +205,9 @@ def verdicts(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Ve
     the interval of a comparison is not corrected and holds for its pair alone. So an interval may exclude 1 although
     the verdict is that no difference is detected.
 
-    If no difference is detected, but the two configurations are shown to differ by less than the fraction INTEREST, the
-    verdict is that they are equal. Comparisons of steps have a ratio and an interval, but too few repeats for a
-    verdict.
+    If no difference is detected, a second test may show that the two configurations differ by less than the fraction
+    INTEREST; the verdict is then that they are equal. If there are too few runs, single steps were compared. Such a
+    comparison has a ratio and an interval, but the verdict is that there are too few repeats.
     """
     known = [one for one in comparisons if one.decides]
     gaps, own = [math.log(one.ratio) for one in known], [one.p_value for one in known]
