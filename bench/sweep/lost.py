@@ -42,8 +42,7 @@ class LeftBehind(NamedTuple):
         return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
-        """Return the note and the heartbeat, without a missing one, as a dict for the field `evidence` of an
-        outcome."""
+        """Return the note and the heartbeat, if they exist, as a dict for the field `evidence` of an outcome."""
         found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
         return {name: plain for name, plain in found.items() if plain}
 
@@ -238,8 +237,8 @@ def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingP
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
-    """Return every point of a study with the decision whether it starts now: start, postpone or skip it, or record an
-    outcome without a run. `corrections` adjusts predictions by the study's measured runs."""
+    """Return every point of a study with the decision about it: start, postpone or skip it, or record an outcome
+    without a run. `corrections` adjusts predictions by the study's measured runs."""
     kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
     runs = [
         build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses

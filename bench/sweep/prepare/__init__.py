@@ -264,9 +264,8 @@ RUN python3 -P -m bench.sweep.prepare.staging {mode} < {needs} > {mode}.log; cat
 
 
 def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request) -> Check:
-    """Write a Dockerfile. The build of its image fetches or builds the data, models and ops in `wanted`, and checks
-    them inside the image. It fails if any of them is missing. Return a finding with the commands that build the
-    image."""
+    """Write a Dockerfile. The build of its image fetches or builds the data, models and ops in `wanted`, checks them
+    inside the image, and fails if any of them is missing. Return a finding with the commands that build the image."""
     setup, text = _setup(request), f"{_setup(request).dockerfile}COPY needs-*.json ./\n"
     folder.mkdir(parents=True, exist_ok=True)
     for number, kind in enumerate(wanted):

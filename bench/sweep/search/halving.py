@@ -207,8 +207,8 @@ def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> i
     rung at which they first stop.
 
     The trainings that first stop at rung b form bracket b. All brackets cost about the same if the number of trainings
-    in bracket b is proportional to w(b) = factor^(last − b) / (last − b + 1) (Hyperband, algorithm 1). So the bracket
-    is chosen whose number of trainings, divided by w(b), is smallest.
+    in bracket b is proportional to w(b) = factor^(last − b) / (last − b + 1) (Hyperband, algorithm 1). The next
+    training goes to the bracket whose number of trainings, divided by w(b), is smallest.
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))

@@ -67,7 +67,7 @@ class SearchPoints:
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the point (configuration) with these values of the dimensions of the search space; the study and the
+        """Return the point (configuration) with these values of the search space's dimensions; study, overrides and
         config files give all other fields. Raise UserError if a rule excludes the point or it cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})

@@ -27,8 +27,8 @@ class SearchSpace:
     it is active if the condition holds."""
 
     def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
-        """`section` defines the dimensions: the fields that the search varies. A dimension may have a condition, such
-        that it is used only if another field has certain values. This may be an earlier dimension or a field in `base`,
+        """`section` defines the dimensions: the fields that the search varies. A dimension may have a condition: it is
+        used only if another field has certain values. The other field is an earlier dimension, or a field in `base`,
         which holds the study's fields with fixed values."""
         self.dimensions, self._base = section.space, dict(base or {})
 
