@@ -42,14 +42,14 @@ class LeftBehind(NamedTuple):
         return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
 
     def list_evidence(self) -> dict[str, Any]:
-        """Return the contents of the files that exist, as a dict for the field `evidence` of an outcome."""
+        """Return the note and the heartbeat, if they exist, as a dict for the field `evidence` of an outcome."""
         found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
         return {name: plain for name, plain in found.items() if plain}
 
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
-    """Return the outcome of an attempt without a record. Its job has ended, or was put back into the queue
-    (`restarted`).
+    """Return the outcome (kind, reason and evidence) of an attempt that ran in a scheduler's job and left no record.
+    The job has ended, or was put back into the queue (`restarted`).
 
     `ending` is the job's last state at the scheduler; None if the scheduler no longer knows the job.
     """
@@ -62,7 +62,8 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
-    """Return the outcome of an attempt without a record that ran without a scheduler and whose supervisor died."""
+    """Return the outcome (kind, reason and evidence) of an attempt that ran without a scheduler. Its supervisor, the
+    process that starts the ranks, died before it wrote a record."""
     interrupted, heartbeat = left_behind
     evidence = left_behind.list_evidence()
     if interrupted:
@@ -105,7 +106,8 @@ def _is_warned(interrupted: dict[str, Any]) -> bool:
 
 
 def write_outcome(study_folder: Path, requested: RequestedRun, outcome: Outcome) -> None:
-    """Write the record of a point (configuration) that need not run."""
+    """Write a record with this outcome for a point (configuration) that need not run, because other runs (`pruned`) or
+    a prediction (`infeasible`) show that it does not fit into memory."""
     attempt = store.open_attempt(study_folder / requested.config_id, requested.spec, requested.circumstance)
     store.finalize(attempt.folder, outcome, "predicted" if outcome.kind == "infeasible" else "measured")
 
@@ -140,8 +142,8 @@ def finalize_lost(view: StudyState) -> int:
 
 
 def keep_ends(view: StudyState) -> bool:
-    """Write files that describe how jobs ended, because the scheduler forgets ended jobs after a while. Only jobs with
-    a point at which they began no attempt get such a file.
+    """Write files that describe how jobs ended, because the scheduler forgets ended jobs after a while. A job or array
+    task gets such a file only if at least one of its points (configurations) had no attempt (no try at a run) in it.
 
     Return whether any such file was written.
     """
@@ -235,7 +237,8 @@ def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingP
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
-    """Return every point of a study with the decision of the module `policy` on it."""
+    """Return every point of a study with the decision about it: start, postpone or skip it, or record an outcome
+    without a run. `corrections` adjusts predictions by the study's measured runs."""
     kin, node_hours = view.kin(), view.sweeps[-1].rules.budget.node_hours
     runs = [
         build_planned_run(s.sweep, s.key, s.point, kin[s.key[:2]], s.sweep.rules.budget.attempts) for s in view.statuses

@@ -130,8 +130,8 @@ def define_sweep(
 
 def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], autopilot: bool) -> Limits:
     """Return the launcher options that all points share. The options in `etiquette`, which limit the load on a
-    scheduler's queue, are added. Raise UserError if points differ in launcher or options, or if the launcher does not
-    support an added option or the autopilot."""
+    scheduler's queue, are added. `autopilot` requests a job that later submits the remaining points. Raise UserError if
+    points differ in launcher or options, or if the launcher does not support an added option or the requested job."""
     ways = {(point.composed.launcher, point.composed.launcher_options.model_dump_json()) for point in found}
     if len(ways) != 1:
         raise UserError("launcher", "a sweep supports only one launcher", "run one sweep for each launcher")
@@ -221,7 +221,8 @@ def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
-    """Return the overrides that not all points share and that the points' lines do not show already, as `key=value`."""
+    """Return the overrides, as `key=value`, that are added to a point's line in listings to distinguish it: those that
+    not all points share and that the line does not show anyway."""
     shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if not is_shown_in_line(key))
     return {text for text, count in shared.items() if count < len(overrides)}
 

@@ -151,7 +151,12 @@ def build_planned_run(
     environment_id: str | None = None,
 ) -> PlannedRun:
     """Return one repeat of a sweep's point as a `PlannedRun`. It includes the point and its machine, so that `policy`
-    can decide from the predicted memory that the run is infeasible."""
+    can decide from the predicted memory that the run is infeasible.
+
+    `kin` has the configurations that differ from the point in the micro-batch alone. `attempts` is the number of
+    failures after which the run is given up. Only results from the environment (device and software versions) with the
+    id `environment_id` count as answers; None: results from any.
+    """
     return PlannedRun(
         key,
         kin,
@@ -165,7 +170,8 @@ def build_planned_run(
 
 
 def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
-    """Return the next decision while going through a plan once; None at its end.
+    """Return the decision on the next run of a plan: start, postpone or skip it, or record an outcome without running
+    it. None at the plan's end. A plan is gone through once.
 
     The control point, a reference configuration that shows a drift of the machine, runs first and last. A point that
     runs out of memory for the first time runs once more at once, if this can save runs of larger micro-batches. A run
@@ -188,8 +194,9 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
 
 
 def next_step(plan: SweepPlan, snapshot: Snapshot) -> Decision | AddTrial | None:
-    """Return the next decision while going through a plan once. After the last planned run, return a new trial from the
-    plan's proposer. None if there is no proposer or it proposes nothing more."""
+    """Return the decision on the next run of a plan, from `next_run`. After the last planned run, return a new trial
+    from the plan's proposer, which chooses the trials of a search. None if there is no proposer or it proposes nothing
+    more."""
     if decision := next_run(plan, snapshot):
         return decision
     if plan.proposer is None:

@@ -123,8 +123,10 @@ def predict_points(
     rehearsed_s: float | None,
     software: str | None = None,
 ) -> list[Prediction]:
-    """Return the prediction for every point of a study. `straggler`, `data_wait_s` and `rehearsed_s` are passed to
-    `predict_step_time`. The class of training software (eager, usual or fused) is given as `software` or as an override
+    """Return the prediction for every point of a study. `straggler` is the computing time of the slowest rank divided
+    by that of the other ranks. `data_wait_s` is the number of seconds for which a step waits for its batches.
+    `rehearsed_s` is the number of computing seconds per step, measured in a rehearsal (one rank alone); None without a
+    rehearsal. The class of training software (eager, usual or fused) is given as `software` or as an override
     `software=NAME`."""
     composed, given = find_study(study, overrides, config_dir, "predict")
     named = [str(value) for key, values in given if key == "software" for value in values]

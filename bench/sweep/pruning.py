@@ -93,11 +93,11 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
 
 
 def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
-    """Return an out-of-memory run that proves, together with others, that a configuration does not fit on a machine.
-    None if there is no proof.
+    """Return the last out-of-memory run of the configuration `relative`, if its runs prove that it does not fit on a
+    machine. None if there is no proof.
 
-    A proof needs at least `CONFIRMED` out-of-memory runs, among them one of each requested repeat. No run of this
-    configuration may have ended as `ok` or `invalid`.
+    A proof needs at least `CONFIRMED` out-of-memory runs of this configuration, among them one of each requested
+    repeat. None of its runs may have ended as `ok` or `invalid`. `tried` returns the runs of a configuration.
     """
     on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
     out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
@@ -148,8 +148,9 @@ def find_infeasible_outcome(
 def _build_evidence(
     plain_spec: dict[str, Any], room: MemoryForecast, machine: Machine, correction: Correction
 ) -> dict[str, Any]:
-    """Return the prediction as a dict for a record. It has the corrected bytes, the uncorrected bytes of each phase of
-    a step, the correction, and the versions of the formulas."""
+    """Return the evidence for the outcome `infeasible`: a point's memory prediction, as a dict for a record. It has the
+    corrected bytes (`room`), the uncorrected bytes of each phase of a step, the correction (a factor from measured runs
+    of similar points), and the versions of the formulas. `plain_spec` is the point's spec as JSON."""
     spec = RunSpec.model_validate(plain_spec)
     needed = predict_memory(spec, "cpu" if machine.device == "cpu" else "cuda", machine.memory_bytes)
     return {

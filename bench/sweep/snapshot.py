@@ -139,8 +139,9 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 
 
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
-    """Add an attempt without a readable record to the snapshot, as unfinished or as unreadable. If its folder is old
-    and has no description, it is added to `nobodys`."""
+    """Add an attempt (one try at a run) without a readable record to the snapshot, as unfinished or as unreadable. If
+    its folder has no files that describe the run and is older than `FRESH_S` seconds, the folder is added to
+    `nobodys`."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return
@@ -250,8 +251,8 @@ class TrialReader:
     proposal needs the results of all trials."""
 
     def __init__(self, folder: Path, tried: Callable[[str], Sequence[RunAttempt]], attempts: int) -> None:
-        """`tried` returns the attempts at the configuration with a given config_id. `attempts` is the number of
-        failures allowed per trial."""
+        """`folder` is the folder of the search. `tried` returns the attempts at the configuration with a given
+        config_id. A trial is given up after `attempts` failed attempts."""
         self._folder, self._tried, self._attempts = folder, tried, attempts
         self._records: dict[Path, tuple[RunQuantities | None, float]] = {}
 

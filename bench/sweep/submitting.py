@@ -58,8 +58,8 @@ class SubmitResult(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether the whole submission succeeded. The scheduler responded until the last job, and did not refuse
-        the autopilot (the job that later submits the rest) if the user requested it."""
+        """Return whether the scheduler responded until the last job was submitted and, if the user requested an
+        autopilot (a job that later submits the remaining points), accepted the autopilot."""
         return not self.autopilot_refused and not self.cut_short
 
     @property
@@ -396,8 +396,8 @@ class JobBatcher:
         return point.nodes, point.devices_per_node, limit, repeat
 
     def _split(self, members: Sequence[PointStatus]) -> Iterator[list[PointStatus]]:
-        """Divide points with the same group key into jobs. The time limit of a packed job suffices for all of its
-        points, which it runs one after the other."""
+        """Divide points that agree in `_compute_group_key` into jobs: one point each, a job array of limited size, or
+        (mode `packed`) as many points as can run one after the other within the longest time limit."""
         mode, array = self._options.mode, self._max_array_size or len(members)
         longest_min = min(self._options.job_max_min, self._max_time_min or math.inf)
         chunk: list[PointStatus] = []

@@ -45,9 +45,10 @@ def run_checks(
     variables: dict[str, str],
     follow: Callable[[str], None],
 ) -> Iterator[Check]:
-    """Stage the data, models and compiled ops named in `kind`, or check them, as `mode` says, in a separate process.
-    Yield a finding for each thing that works or is missing. `python` is the command of the interpreter, and `variables`
-    is its environment. `follow` is called with a text about the current step."""
+    """In a separate process, fetch or build the data, models and compiled ops that `kind` lists (mode `stage`), or
+    check that a run can use them (mode `check`). Yield a finding for each thing that works or is missing. `python` is
+    the command of the interpreter, and `variables` is its environment. `follow` is called with a text about the current
+    step."""
     noise = create_log_path()
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
@@ -263,8 +264,8 @@ RUN python3 -P -m bench.sweep.prepare.staging {mode} < {needs} > {mode}.log; cat
 
 
 def _write_image(folder: Path, wanted: Sequence[StagingNeeds], request: Request) -> Check:
-    """Write a Dockerfile whose build stages and checks the points' needs inside the image. Return a finding with the
-    commands that build the image. The build fails if a need is missing."""
+    """Write a Dockerfile. The build of its image fetches or builds the data, models and ops in `wanted`, checks them
+    inside the image, and fails if any of them is missing. Return a finding with the commands that build the image."""
     setup, text = _setup(request), f"{_setup(request).dockerfile}COPY needs-*.json ./\n"
     folder.mkdir(parents=True, exist_ok=True)
     for number, kind in enumerate(wanted):
@@ -296,8 +297,12 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
 def _staged(
     modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
-    """Yield the findings of staging and checking without duplicates. Return False if anything is still missing after
-    staging; then nothing is checked."""
+    """Fetch or build (mode `stage`) or check (mode `check`) the data, models and ops in `wanted`, in the order of
+    `modes`. Yield a finding for each thing that works or is missing, without duplicates. `follow` is called with the
+    progress.
+
+    If anything is missing after staging, return False without checking; otherwise return True.
+    """
     create_log_path().unlink(missing_ok=True)
     share = 0.0
     for mode in modes:
@@ -315,8 +320,8 @@ def _staged(
 
 
 def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None, folder: Path) -> tuple[str, ...]:
-    """Return the arguments of the zeroscale command that checks on a compute node. A Study object is written to a file
-    in `folder`, which the command reads."""
+    """Return the arguments with which zeroscale checks on a compute node whether runs can use what was staged: `prepare
+    … --offline`. A Study object is written to a file in `folder`, and the arguments name this file."""
     if isinstance(study, Study):
         path, content = folder / "study.yaml", study.model_dump_json(indent=1)  # JSON is YAML as well
         folder.mkdir(parents=True, exist_ok=True)
@@ -328,8 +333,9 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
 
 
 def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
-    """Write a job script that does the checks on a compute node. Return a finding with the command that submits the
-    script."""
+    """Write a job script to `folder`. On a compute node, it runs zeroscale with the arguments `words`, which check
+    whether runs can use what was staged. `request` has the launcher and its options. `image` is the jobs' container, if
+    any. Return a finding with the command that submits the script."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,9 @@ class StagingNeeds(Frozen):
 
 
 def main() -> None:
-    """Stage or check, and print the messages to standard output. Output of libraries goes to standard error instead."""
+    """Read from standard input which data, models and compiled ops are needed. Fetch or build them (argument `stage`),
+    or check that a run can use them (argument `check`). Print messages to standard output; the output of libraries goes
+    to standard error instead."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, _end_group)

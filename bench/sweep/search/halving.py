@@ -66,11 +66,12 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 def count_trials_left(section: SearchSection, reached: Sequence[RungResult], last: int, trainings: int) -> Counter[int]:
     """Return the expected number of trials that a search still adds, by the index of the rung at which they stop. A
-    rung is a number of tokens after which trainings stop.
+    rung is a number of tokens after which trainings stop. Each section of a training, up to the next rung, is one
+    trial.
 
-    It is assumed that one training in `factor` is resumed from each rung. `last` is the index of the last rung, and
-    `trainings` the number of trainings in the search space. If the search may not add so many trials, fewer trainings
-    begin.
+    `reached` has the trials so far, `last` is the index of the last rung, and `trainings` is the number of trainings in
+    the search space. It is assumed that one training in `factor` is resumed from each rung. Only as many new trainings
+    are assumed as the search's maximum number of trials allows.
     """
     assert section.rungs
     made = Counter(one.rung for one in reached)
@@ -186,8 +187,9 @@ class HalvingProposer:
         return made._replace(why=new.why, sampler_state=new.sampler_state) if made else None
 
     def _build_proposal(self, values: Values, rung: int) -> Proposal | None:
-        """Return a proposal for the training with these values of the search space. It stops at the rung with the index
-        `rung`, a number of tokens. None if there is no such rung or the point cannot run."""
+        """Return a proposal to train with these values of the search space up to a rung, a number of tokens after which
+        trainings stop. `rung` is the index of this rung. None if there is no such rung, or if the configuration with
+        these values cannot run."""
         whole = self._pool.find(values)
         tokens = self._list_tokens(whole.point.spec) if whole else []
         if rung >= len(tokens):
@@ -200,12 +202,13 @@ class HalvingProposer:
 
 
 def choose_bracket(begun: Mapping[int, int], rungs: RungSection, last: int) -> int:
-    """Return the index of the rung (a number of tokens) at which the next training first stops. `begun` has the number
-    of trainings so far by the rung at which they first stopped. `last` is the index of the last rung.
+    """Return the index of the rung at which the next training first stops. A rung is a number of tokens after which
+    trainings stop, and `last` is the index of the last rung. `begun` counts the trainings so far by the index of the
+    rung at which they first stop.
 
     The trainings that first stop at rung b form bracket b. All brackets cost about the same if the number of trainings
-    in bracket b is proportional to factor^(last − b) / (last − b + 1) (Hyperband, algorithm 1). The returned rung is
-    that of the bracket with the fewest trainings compared with this number.
+    in bracket b is proportional to w(b) = factor^(last − b) / (last − b + 1) (Hyperband, algorithm 1). The next
+    training goes to the bracket whose number of trainings, divided by w(b), is smallest.
     """
     shares = {
         rung: rungs.factor ** (last - rung) / (last - rung + 1) for rung in range(min(rungs.brackets, last + 1))

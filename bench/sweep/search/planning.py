@@ -67,8 +67,8 @@ class SearchPoints:
         self.study = study.model_copy(update={"search": self.section, "base": base})
 
     def build(self, values: Mapping[str, Any]) -> StudyPoint:
-        """Return the composed point with these values of the space. Raise UserError if a rule excludes the point or it
-        cannot run."""
+        """Return the point (configuration) with these values of the search space's dimensions; study, overrides and
+        config files give all other fields. Raise UserError if a rule excludes the point or it cannot run."""
         pinned = [(key, [value]) for key, value in self._pinned]
         study = self.study.model_copy(update={"base": self.study.base | dict(list_pairs(values)), "axes": {}})
         expanded = compose.compose_points(study, pinned, self.config_dir, inputs.find_device, plan.check_runnable)
@@ -141,8 +141,8 @@ def plan_search(
 
 
 def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[str, Any]) -> SweepDefinition:
-    """Return the definition of a search that has no trials yet. `first` is any of its points; launcher and machine are
-    taken from it."""
+    """Return the definition of a search that has no trials yet. `first` is any of its points; the search uses the
+    launcher and the machine of this point. `etiquette` holds options that limit the load on a scheduler's queue."""
     options, study = plan.merge_options([first], etiquette, False), points.study
     request = SearchRequest(
         study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None

@@ -151,8 +151,8 @@ class EarlyEnd:
         self._proposer, self._section = proposer, section
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
-        """Return the next proposal of the other proposer, with a step limit added. This is a step time in seconds. If
-        the steps of the proposed trial surely take longer, its measurement ends early."""
+        """Return the next proposal of the wrapped proposer, with a limit in seconds per step added. If the steps of the
+        proposed trial surely take longer than this limit, its measurement ends early."""
         proposal = self._proposer.propose(results)
         if proposal is None:
             return None

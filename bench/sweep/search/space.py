@@ -27,8 +27,9 @@ class SearchSpace:
     it is active if the condition holds."""
 
     def __init__(self, section: SearchSection, base: Mapping[str, Any] | None = None) -> None:
-        """`base` holds the study's fields with fixed values. Conditions of dimensions may refer to these fields,
-        too."""
+        """`section` defines the dimensions: the fields that the search varies. A dimension may have a condition: it is
+        used only if another field has certain values. The other field is an earlier dimension, or a field in `base`,
+        which holds the study's fields with fixed values."""
         self.dimensions, self._base = section.space, dict(base or {})
 
     def is_active(self, key: str, before: Mapping[str, Any]) -> bool:
@@ -93,14 +94,14 @@ class SearchSpace:
 
 
 def list_pairs(values: Mapping[str, Any]) -> list[Pair]:
-    """Return the overrides for values of a space. A value that is a mapping sets several fields and gives one override
-    for each."""
+    """Return the overrides for values of a search space. A value that is a mapping sets several fields and gives one
+    override for each."""
     several = (value if isinstance(value, Mapping) else {key: value} for key, value in values.items())
     return [pair for fields in several for pair in fields.items()]
 
 
 def format_key(values: Mapping[str, Any]) -> str:
-    """Return a text that is equal for equal values of a space."""
+    """Return a text that identifies a combination of values of a search space: equal combinations give equal texts."""
     return json.dumps(values, sort_keys=True)
 
 
@@ -176,7 +177,7 @@ class CandidatePool:
         return _shuffle(places, self.section.seed, shares)
 
     def explain_left_out(self) -> list[str]:
-        """Return the error of each combination of values that was needed so far and cannot run."""
+        """Return the error messages of all combinations of values that were looked up so far and cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
 
     def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
