@@ -41,9 +41,9 @@ HEAD = """\
 
 The table has one row per comparison; the list below it explains each comparison. A point is one predicted value, \
 which is compared with one true value. Its error is predicted ÷ true − 1, in percent. Efficiencies are compared by \
-their difference, in percentage points. No point is omitted. A point whose error exceeds the bound is an exception. A \
-point is not testable if the recorded or published facts do not determine the true value, or a setting on which it \
-depends.
+their difference, in percentage points. No point is omitted. A point whose error exceeds the bound (the largest \
+error allowed, set before the comparison) is an exception. A point is not testable if the recorded or published facts \
+do not determine its true value or a setting that this value depends on.
 
 The bound (the largest error allowed) of each comparison was set before anything was compared: *each* is the bound of \
 the error of every point, *mean* that of the mean absolute error. The last column has the errors of another formula \

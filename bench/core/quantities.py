@@ -157,8 +157,8 @@ def compute_node_hours(record: RunRecord) -> float | None:
 
 
 BUSY_SHARE = 0.05
-"""Share of the run's cores above which background load makes a machine busy. At this share, steps take 5 % longer. The
-difference between two configurations may be no larger."""
+"""Share of a node's core time above which background load makes the node busy. At this share, steps take about 5 %
+longer, and the differences between configurations may be as small as that."""
 PRESSURE_SHARE = 0.05
 """Share of the measurement window in which processes may wait for memory, or for input and output. Above it, the
 machine counts as busy. Waits of the run itself count, too."""

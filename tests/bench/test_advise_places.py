@@ -68,7 +68,7 @@ def test_every_method_has_a_row_or_a_reason(run_advise: Advise) -> None:
     answer = json.loads(run_advise(*words, "where=spot:g2-standard-12", "--json"))
     assert [(row["method"], row["nodes"], row["fits"]) for row in answer["rows"]] == [("qlora", 1, True)]
     (left,) = answer["left_out"]
-    assert left["what"] == "spot g2-standard-12, full training" and "does not fit" in left["why"]
+    assert left["what"] == "spot g2-standard-12, full training" and "no configuration fits" in left["why"]
 
 
 def test_unknown_price_of_an_own_node_is_one_line(run_advise: Advise) -> None:

@@ -228,8 +228,8 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
             named.setdefault(format_count(short.spec.nodes, "node"), []).append(short)
     rejected = []
     for what, shortages in named.items():
-        helps = remedy(shortages)
-        rejected.append(Rejected(what, _format_least_shortage(shortages) + (f"; try {helps}" if helps else "")))
+        suggestion = f"; try {helps}" if (helps := remedy(shortages)) else ""
+        rejected.append(Rejected(what, f"does not fit: {_format_least_shortage(shortages)}{suggestion}"))
     undivided = sorted({spec.data_parallel for spec in found.undivided if spec.nodes not in nodes})
     return rejected + [Rejected(format_count(ranks, "rank"), _explain_undivided(axes)) for ranks in undivided]
 
@@ -248,7 +248,8 @@ def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected
     if found.short:
         ways = [f"try {helps}"] if (helps := remedy(found.short)) else []
         assumed = [item.why for item in rejected if item.what == SEVERAL_NODES]
-        return UserError("no point", _format_least_shortage(found.short), "; ".join([*ways, _SMALLER, *assumed]))
+        remedies = "; ".join([*ways, _SMALLER, *assumed])
+        return UserError("no configuration fits", _format_least_shortage(found.short), remedies)
     last = rejected[-1] if rejected else Rejected("batch", "leaves nothing to try")  # engines are listed first
     return UserError(last.what, last.why, "set another batch, or other nodes")
 
@@ -258,5 +259,5 @@ def _format_least_shortage(short: Iterable[Shortage]) -> str:
     nearest = min(short, key=lambda shortage: shortage.bytes)
     what = f"{nearest.spec.engine.name}, {describe_choice(nearest.spec)}"
     if nearest.bytes <= 0:
-        return f"does not fit: {what} ran out of memory when it was measured"
-    return f"does not fit: {what} needs at least {format_gigabytes(nearest.bytes)} GB more than a device has"
+        return f"{what} ran out of memory when it was measured"
+    return f"{what} needs at least {format_gigabytes(nearest.bytes)} GB more than a device has"
