@@ -58,9 +58,9 @@ def compare_steps() -> list[PredictionComparison]:
     """Return four comparisons of published step times with predictions. They cover the held-out traces of GPT, the same
     traces with another host time, the traces of GPT that were not held out, and the steps of T5-3B.
 
-    The host time is the host's seconds to start one operation. The usual value was chosen to fit traces that were not
-    held out. In the second comparison it is the middle of the range HOST_S, which does not come from the source of the
-    traces.
+    The host time is the host's seconds to start one operation. In the other comparisons of traces, it was chosen to fit
+    the traces that were not held out. In the second comparison, it is the middle of the range HOST_S, which does not
+    come from the source of the traces.
     """
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))

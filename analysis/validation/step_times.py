@@ -128,8 +128,8 @@ def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
     the link between nodes. Collectives were calibrated at the lowest and the highest of these bandwidths.
 
     The first three compare step times: at the bandwidth without a calibration, at the two calibrated bandwidths, and at
-    all three. The last of them predicts compute times from calibrated rates instead of rehearsals, which run one rank
-    alone. The fourth comparison states for pairs of engines which one is predicted to be faster, and which one was.
+    all three. The third predicts compute times from calibrated rates instead of rehearsals, which run one rank alone.
+    The fourth states for pairs of engines which one is predicted to be faster, and which one was.
     """
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
