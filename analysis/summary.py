@@ -1,8 +1,8 @@
 """Summary of a run table: one row per configuration, machine, environment class and kind of evidence.
 
-Trainings (runs with `learning.tokens`) that differ only in their seed are repeats of one configuration. Rows of
-different environments are never pooled. The columns are those of the run table that identify what was measured, and
-these:
+The kind of evidence is measured, rehearsed (one rank ran alone) or predicted. Trainings (runs with `learning.tokens`)
+that differ only in their seed are repeats of one configuration. Rows of different environments are never pooled. The
+columns are those of the run table that identify what was measured, and these:
 
 variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 number of allocations with repeats that ended ok. Drills and runs disturbed by an external cause
@@ -34,7 +34,8 @@ interval_kind     "within the run" for n = 1: the interval predicts further step
 interval_level    0.95, or the probability that the range of two to five repeats contains the median.
 interval_n        number of steps (within the run) or repeats that the interval is computed from.
 flags             flags of the runs that the row combines, and `mixed` if any other repeat did not end ok.
-notes             notes of these runs. The note `few`, on the interval within a run, is dropped if n allows a verdict.
+notes             notes of these runs. The note `few` warns that a run has too few steps for a reliable interval. It is
+                  dropped if n is large enough for a verdict, since a verdict then compares runs and not steps.
 """
 
 import itertools

@@ -122,8 +122,7 @@ def run(
 def submit(plan: "PlannedSweep", results: Folder = RESULTS, *, notify: str | None = None) -> "SubmitResult":
     """Submit the points of a plan to its launcher's queue, within the limits of the cluster, and return at once.
 
-    `notify` is a command. When the plan's autopilot (see `plan`) ends, it calls this command with the path of the
-    study's summary as argument.
+    When the plan's autopilot (see `plan`) ends, it calls the command `notify` with the path of the study's summary.
     """
     from bench import launchers
     from bench.core.scheduling import SchedulerUnavailable
@@ -222,8 +221,10 @@ def search(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Start or continue a search. Without a queue, run its trials (tried configurations) one after the other on this
-    machine until the search ends. With a queue, submit as many trials as the queue accepts and return at once."""
+    """Start or continue a search. Without a queue, run its trials (tried configurations) here one by one until the
+    search ends. With a queue, submit as many trials as the queue accepts and return at once. With `autopilot`, a small
+    job submits the rest later, and then calls the command `notify`. `tell`, `follow` and `describe` are callbacks, as
+    in `run`."""
     from bench.sweep.search import planning
 
     folder = Path(results) / plan.sweep.study
@@ -295,8 +296,7 @@ class Status(NamedTuple):
 def status(folder: Folder) -> Status:
     """Return the state of a study. First write a record for each attempt that ended without a record.
 
-    While the scheduler is unavailable, no attempt is recorded as ended, and the state is read from the study's folder
-    alone.
+    While the scheduler is unavailable, no attempt is recorded as ended, and only the study's folder is read.
     """
     from bench.core.scheduling import SchedulerUnavailable
     from bench.sweep.lost import finalize_lost, keep_ends
@@ -367,8 +367,7 @@ def predict(
 
 
 def point(overrides: "GivenOverrides" = (), *, study: str = "adhoc", config_dir: Folder | None = None) -> "SingleRun":
-    """Return one checked configuration that `measure` can run on this machine. `study` is the name of the folder for
-    its results."""
+    """Return a checked configuration that `measure` can run here. `study` is the name of the folder for its results."""
     from bench.sweep import plan
 
     return plan.plan_point(overrides, study, _convert_path(config_dir))
@@ -422,12 +421,13 @@ def rehearse(
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
-    """Return advice for a training: the best engine, micro-batch and number of nodes, with the alternatives. These are
-    the best candidate of each other engine and number of nodes, and the rejected candidates.
+    """Return advice for a training: the best engine, micro-batch and number of nodes. The alternatives are the best
+    candidate of each other engine, the best one of each other number of nodes, and the rejected candidates.
 
-    `question` consists of overrides and of the keywords of `zeroscale advise`: tokens, samples, loss, law, best,
-    deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software. Runs in `results` on
-    the same machine take precedence over predictions. The default of `results` is results/runs if that folder exists.
+    `question` consists of overrides and of these keywords: tokens, samples, epochs, loss, law (a scaling law), best
+    (shortest or cheapest), deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software
+    (eager, usual or fused). `zeroscale advise --help` explains them. Runs in `results` on the same machine take
+    precedence over predictions. The default of `results` is results/runs if that folder exists.
     """
     from bench.sweep.advise import questions, search
 
@@ -441,8 +441,8 @@ def compare_places(
     """Return hours and cost of a training with intervals, and whether a deadline is met. There is an entry for each
     combination of a place (own, rented or spot nodes) and a method (full training or adapters).
 
-    `question` is as in `advise`, but without machine, devices_per_node and price. Instead, its keyword `where` lists
-    the places, such as own:h100:8:2.5, rented:a3-highgpu-8g or spot:g2-standard-12.
+    `question` is as in `advise`, but without machine, devices_per_node, price, budget, node_hours and best. Its keyword
+    `where` lists the places: own:MACHINE:DEVICES_PER_NODE:PRICE_PER_DEVICE_HOUR, rented:NODE_TYPE, spot:NODE_TYPE.
     """
     from bench.sweep.advise import places, questions
 

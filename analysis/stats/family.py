@@ -127,7 +127,8 @@ class Family:
         return Gap(float(self.means[one] - self.means[other]), float(max(pooled, moderate, own)))
 
     def _compute_own_margin(self, one: int, other: int) -> float:
-        """Return the margin of error from the repeats of this pair alone."""
+        """Return the margin of error of the log ratio of two configurations, from their own repeats alone. `one` and
+        `other` are indices of the configurations."""
         sides = [self._noises[one], self._noises[other]]
         if self._blocked:
             sides = [_compute_noise(self._logs[one] - self._logs[other])]
@@ -165,12 +166,13 @@ def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], o
 
 
 def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], margin: float) -> list[float]:
-    """Return p-values of the hypothesis that the true log ratio of a pair is at least `margin`, corrected for the
-    number of pairs.
+    """Return a p-value for each pair of configurations, corrected for the number of pairs. The null hypothesis is that
+    the true log ratio of a pair is at least `margin`, in either direction.
 
-    A small p-value shows that the two sides differ by less than `margin`. The method is two one-sided tests
-    (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987), each done with the three tests of this
-    module. Pairs must have been chosen before the measurement.
+    A small p-value shows that the two sides differ by less than `margin`. `gaps` (log ratios) and `noises` are as in
+    `correct_p_values`. The method is two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics
+    15, 1987). Each of them is done with pooled, moderate and own variances, which are explained at the beginning of
+    this module. Pairs must have been chosen before the measurement.
     """
     left = [margin - abs(gap) for gap in gaps]
     own = [compute_pair_p_value(one, sides) for one, sides in zip(left, noises, strict=True)]
@@ -179,14 +181,16 @@ def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]]
 
 
 def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
-    """Return the p-value of a log ratio from the repeats of this pair alone."""
+    """Return the p-value of `gap`, the log ratio of one pair, from the pair's own repeats alone. `sides` holds the
+    noise of each side, or only the noise of the differences within allocations."""
     shares = [one.variance / one.n for one in sides]
     return compute_p_value(gap, shares, satterthwaite(shares, [one.degrees_of_freedom for one in sides]))
 
 
 def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of a log ratio by Student's t. `shares` holds the variances of the two means that
-    are compared. For a comparison within allocations, it holds only the variance of the mean difference."""
+    """Return the two-sided p-value of `gap`, a log ratio, by Student's t. `shares` holds the parts of the variance of
+    `gap`: the variances of the two means that are compared. For a comparison within allocations, it holds only the
+    variance of the mean difference."""
     error = float(np.sqrt(sum(shares)))
     if error == 0:
         return float(gap == 0)
@@ -275,6 +279,7 @@ def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) 
 
     If all configurations are truly equal, the largest log ratio stays below the critical value with probability
     `level`. The value is simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
+    `degrees_of_freedom` is a parameter of the distribution of the variances (`Prior`).
     """
     rng, repeats = np.random.default_rng(0), np.array(counts)
     largest = [_draw_gaps(rng, repeats, degrees_of_freedom, rows).max(axis=1) for rows in _list_batches(repeats.size)]
@@ -292,8 +297,9 @@ def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_
     """Return simulated log ratios of configurations to the fastest one of their family (the configurations compared
     with each other), each divided by the standard error of the ratio. Shape (families, configurations).
 
-    The configurations of a family are truly equal. `rows` is the number of families, and `repeats` holds the number of
-    repeats of each configuration. `degrees_of_freedom` are those of the common distribution of the variances.
+    The configurations of a family have equal true times, but their variances differ. The variances are drawn from a
+    scaled inverse chi-square distribution with `degrees_of_freedom`. If this number is infinite, they are all equal.
+    `rows` is the number of families, and `repeats` holds the number of repeats of each configuration.
     """
     shape = (rows, repeats.size)
     finite = np.isfinite(degrees_of_freedom)

@@ -91,7 +91,8 @@ def describe_window(step_s: Steps) -> StepIntervals:
 
 
 def prepare_windows(windows: Iterable[Steps]) -> None:
-    """Compute the intervals of many windows at once, and cache them for calls of `describe_window`."""
+    """Compute the intervals of the median and mean step time for many windows at once, and cache them for calls of
+    `describe_window`. A window is the tuple of the timed steps of one run, in seconds."""
     by_length: dict[int, list[Steps]] = {}
     for step_s in dict.fromkeys(windows):
         by_length.setdefault(len(step_s), []).append(step_s)
@@ -102,7 +103,8 @@ def prepare_windows(windows: Iterable[Steps]) -> None:
 
 
 def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
-    """Yield the intervals of windows of equal length. `steps` has shape (runs, steps)."""
+    """Yield for each window the intervals of its median and mean step time, and facts about its steps. `steps` holds
+    the step times of one window per run, shape (runs, steps). All windows thus have the same number of steps."""
     runs, n = steps.shape
     medians: list[Interval | None] = [None] * runs
     means, few, changed = medians, np.zeros(runs, bool), np.zeros(runs, bool)
@@ -120,7 +122,7 @@ def _describe_windows(steps: Array) -> Iterator[StepIntervals]:
 
 def _find_changed(steps: Array) -> NDArray[np.bool_]:
     """Return for each window True if its step time changed between the first and the last third, which means that the
-    warm-up was too short. `steps` has shape (runs, steps)."""
+    warm-up was too short. `steps` holds the step times of one window per run, shape (runs, steps)."""
     third = steps.shape[1] // 3
     parts = steps[:, :third], steps[:, -third:]
     (first, last), (one, other) = (part.mean(axis=1) for part in parts), map(mean_bounds, parts)

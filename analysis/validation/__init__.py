@@ -36,8 +36,9 @@ class PredictionPoint(NamedTuple):
 
 
 class PredictionComparison(NamedTuple):
-    """A comparison: points with a common description, and the bounds on their errors. The bounds were set before
-    anything was compared."""
+    """A comparison of predictions with true values. It has points (pairs of a predicted and a true value), one
+    description of them all, and bounds on the errors of the predictions. The bounds were set before anything was
+    compared."""
 
     name: str  # name of its file
     title: str

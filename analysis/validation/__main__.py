@@ -148,9 +148,13 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
-    """Return as text the mean error of the usual formula for the compared quantity, such as 6·N·tokens for FLOPs. If
-    the predicted values are words, such as `fits`, the text states in how many points the formula is right. If no point
-    has a value of the formula, the text is a dash."""
+    """Return the table cell that shows how well another, usual formula predicts the same values. For example, the usual
+    formula for FLOPs is 6·N·tokens.
+
+    The cell has the mean error of this formula, from `totals` (the summary of the comparison). If the predicted values
+    are words, such as `fits`, it states for how many points the formula is right. If the formula predicts no point, it
+    is a dash.
+    """
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"
     known = [point for point in comparison.points if point.rival is not None and point.truth is not None]
@@ -176,8 +180,8 @@ def _format_signed(error: float) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the page and its tables, and print a line for each comparison. Return 0, even if a bound is missed, and 2
-    on a user error."""
+    """Write README.md and a table for each comparison of predictions with true values, and print a line for each
+    comparison. Return 0, even if the errors of a comparison exceed their bound, and 2 on a user error."""
     parser = argparse.ArgumentParser(
         "python -m analysis.validation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

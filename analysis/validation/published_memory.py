@@ -143,8 +143,9 @@ HOST = (
 
 
 class FitReport(NamedTuple):
-    """The configuration of a run of which a user reported whether it fitted its device. If the report does not state
-    the lengths, `lengths` lists all possible values. The same holds for `checkpointing` of activations."""
+    """Configuration of one run, from a report in which a user states whether the run fitted its device. If the report
+    does not state the (encoder, decoder) lengths in tokens, `lengths` lists all possible values. If it does not state
+    whether activations were checkpointed, `checkpointing` lists both values."""
 
     memory_bytes: int
     precision: str
@@ -237,7 +238,12 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
 def _explain_mismatch(
     parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
-    """Return verdict and reason for a report whose prediction is wrong for some possible length or checkpointing."""
+    """Return verdict and reason for a report with at least one wrong prediction.
+
+    A report may leave the sequence lengths or the checkpointing open. `candidates` holds one spec for each possible
+    combination of them. `found` holds for each spec whether it is predicted to fit (None: uncertain), and `truth` is
+    whether the reported run fitted. `parameters` is the model's number of parameters.
+    """
     if report.excuse:
         host = predict_host_memory(candidates[0])
         assert host is not None

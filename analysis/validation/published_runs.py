@@ -123,8 +123,9 @@ class PublishedStep(NamedTuple):
 
 
 def compare_published(name: str, steps: Sequence[PublishedStep], **values: Any) -> PredictionComparison:
-    """Return the comparison of published steps with predictions. A point is `ok` if its step time lies in the predicted
-    interval."""
+    """Return the comparison of published step times with predictions, with a point for each of `steps`. A point is `ok`
+    if the published step time lies in the predicted interval. `values` replace the placeholders in the description of
+    the comparison `name` in `comparisons.yaml`."""
     points = (build_interval_point(one.run.what, one.predicted_s, one.run.step_s, inside=one.inside) for one in steps)
     return build_comparison(name, points, **values)
 

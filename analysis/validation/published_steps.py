@@ -1,8 +1,10 @@
 """Published training steps of several sources compared with predictions, by class of software (how much its kernels are
 optimized).
 
-`results/published/published_steps.csv` gives the configuration of each step as overrides. A seeded random draw held out
-some sources before any constant was chosen. No constant was chosen on the steps of these sources.
+`results/published/published_steps.csv` gives the configuration of each step as overrides of config keys. Some constants
+of the predictions, such as the pace of a class of software, were chosen to fit published step times. A seeded random
+draw held out some sources before any of these constants was chosen. The step times of the held-out sources were not
+used for the choice.
 """
 
 import functools
@@ -30,7 +32,8 @@ them."""
 
 
 class SourceErrors(NamedTuple):
-    """Errors of the predictions for one source, in percent, and the number of its steps."""
+    """Errors of the predicted step times for one published source, in percent, and the number of step times that this
+    source published."""
 
     steps: int
     mean: float  # mean of absolute errors
@@ -53,11 +56,12 @@ def compare() -> list[PredictionComparison]:
 
 
 def list_sources() -> Iterator[tuple[str, str, str, SourceErrors]]:
-    """Yield source, class of software, way of prediction, and errors, for each source and each way.
+    """Yield the errors of the predictions for each source and each way of prediction, as a tuple: source, class of
+    software (how much its kernels are optimized), way and errors.
 
     A source is predicted in three ways. The first uses its class of software. The second uses the same class, but with
-    a pace (a factor on predicted times) chosen on the other sources only. The third uses the class `usual`, the default
-    of `predict`.
+    a pace (a factor on predicted times) that was fitted to the other sources of this class, without the source itself.
+    The third uses the class `usual`, the default of `predict`. Sources of the class `usual` have the first way only.
     """
     runs = read_runs()
     classed = [run for run in runs if run.software.name != USUAL.name]
@@ -78,8 +82,9 @@ def draw_sources_aside() -> frozenset[str]:
 
 
 def read_runs() -> list[PublishedRun]:
-    """Return all published runs with a step time: those given as overrides, and those of NVIDIA's two tables of T5. If
-    a source prints several runs of one configuration, their labels are numbered."""
+    """Return all published runs with a step time. These are the rows of `results/published/published_steps.csv`, with
+    configurations as overrides of config keys, and NVIDIA's two tables of T5-3B and mT5-3B. If a source prints several
+    runs of one configuration, their labels are numbered."""
     runs = [
         PublishedRun(
             f"{row['source']}: {row['model']} on {row['gpus']} {row['gpu']}, {row['sharding']}, "

@@ -55,9 +55,13 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return four comparisons of published times with predictions. They cover the held-out traces of GPT, the same
-    traces with another host time, the other traces of GPT, and the steps of T5-3B. The other host time is the middle of
-    the range HOST_S, the host's seconds to start one operation. HOST_S does not come from the source of the traces."""
+    """Return four comparisons of published step times with predictions. They cover the held-out traces of GPT, the same
+    traces with another host time, the traces of GPT that were not held out, and the steps of T5-3B.
+
+    The host time is the host's seconds to start one operation. In the other comparisons of traces, it was chosen to fit
+    the traces that were not held out. In the second comparison, it is the middle of the range HOST_S, which does not
+    come from the source of the traces.
+    """
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))
     left_out = [step for place, step in enumerate(predict_gpt_steps(host_s)) if place in aside]
@@ -145,7 +149,7 @@ def predict_step_s(nodes: int, one: PublishedScalingRow, machine: Machine) -> fl
 
 
 def count_micro_steps(nodes: int) -> float:
-    """Return the number of micro-steps in a step on `nodes` nodes."""
+    """Return the number of micro-steps in one optimizer step of the published T5-3B runs on `nodes` nodes."""
     return T5_SAMPLES / (T5_MICRO * REPLICAS * nodes)
 
 

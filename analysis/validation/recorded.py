@@ -200,8 +200,13 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare(
     name: str, part: str, runs: Iterable[MemoryRun], reasons: dict[int, str], *, rehearsed: bool = False
 ) -> PredictionComparison:
-    """Return the comparison of a recorded memory quantity of the runs, the field `part`, with its prediction and with
-    DeepSpeed's estimate. DeepSpeed has no estimate for the peak while an engine is built (`init_peak`)."""
+    """Return the comparison of recorded memory with its prediction and with DeepSpeed's estimate. `part` is the
+    compared quantity, which is a field of MemoryRun. DeepSpeed has no estimate for the peak while an engine is built
+    (`init_peak`).
+
+    `name` is the comparison's name in `comparisons.yaml`. `reasons` holds the reason for an error beyond the bound, by
+    the run's ZeRO stage. `rehearsed` is True if the runs are rehearsals, each of which ran one rank alone.
+    """
     each, points = read_descriptions()[name]["each"], []
     for run in runs:
         truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
@@ -220,7 +225,7 @@ def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
     """Return the comparison of predicted with true bytes. `pairs` holds for each run the run itself, the predicted
-    bytes and the true bytes."""
+    bytes and the true bytes. `reasons` holds the reason for an error beyond the bound, by the run's ZeRO stage."""
     each = read_descriptions()[name]["each"]
     return build_comparison(
         name,

@@ -65,7 +65,8 @@ class PredictedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """True if the measured step time lies in the interval predicted from rehearsals."""
+        """True if the measured step time lies in the interval that was predicted from rehearsals (runs of one rank
+        alone)."""
         return self.predicted_low <= self.step_s <= self.predicted_high
 
     @property
@@ -123,9 +124,13 @@ BEYOND = 25.0
 
 
 def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
-    """Return four comparisons. The first three compare step times: at the link bandwidth that was not calibrated, at
-    the calibrated bandwidths, and at all bandwidths with predictions that use no rehearsals. The fourth compares which
-    of two engines is predicted to be faster, and which was."""
+    """Return four comparisons for runs on the testbed (a Slurm cluster simulated on one machine) at three bandwidths of
+    the link between nodes. Collectives were calibrated at the lowest and the highest of these bandwidths.
+
+    The first three compare step times: at the bandwidth without a calibration, at the two calibrated bandwidths, and at
+    all three. The third predicts compute times from calibrated rates instead of rehearsals, which run one rank alone.
+    The fourth states for pairs of engines which one is predicted to be faster, and which one was.
+    """
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
@@ -209,7 +214,8 @@ def read_measured_runs(recorded: RecordedRuns) -> Iterator[RunRecord]:
 
 
 def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
-    """Return the peak memory of a run as a point; None for a run that failed for a reason other than memory."""
+    """Return a point that compares the predicted with the measured peak memory of a run. Return None for a run that
+    failed for a reason other than lack of memory."""
     room, observed, label = run.circumstance.machine.memory_bytes, run.observations, _format_run_label(run)
     predicted = predict_memory(run.spec, "cuda", room)
     if run.outcome.kind == "oom":
@@ -228,7 +234,8 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
 
 
 def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
-    """Return the median step time of a run as a point; None for a run without step times."""
+    """Return a point that compares the predicted with the measured median step time of a run. Return None for a run
+    without step times."""
     steps, label = run.observations.steps if run.observations else None, _format_run_label(run)
     if run.outcome.kind != "ok" or steps is None:
         return None

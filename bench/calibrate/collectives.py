@@ -68,7 +68,7 @@ def compute_slowdown(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 def measure_contention(request: CalibrationRequest, device: "torch.device", seconds: float) -> tuple[float, ...]:
     """On rank 0, return the slowdown for each number of processes that work at the same time. On other ranks, return an
-    empty tuple. All ranks must call this function."""
+    empty tuple. All ranks must call this function. `seconds` is the intended length of the measurement."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +90,8 @@ def measure_contention(request: CalibrationRequest, device: "torch.device", seco
 
 
 def _count_loops(work: Callable[[], object]) -> int:
-    """Return the number of calls of `work` that rank 0 alone makes in ROUND_S seconds."""
+    """Return the number of calls of `work` that rank 0 makes in ROUND_S seconds while all other ranks wait. Every rank
+    gets this number."""
     import torch
     import torch.distributed as dist
 
@@ -202,7 +203,8 @@ def measure_collectives(
 
 
 def _measure_group(group: RankGroup, members: "Group", device: "torch.device", seconds: float) -> list[CollectiveTime]:
-    """Return the times of every kind of collective and every payload within one group of ranks."""
+    """Return the times of every kind of collective and every payload within one group of ranks. `seconds` is the time
+    for all of them together. The largest payloads are omitted if they do not fit into this time."""
     rows, until = list[CollectiveTime](), time.perf_counter() + seconds
     for number, kind in enumerate(KINDS):
         sizes = list_payloads(device.type, group.ranks)

@@ -157,7 +157,8 @@ def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
 
 
 def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
-    """Return the shapes (m, k, n) of all products with all numbers of tokens, sorted by FLOPs from few to many."""
+    """Return the shapes (m, k, n) of products, sorted by FLOPs from few to many. `products` holds the shapes (k, n) of
+    weight matrices. Each of them is combined with every number of tokens m in TOKENS."""
     return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (count_flops(*shape), shape))
 
 

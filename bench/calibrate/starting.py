@@ -147,8 +147,9 @@ def _raise_interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], None]) -> Iterator[None]:
-    """Report from a thread which part of the calibration is running, and the remaining time. The thread ends with this
-    context."""
+    """Call `follow` from a thread with the part of the calibration that is running, and the remaining time. The
+    processes write the name of this part to a file in `folder`. `seconds` is the expected length of the calibration.
+    The thread ends with this context."""
     ended = threading.Event()
 
     def report() -> None:

@@ -42,7 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanations, and return 0. Raise UserError for an unknown name."""
+    """Print the meaning of each name in `args.names`, or a list of all names, and return 0. Raise UserError if
+    zeroscale has no such name."""
     known = list(list_explanations(args.config_dir))
     found = [one for name in args.names for one in _find(name, known)] if args.names else known
     if args.json:

@@ -45,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files, and return 0. Raise UserError if a file exists or cannot be written."""
+    """Write a launcher file, a study file and JSON schemas into a folder, and return 0. With `--schema`, write only the
+    schemas. Raise UserError if a launcher or study file exists, or if a file cannot be written."""
     folder: Path = args.folder
     files = {f"schema/{group}.json": json.dumps(built, indent=1, ensure_ascii=False) + "\n"
              for group, built in reference.build_schemas().items() if group in _EDITED}  # fmt: skip

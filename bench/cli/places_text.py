@@ -14,8 +14,8 @@ _DEADLINES = {True: "met", None: "perhaps", False: "missed"}
 
 
 def format_text(table: PlaceTable) -> str:
-    """Return the text of a comparison: the best place, the table of places, the excluded places, the prices and the
-    caveats."""
+    """Return the text of a comparison of places (own, rented or spot nodes): the best place, the table of places, the
+    excluded places, the prices and the caveats."""
     first, question = table.rows[0], table.question
     spec = first.choice.spec
     length = f"{question.tokens:g} tokens, " if question.tokens else ""

@@ -36,7 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, build and check, and print the findings. Return the exit code: 0 if nothing is missing."""
+    """Fetch data sets and tokenizers, build DeepSpeed's ops, and check that a run would find all of them. Print the
+    findings. Return the exit code: 0 if nothing is missing."""
     with terminal.progress(quiet=args.json) as follow:
         findings = api.prepare(
             overrides=args.overrides,

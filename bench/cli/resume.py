@@ -135,7 +135,11 @@ def _write_report(folder: Path) -> str:
 
 def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     """Return the summary of a study as one page of Markdown. Each point with a final result has a line, up to
-    `_MOST_LINES` lines. A longer list is cut and ends in "and N more"."""
+    `_MOST_LINES` lines. A longer list is cut and ends in "and N more".
+
+    `report` is a text with the path of the study's report, or with the reason why there is no report. `refusal` is the
+    reason why the autopilot could not continue; it is empty if all went well.
+    """
     ended = f"The autopilot ended on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
     lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:

@@ -169,7 +169,7 @@ class TimeLeft(NamedTuple):
     finished: int  # number of finished points whose median run time is used; 0: the plan's time limits are used
 
     def describe(self) -> str:
-        """Return the estimate as text, with the data on which it is based."""
+        """Return the estimate of the time left as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
             return f"about {shown} left, from the median of {format_count(self.finished, 'finished point')}"

@@ -340,7 +340,8 @@ class PredictionText:
     """Texts of the predictions for all points of one sweep."""
 
     def __init__(self, sweep: SweepDefinition, answered: Collection[RunKey] = ()) -> None:
-        """Predict every point. Sums exclude the `answered` runs, which already have a final result."""
+        """Predict every point. Sums of node-hours and counts of runs exclude the `answered` runs, which already have a
+        final result."""
         self._sweep, self._answered = sweep, frozenset(answered)
         self._points = [self._predict(point) for point in sweep.points]
 

@@ -102,7 +102,8 @@ tokens."""
 
 
 def _explain_syntax(shown: str, error: Exception) -> str:
-    """Return why Hydra's parser refuses an override, without the grammar's names of tokens in the parser's message."""
+    """Return the reason why Hydra's parser refused an override. `shown` is the override in one line, and `error` the
+    parser's error. Its message may list names of tokens in Hydra's grammar, which are omitted from the reason."""
     if re.search(r"(?:^|[,\[({])\s*,|,\s*$", shown.partition("=")[2]):
         return "an empty value before or after a comma"
     reason = format_reason(error)

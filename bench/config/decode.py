@@ -124,8 +124,9 @@ def fit_engine(plain: Mapping[str, Any], given: Collection[str]) -> Mapping[str,
 
 
 def _count_local_devices(machine: Machine, launcher: str, launcher_file: str) -> int:
-    """Return the number of devices of this machine. Raise UserError if the run is for other machines, or if the devices
-    cannot be counted."""
+    """Return the number of devices of this machine. Raise UserError if they cannot be counted, or if the plug-in
+    `launcher` has a queue: its runs use other machines. `launcher_file` is the name of the launcher's file in
+    conf/launcher."""
     kind, give = machine.device or find_device_kind(), "set devices_per_node=8, or the number of devices per node"
     if launchers.load(launcher).QUEUES:
         rule = f"launcher={launcher_file} uses other machines, whose devices cannot be counted here"
@@ -250,7 +251,7 @@ class PluginGroup(NamedTuple):
     prefix: str  # prefix of the plug-in's keys on the command line
 
     def load_options(self, name: str) -> type[BaseModel]:
-        """Return the class of a plug-in's own keys. Raise UserError for a plug-in that cannot be used."""
+        """Return the class whose fields are a plug-in's own config keys. Raise UserError for an unusable plug-in."""
         options: type[BaseModel] = getattr(plugins.load(self.kind, name), self.part)
         return options
 
@@ -402,7 +403,8 @@ def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[s
 
 
 def _build_error(error: ValidationError, kind: type[Any], path: str, also: Collection[str] = ()) -> UserError:
-    """Return the first error of a pydantic ValidationError as a one-line UserError."""
+    """Return a one-line UserError for the first error in a pydantic ValidationError. `path` and `also` are as in
+    `decode_model`."""
     first = select_first(error)
     if first["type"] != "extra_forbidden":
         return build_error(error, kind, path)
@@ -436,8 +438,8 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
 
 
 def _find_choices(group: str, word: str) -> list[str]:
-    """Return the files of a group whose plug-in has the key `word`. For example, `data=text` has keys that `data=hub`
-    lacks."""
+    """Return the names of those files of a config group (a folder of conf/) that name a plug-in with the config key
+    `word`. For example, the plug-in of `data=text` has keys that the plug-in of `data=hub` lacks."""
     if group not in PLUGIN_GROUPS or PLUGIN_GROUPS[group].holder == "shape":
         return []
     known, found = PLUGIN_GROUPS[group], []

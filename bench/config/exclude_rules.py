@@ -159,8 +159,9 @@ def _build_depth_error(text: str) -> UserError:
 
 
 def _read_names(node: ast.expr, source: bytes, names: Mapping[str, tuple[str, ...]]) -> ast.expr:
-    """Return the expression tree `node` of the rule `source`, in which each dotted name becomes a single Name node.
-    Raise _RuleError for an unknown name and for syntax that is not allowed."""
+    """Return an expression tree of an exclude rule in which each dotted name, such as `batch.micro`, is a single Name
+    node. `node` is the tree, or a part of it, that Python parsed from the text `source`. `names` has the allowed names
+    as keys. Raise _RuleError for any other name and for syntax that is not allowed."""
     # Slice bytes, because ast counts columns in UTF-8 bytes.
     written = source[node.col_offset : node.end_col_offset].decode(errors="replace").replace("global_", "global")
     if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"\w+(\.\w+)*", written):

@@ -64,8 +64,9 @@ def list_sections() -> Iterator[KeySection]:
 
 
 def read_plugin_comments(group: str, name: str) -> dict[str, str]:
-    """Return the meanings of those keys of a plug-in that comments in files of conf/ document, by dotted key. All other
-    keys are documented in the fields of their classes."""
+    """Return the meanings of a plug-in's config keys, by dotted key, from the comments in YAML files of conf/. `group`
+    is the config group (a folder of conf/). `name` is the plug-in; if empty, the keys that its group shares are read.
+    All other keys are documented in the fields of their classes."""
     folder = find_conf_folder() / group
     # Data sources share keys with different meanings, so the comments in a source's own file take precedence.
     files = [folder / f"{name}.yaml", *(sorted(folder.glob("*.yaml")) if group == "data" else ())]
@@ -321,8 +322,8 @@ def _list_override_keys(groups: Mapping[str, Schema]) -> dict[str, Schema]:
 
 
 def _flatten(schema: Schema, prefix: str, said: Mapping[str, str]) -> dict[str, Schema]:
-    """Return the schemas of an object's keys, and of the keys of objects within it, by dotted key. `said` has the
-    meanings of keys."""
+    """Return the JSON schemas of an object's keys, and of the keys of objects within it, by dotted key. `prefix` is the
+    dotted key of the object. `said` holds descriptions by dotted key, which are added to the schemas."""
     found: dict[str, Schema] = {}
     for name, part in schema.get("properties", {}).items():
         path = f"{prefix}.{name}" if prefix else name

@@ -135,12 +135,12 @@ class EngineMemory(Protocol):
         `discarded` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
-        """Return the bytes in memory in addition to activations during each segment of the last micro-step's forward
-        pass. `segments` is the number of segments."""
+        """Return the bytes in memory in addition to activations during the forward pass of each segment of the model,
+        in the last micro-step. A segment is a sub-layer, for example; `segments` is the number of segments."""
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes in memory in addition to activations during each segment of the last micro-step's backward
-        pass, including the gradients of the segments."""
+        """Return the bytes in memory in addition to activations during the backward pass of each segment of the model,
+        in the last micro-step. A segment is a sub-layer, for example. Gradients of its parameters are included."""
 
     def after_backward(self) -> int:
         """Return the bytes of communication buckets at the end of the backward pass, when all activations are freed."""
@@ -184,11 +184,11 @@ Counts = tuple[int, ...]
 
 
 class StageMoment(NamedTuple):
-    """State of a pipeline rank's memory during a forward or backward pass of a stage, or during the reduction of the
-    stage's gradients.
+    """Contents of a pipeline rank's memory at one moment: during a forward or backward pass of a stage, or during the
+    reduction of the stage's gradients.
 
-    States are the activations passed from one stage to the next. States and their gradients are counted in
-    micro-batches.
+    Hidden states ("states") are the activations passed from one stage to the next. The fields for states and for their
+    gradients count micro-batches: the value 2 means the states of two micro-batches.
     """
 
     kind: Literal["forward", "backward", "reduce"]
@@ -247,8 +247,10 @@ Hop = Callable[[int, int], float]
 class PipelineCosts(NamedTuple):
     """Costs of a pipeline: a model whose stages are on several ranks.
 
-    The fields `simulate` and `list_passes` are functions of three arguments: the forward seconds of each stage, the
-    backward seconds of each stage, and a function that returns the seconds of a transfer.
+    The fields `simulate` and `list_passes` are functions. `simulate` returns the time in seconds when the last pass at
+    each pipeline position ends. `list_passes` returns all passes with their times. Both have three arguments: the
+    forward seconds of each stage, the backward seconds of each stage, and a function that returns the seconds of a
+    transfer.
     """
 
     parts: tuple[Part, ...]  # by stage

@@ -141,8 +141,9 @@ difference of 9 is ten times as much."""
 
 
 def format_extra(share: float, unit: str) -> str:
-    """Return extra time or cost as a signed percentage, such as `+12 % time`. If the whole is ten times as much or
-    more, return a ratio, such as `130 times as long`."""
+    """Return extra time or cost as text, such as `+12 % time` for a `share` of 0.12. `share` is the extra divided by
+    the original time or cost, and `unit` names what is measured, such as `time`. From a share of `TIMES` on, the text
+    is a ratio to the original, such as `130 times as long`."""
     if share < TIMES:
         return f"{format_percent(share)} {unit}"
     return f"{format_number(1 + share)} times {'as long' if unit == 'time' else f'the {unit}'}"

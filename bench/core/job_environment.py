@@ -170,7 +170,8 @@ _SYSTEMS: tuple[tuple[str, str, Callable[[Mapping[str, str]], JobContext]], ...]
 
 
 def _build_with_hosts(system: str, job_id: str, number: int, hosts: list[str]) -> JobContext:
-    """Return a job with one process per node. `hosts` are the addresses of its nodes, the leader's first."""
+    """Return a job with one process per node. `number` is the index of this process in the job, counted from 0. `hosts`
+    are the addresses of the job's nodes, the leader's first."""
     nodes, nodelist = len(hosts), ",".join(hosts)
     return JobContext(
         job_id, number=number, processes=nodes, nodes=nodes, nodelist=nodelist, system=system, hosts=tuple(hosts)
@@ -178,8 +179,9 @@ def _build_with_hosts(system: str, job_id: str, number: int, hosts: list[str]) -
 
 
 def _check_position(job: JobContext, value: str, remedy: str = "") -> JobContext:
-    """Return `job` unchanged. Raise UserError if the job has no nodes, or if this process's number is not below the
-    number of processes."""
+    """Return `job` unchanged. Raise UserError if the job has no nodes, or if this process's number in the job
+    (`job.number`, counted from 0) is not below the number of processes. `value` is the environment variable that the
+    error names, and `remedy` is the error's advice."""
     if job.nodes < 1 or not 0 <= job.number < job.processes:
         position = f"process {job.number} of {job.processes} on {format_count(job.nodes, 'node')}"
         raise UserError(value, f"impossible position: {position}, counted from 0", remedy)

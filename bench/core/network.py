@@ -226,7 +226,7 @@ def list_matrices(network: Stacks) -> set[tuple[int, int]]:
 
 
 class _Weight(NamedTuple):
-    """A parameter of a module. 0 elements stand for a module without parameters."""
+    """A parameter of a module. A module without parameters is an entry with 0 elements."""
 
     elements: int = 0
     trained: bool = True
@@ -293,8 +293,12 @@ def _list_part_weights(network: Stacks, part: Attention | Mlp, layer: int) -> li
 
 
 def _list_matrix_weights(network: Stacks, part: Attention | Mlp, name: str, shape: tuple[int, int]) -> list[_Weight]:
-    """Return the modules of a matrix in forward order. With an adapter they are a module around the matrix, the matrix,
-    the dropout, and the adapter's two matrices (peft's lora.Linear)."""
+    """Return the parameters of the matrix `name` in a sub-layer (`part`), in forward order. A module without parameters
+    is an entry with 0 elements.
+
+    With an adapter (peft's lora.Linear), the entries are the lora.Linear module itself, the matrix with its bias, the
+    dropout, and the adapter's two matrices.
+    """
     (inputs, outputs), adapter = shape, network.adapter
     own = _join([Matrix(size, 1, adapter is None) for size in (inputs * outputs, *[outputs] * part.biases)])
     if adapter is None or not adapter.adapts(name):
@@ -303,7 +307,8 @@ def _list_matrix_weights(network: Stacks, part: Attention | Mlp, name: str, shap
 
 
 def _join(parameters: Sequence["Matrix"]) -> list[_Weight]:
-    """Return the given parameters as entries of one module: all but the first are marked as joined."""
+    """Return the parameters of one module, such as a matrix and its bias, as entries. All but the first are marked as
+    `joined`, which means that their module has another parameter before them."""
     return [_Weight(one.elements, one.trained, joined=place > 0) for place, one in enumerate(parameters)]
 
 

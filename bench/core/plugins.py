@@ -70,8 +70,7 @@ def load(kind: Kind[Plugin], name: str) -> Plugin:
 
 
 def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
-    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped, because no config has selected
-    them by name."""
+    """Yield the name and module of every plug-in of a kind. Broken plug-ins are skipped without an error."""
     for name in list_names(kind):
         with contextlib.suppress(UserError):
             yield name, load(kind, name)
@@ -222,7 +221,7 @@ class FamilyBuilder(Protocol):
 
     def initialise(self, module: "Module", spec: RunSpec, whole: "Whole" = ...) -> None:
         """Initialise every weight from spec.seed and the parameter's name, so that all ranks get equal weights. `whole`
-        is the method `whole` of the run's `EngineBuilder`."""
+        returns a context in which every rank has whole parameters instead of partitions (`EngineBuilder.whole`)."""
 
 
 class StoredFamilyBuilder(FamilyBuilder, Protocol):
@@ -369,8 +368,8 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
-        """Return the path of a job's output file in this folder. If `task` is the index of a task of a job array,
-        return the path of that task's output file. The file may not exist yet."""
+        """Return the path of a job's output file in this folder, which may not exist yet. `handle` is the result of
+        `submit`. If `task` is the index of a task of a job array, return the path of that task's output file."""
 
     def cancel_all(self, handles: Iterable[str], options: Any) -> None:
         """Cancel whole jobs. Jobs that have already ended are ignored."""

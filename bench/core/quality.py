@@ -48,8 +48,8 @@ MEASURES: dict[str, Measure] = {"exact_match": compute_exact_match, "token_f1": 
 
 
 def load(name: str) -> Measure:
-    """Return the measure with this name. Raise UserError if there is no such measure, or if its module cannot be
-    imported."""
+    """Return the quality measure with this name: a function that compares predicted answers with reference answers.
+    Raise UserError if there is no such measure, or if its module cannot be imported."""
     if name in MEASURES:
         return MEASURES[name]
     value, (path, colon, function) = f"learning.quality={name}", name.partition(":")

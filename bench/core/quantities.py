@@ -65,7 +65,8 @@ class RunQuantities(NamedTuple):
         return 0.0 if name in _TIMELESS else self.step_noise
 
     def get(self, name: str) -> float | None:
-        """Return the value of one of `QUANTITIES`; None if it is unknown."""
+        """Return this run's value of the quantity `name`, such as `tokens_per_s` (see `QUANTITIES`); None if it is
+        unknown."""
         if name in _TIMELESS:
             value: float | None = getattr(self, name)
             return value
@@ -90,8 +91,9 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return the work of a step that a throughput counts, such as the number of samples for `samples_per_s`. The
-    throughput is this work divided by the step time. None for a quantity that does not depend on the step time."""
+    """Return the work per step that the throughput `name` counts. For `samples_per_s`, for example, it is the number of
+    samples. The throughput is this work divided by the step time. Return None for a quantity that does not depend on
+    the step time. `samples` and `tokens` are numbers per step."""
     if name in _TIMELESS:
         return None
     if name == "samples_per_node_hour":

@@ -246,7 +246,7 @@ class Tokens(RootModel[dict[str, float]]):
 
     @classmethod
     def counted(cls, tokens: Mapping[str, float], padding: Mapping[str, float]) -> Self:
-        """Build the value from two counts by kind: tokens including padding, and padding alone."""
+        """Return Tokens from counts by kind of tokens: `tokens` includes padding, `padding` is padding alone."""
         return cls({**tokens, **{f"{kind}{_PADDING}": padding[kind] for kind in tokens}})
 
     def of(self, kind: str) -> float | None:

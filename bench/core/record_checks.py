@@ -36,12 +36,14 @@ def migrate(plain: Plain, series: Path) -> Plain:
 
 
 def _migrate_from_1(plain: Plain, series: Path) -> Plain:
-    """Correct the step times of a record of version 1, and replace its field `before_collectives_s`.
+    """Convert a record of schema version 1: correct its step times, and replace its field `before_collectives_s`.
 
     In version 1, a step time was the maximum of the ranks' own times. The step times are computed again from the own
-    times of all ranks in the file `series`. `before_collectives_s` was the time of a step before its first collective.
-    Its value becomes `outside_collectives_s`, since either field shows which rank is slow. For ZeRO stage 3 it is
-    dropped: this stage gathers weights before any computation, so the time before the first collective shows nothing.
+    times of all ranks in the file `series`.
+
+    `before_collectives_s` was the time of a step before its first collective. Its values are moved to the field
+    `outside_collectives_s`, because both times show which rank is slow. For ZeRO stage 3 the values are dropped: this
+    stage gathers weights before any computation, so the time before the first collective shows nothing.
     """
     observed = plain.get("observations")
     if observed is None:
@@ -58,8 +60,8 @@ def _migrate_from_1(plain: Plain, series: Path) -> Plain:
 def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
     """Return the steps with corrected times: differences between the slowest rank's completions of successive steps.
 
-    If the file with the ranks' own times is lost, the step times are not changed. The step times are then slightly too
-    long, and the error grows with the number of ranks. `window_s` needs no correction.
+    If `path`, the file with the ranks' own times, is lost, the step times are not changed. The step times are then
+    slightly too long, and the error grows with the number of ranks. `window_s` needs no correction.
     """
     steps = steps | {"slowest_rank_s": steps["step_s"]}
     if spec.get("nodes", 1) * spec.get("devices_per_node", 1) == 1:
@@ -89,7 +91,9 @@ def _read_own_steps(path: Path) -> Any:
 
 
 def _migrate_from_2(plain: Plain, series: Path) -> Plain:
-    """Write all values of the measurement protocol into the spec, because the defaults have changed since version 2."""
+    """Convert a record of schema version 2: write all values of its measurement protocol into its spec. Values that the
+    spec lacks are set to the defaults of version 2, because later versions have other defaults. `series` is not used.
+    """
     if "spec" not in plain:
         return plain
     protocol = AdaptiveMeasure().model_dump(mode="json") | plain["spec"].get("measure", {})
@@ -188,7 +192,8 @@ def _list_step_rules(steps: Steps) -> _Rules:
 
 
 def _list_plain_rules(record: RunRecord) -> _Rules:
-    """Yield rules for fields of any type (plain JSON) that other code uses in computations."""
+    """Yield rules for those fields of a record that may hold any JSON value, such as engine options. They are checked
+    here because other code computes with their values."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
     yield not isinstance(commit, str | None), "environment.git.commit: must be text"

@@ -318,7 +318,7 @@ class RunSpec(Extensible):
 
     @property
     def is_version_1(self) -> bool:
-        """True if the spec is from a record before version 3, for which the defaults of version 1 apply."""
+        """True if version 1 of the default values applies: the spec is from a record with schema version 1 or 2."""
         return isinstance(self.measure, AdaptiveMeasure)
 
     @property
@@ -359,8 +359,8 @@ class RunSpec(Extensible):
     @model_validator(mode="before")
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
-        """Add the default lengths of the default objective and, for the older protocol AdaptiveMeasure, the default of
-        `loss_mean` in version 1."""
+        """Add the default lengths of the default objective. If the protocol is AdaptiveMeasure (from a record with
+        schema version 1 or 2), also add the `loss_mean` of all such records."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")

@@ -85,11 +85,12 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis.
 
     About half of the values lie below the true median. The number of these values has a margin of error, which follows
-    from the autocorrelation of the signs of the values (function `signs`: above or below the sample median). The bounds
-    of the interval are the values at this margin below and above the middle of the sorted series, interpolated.
+    from the autocorrelation of the signs of the values (function `signs`: above or below the sample median). The margin
+    is a number of ranks (positions in the sorted series). The bounds of the interval are the values that lie this
+    number of ranks below and above the middle of the sorted series, interpolated.
 
-    A series shorter than `SHORT` gets at least a minimum margin. A series of too few values, or with an effective size
-    below `LEAST`, has no interval.
+    A series of fewer than `SHORT` values gets at least a minimum margin. There is no interval for a series of fewer
+    than `_LEAST_STEPS` values, for an effective size below `LEAST`, or for a margin beyond the ends of the series.
     """
     n = series.shape[-1]
     spread = _compute_spread(signs(series))

@@ -64,10 +64,13 @@ def list_checkpoints(spec: RunSpec) -> Iterator[int]:
 class StepTimes:
     """Step times in seconds over all ranks, computed block by block from each rank's own times.
 
-    A step lasts from the slowest rank's completion of the previous step to the slowest rank's completion of this step.
-    The maximum of the ranks' own times would be too long. A delay of one rank would count twice if the other ranks wait
-    for that rank only in the next step. The sum over all steps would then exceed the length of the window, and the more
-    ranks there are, the larger the excess.
+    A rank's own time of a step lasts from its own completion of the previous step to its own completion of this step. A
+    step over all ranks lasts from the slowest rank's completion of the previous step to the slowest rank's completion
+    of this step.
+
+    The maximum of the ranks' own times is not used, because it can be longer than the step. If the other ranks wait for
+    a delayed rank only in the next step, the delay is part of both maxima. The sum over all steps would then exceed the
+    length of the window, and the more ranks there are, the larger the excess.
     """
 
     def __init__(self) -> None:

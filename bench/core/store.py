@@ -314,8 +314,8 @@ def open_attempt(
 
 
 def drop_claim(folder: Path) -> None:
-    """Remove the folder of an attempt (one try at a run) whose process was killed before it wrote the circumstance. A
-    folder with any file except the spec and the heartbeat is kept."""
+    """Remove the folder of an attempt (one try at a run) whose process was killed before it wrote `circumstance.json`
+    (how and where the attempt was started). A folder with any file except the spec and the heartbeat is kept."""
     with contextlib.suppress(OSError):
         if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
@@ -349,7 +349,8 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
     """Add two facts to the record at `path` that only the supervisor knows, and return the record. The first is the
-    reason in `outcome`, added only if the run ended before its untimed steps did. The second is `paused_s`."""
+    reason in `outcome` (why the run ended). It is added only if the run ended before it completed the untimed steps
+    that follow the measurement window. The second is `paused_s`, the seconds for which the run was paused."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:

@@ -1,9 +1,9 @@
 """Copy of a study's folder in an object store, for jobs on machines that cannot read the folder itself.
 
 Objects have the names of the files: `<config_id>/<repeat>.<attempt>/…`, `jobs/<name>/…`. A job claims an attempt (one
-try at a run) by creating its object `claim.json`. The claim contains the attempt's spec and circumstance, so that no
-claimed attempt lacks them. The object `record.json` is created after all other files. If several processes write it,
-the first one counts.
+try at a run) by creating its object `claim.json`. The claim contains the attempt's spec and its circumstance (how and
+where it was started), so that no claimed attempt lacks them. The object `record.json` is created after all other files.
+If several processes write it, the first one counts.
 """
 
 import contextlib
@@ -91,7 +91,8 @@ class StudyStore:
         self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in names)
 
     def pull_attempt(self, folder: Path) -> None:
-        """Copy the spec and circumstance of one claimed attempt from the store."""
+        """Copy the claim of one attempt from the store. The claim contains the attempt's spec and its circumstance (how
+        and where the attempt was started)."""
         name = self._name(folder)
         self._pull(self.objects.list(name), lambda found: found == f"{name}/{CLAIM}")
 
@@ -153,8 +154,9 @@ class StudyStore:
         return path.relative_to(self.folder).as_posix()
 
     def _claim(self, folder: Path) -> bool:
-        """Claim the attempt of a local folder, which contains its spec and circumstance. Return True on success, and
-        False if another process has claimed an attempt of this number."""
+        """Claim an attempt in the store by creating its claim. The local `folder` of the attempt contains the attempt's
+        spec and circumstance (how and where it was started). Return True on success, and False if another process has
+        already claimed an attempt with the same number."""
         described = {name: (folder / name).read_text() for name in (SPEC, CIRCUMSTANCE)}
         content = json.dumps({"token": secrets.token_hex(8), **described}, indent=1).encode()
         if not self.objects.create(self._name(folder / CLAIM), content):
@@ -190,8 +192,8 @@ class StudyStore:
             self.pull_file(path)
 
     def _push_study_files(self, found: Mapping[str, ObjectInfo]) -> None:
-        """Write the files of jobs, sweeps and trials that the store does not have, or that are newer on this
-        machine."""
+        """Write the files of jobs, sweeps and trials that the store does not have, or that are newer on this machine.
+        `found` holds the objects in the store by name."""
         for part in _STUDY_FOLDERS:
             for path in _list_files(self.folder / part):
                 info, name = found.get(self._name(path)), self._name(path)
@@ -215,7 +217,8 @@ class StudyStore:
                         yield folder
 
     def _pull(self, found: Mapping[str, ObjectInfo], is_wanted: Callable[[str], bool]) -> None:
-        """Copy the wanted objects that are new or changed to this machine, claims first and records last."""
+        """Copy those objects from `found` that are wanted, and new or changed, to this machine. Claims (`claim.json`,
+        which reserve an attempt for a job) are copied first, and records last."""
         wanted = [name for name, info in found.items() if is_wanted(name) and self._is_new(name, info)]
         last = {CLAIM: 0, RECORD: 2}
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -251,15 +254,15 @@ class StudyStore:
         return here.st_size != info.size or abs(newer_s) > _SAME_TIME_S
 
     def _is_unclaimed(self, name: str) -> bool:
-        """Return True if the object belongs to an attempt for which a local folder exists without a claim. This folder
-        then belongs to a different attempt, which this machine made under the same number."""
+        """Return True if the object `name` belongs to an attempt whose folder on this machine has no claim. This
+        machine then made the folder for a different attempt with the same number."""
         folder = (self.folder / name).parent
         is_attempt = _ATTEMPT.fullmatch(name.rpartition("/")[0]) is not None
         return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()
 
     def _save(self, name: str, content: bytes, info: ObjectInfo) -> None:
-        """Write an object's content to its file on this machine. The spec and circumstance within a claim become two
-        files."""
+        """Write an object's content to its file on this machine. If the object is a claim, also write the spec and the
+        circumstance (how and where the attempt was started) that it contains to files of their own."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         described: dict[str, str] = {}
