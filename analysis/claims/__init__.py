@@ -13,9 +13,9 @@ from analysis.stats import compare as stats
 from analysis.summary import Row
 from bench.core.spec import RunSpec
 
-Quantity = Literal["sample_s", "moved_bytes", "idle_share"]
-"""Quantity by which two configurations are compared. For `sample_s`, their mean step times over the whole window of
-timed steps are compared; the other two are columns of the run table."""
+Quantity = Literal["mean_step_s", "moved_bytes", "idle_share"]
+"""Quantity by which two configurations are compared. `mean_step_s` is the mean step time over the whole window of
+timed steps; the other two are columns of the run table."""
 Effect = Literal[
     "faster", "less", "slower", "more", "faster by less than 3 %", "less by less than 3 %", "slower by less than 3 %",
     "more by less than 3 %", "equal within 3 %", "no detectable difference", "too few repeats to tell",
@@ -81,7 +81,7 @@ class Claim(NamedTuple):
     compared: Callable[[RunSpec, RunSpec], bool]  # True if (before, after) is a comparison for this claim
     differ: Callable[[RunSpec, RunSpec], str]  # name of the first configuration that distinguishes it from the second
     judge: Callable[[Mapping[Effect, int]], Verdict]  # from the number of comparisons with each effect
-    quantity: Quantity = "sample_s"
+    quantity: Quantity = "mean_step_s"
     of_slow_network: bool = False  # claim about a slow network; testing it needs runs on two networks
 
 

@@ -102,7 +102,7 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
     detected but shown to be below 3 % is named so, for example "faster by less than 3 %".
     """
     detected: list[Effect] = [*stats.verdicts(tested)]
-    if claim.quantity != "sample_s":
+    if claim.quantity != "mean_step_s":
         detected = [_OF_AMOUNTS.get(effect, effect) for effect in detected]
     small = stats.are_equal(tested)
     return [SMALL.get(effect, effect) if below else effect for effect, below in zip(detected, small, strict=True)]
@@ -145,7 +145,7 @@ def _compare(
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
-    if claim.quantity == "sample_s" and has_run_out(one.row) != has_run_out(other.row):
+    if claim.quantity == "mean_step_s" and has_run_out(one.row) != has_run_out(other.row):
         if has_run_out(one.row):
             one = _find_fastest_fit(one, sides)
             differ[0] += f", micro {one.spec.batch.micro}"
@@ -155,9 +155,9 @@ def _compare(
     ours, theirs = one.spec, other.spec
     as_preset = ours.engine == theirs.engine or not (list_own_options(ours, theirs) or list_own_options(theirs, ours))
     effect: Effect = "unknown"
-    if claim.quantity == "sample_s" and has_run_out(one.row) and other.row["n"]:
+    if claim.quantity == "mean_step_s" and has_run_out(one.row) and other.row["n"]:
         effect = "first out of memory"
-    elif claim.quantity == "sample_s" and has_run_out(other.row) and one.row["n"]:
+    elif claim.quantity == "mean_step_s" and has_run_out(other.row) and one.row["n"]:
         effect = "second out of memory"
 
     def find_starts() -> tuple[Starts, Starts]:
@@ -179,7 +179,7 @@ def _compare(
 def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comparison | None:
     """Return the statistical comparison of the second configuration with the first; None if either has no measured
     value."""
-    if claim.quantity == "sample_s":
+    if claim.quantity == "mean_step_s":
         ours, theirs = results.runs(before), results.runs(after)
     else:
         ours, theirs = (_list_values(row, claim.quantity, results) for row in (before, after))

@@ -119,10 +119,10 @@ class Family:
     def gap(self, one: int, other: int) -> Gap:
         """Return the log ratio of the times of two configurations, with a margin of error that holds for all pairs of
         the family simultaneously. `one` and `other` are indices of configurations."""
-        shares = 1 / self._counts[[one, other]]
+        inverse_counts = 1 / self._counts[[one, other]]
         # Tukey-Kramer: the standard error of a difference is √2 times the one in the studentized range
-        pooled = self._range * np.sqrt(self._pooled * shares.sum() / 2)
-        moderate = self._critical * np.sqrt((self._moderate[[one, other]] * shares).sum())
+        pooled = self._range * np.sqrt(self._pooled * inverse_counts.sum() / 2)
+        moderate = self._critical * np.sqrt((self._moderate[[one, other]] * inverse_counts).sum())
         own = self._compute_own_margin(one, other)
         return Gap(float(self.means[one] - self.means[other]), float(max(pooled, moderate, own)))
 
@@ -132,9 +132,9 @@ class Family:
         sides = [self._noises[one], self._noises[other]]
         if self._blocked:
             sides = [_compute_noise(self._logs[one] - self._logs[other])]
-        shares = [side.variance / side.n for side in sides]
-        degrees_of_freedom = satterthwaite(shares, [side.degrees_of_freedom for side in sides])
-        return float(student(np.asarray(degrees_of_freedom), self._level) * np.sqrt(sum(shares)))
+        variances = [side.variance / side.n for side in sides]
+        degrees_of_freedom = satterthwaite(variances, [side.degrees_of_freedom for side in sides])
+        return float(student(np.asarray(degrees_of_freedom), self._level) * np.sqrt(sum(variances)))
 
 
 def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Sequence[float]) -> list[float]:
@@ -159,9 +159,9 @@ def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], o
             sides = noises[place]
             pooled[place] = compute_p_value(gaps[place], [variance / one.n for one in sides], total)
             shrunk = [_moderate(one, known) for one in sides]
-            shares = [each / one.n for (each, _), one in zip(shrunk, sides, strict=True)]
-            degrees_of_freedom = min(total, satterthwaite(shares, [each for _, each in shrunk]))
-            moderate[place] = compute_p_value(gaps[place], shares, degrees_of_freedom)
+            variances = [each / one.n for (each, _), one in zip(shrunk, sides, strict=True)]
+            degrees_of_freedom = min(total, satterthwaite(variances, [each for _, each in shrunk]))
+            moderate[place] = compute_p_value(gaps[place], variances, degrees_of_freedom)
     return [max(found) for found in zip(holm(pooled), holm(moderate), own, strict=True)]
 
 
@@ -183,25 +183,24 @@ def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]]
 def compute_pair_p_value(gap: float, sides: Sequence[Noise]) -> float:
     """Return the p-value of `gap`, the log ratio of one pair, from the pair's own repeats alone. `sides` holds the
     noise of each side, or only the noise of the differences within allocations."""
-    shares = [one.variance / one.n for one in sides]
-    return compute_p_value(gap, shares, satterthwaite(shares, [one.degrees_of_freedom for one in sides]))
+    variances = [one.variance / one.n for one in sides]
+    return compute_p_value(gap, variances, satterthwaite(variances, [one.degrees_of_freedom for one in sides]))
 
 
-def compute_p_value(gap: float, shares: Sequence[float], degrees_of_freedom: float) -> float:
-    """Return the two-sided p-value of `gap`, a log ratio, by Student's t. `shares` holds the parts of the variance of
-    `gap`: the variances of the two means that are compared. For a comparison within allocations, it holds only the
-    variance of the mean difference."""
-    error = float(np.sqrt(sum(shares)))
+def compute_p_value(gap: float, variances: Sequence[float], degrees_of_freedom: float) -> float:
+    """Return the two-sided p-value of `gap`, a log ratio, by Student's t. `variances` holds the variances of the two
+    means that are compared. For a comparison within allocations, it holds only the variance of the mean difference."""
+    error = float(np.sqrt(sum(variances)))
     if error == 0:
         return float(gap == 0)
     return float(2 * scipy.special.stdtr(degrees_of_freedom, -abs(gap) / error))
 
 
-def satterthwaite(shares: Sequence[float], degrees_of_freedom: Sequence[float]) -> float:
-    """Return the effective degrees of freedom of the sum of the estimated variances `shares`, as in Welch's test
+def satterthwaite(variances: Sequence[float], degrees_of_freedom: Sequence[float]) -> float:
+    """Return the effective degrees of freedom of the sum of the estimated `variances`, as in Welch's test
     (Satterthwaite, Biometrics Bulletin 2, 1946)."""
-    spare = sum(share**2 / degrees for share, degrees in zip(shares, degrees_of_freedom, strict=True))
-    return sum(shares) ** 2 / spare if spare else np.inf
+    spare = sum(variance**2 / degrees for variance, degrees in zip(variances, degrees_of_freedom, strict=True))
+    return sum(variances) ** 2 / spare if spare else np.inf
 
 
 def holm(p_values: Sequence[float] | Array) -> list[float]:
@@ -308,10 +307,10 @@ def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_
     own = true * rng.chisquare(repeats - 1, shape) / (repeats - 1)
     total = degrees_of_freedom + repeats - 1
     moderate = (degrees_of_freedom + (repeats - 1) * own) / total if finite else np.ones(shape)
-    shares = moderate / repeats
+    variances = moderate / repeats
     lead = means.argmin(axis=1)[:, None]
     gaps = means - np.take_along_axis(means, lead, axis=1)
-    largest: Array = gaps / np.sqrt(shares + np.take_along_axis(shares, lead, axis=1))
+    largest: Array = gaps / np.sqrt(variances + np.take_along_axis(variances, lead, axis=1))
     return largest
 
 

@@ -130,13 +130,13 @@ def _describe(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _allocate(shape: Tensor) -> Tensor:
-    """Return an allocated CPU tensor for the result of an operation. `shape` is a tensor on the meta device with the
+def _allocate(result: Tensor) -> Tensor:
+    """Return an allocated CPU tensor for the result of an operation. `result` is a tensor on the meta device with the
     shape, strides and dtype of this result.
 
     Small results are filled with zeros, since an engine may check, for example, that a gradient norm is finite.
     """
-    made = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
+    made = torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device="cpu")
     return made.zero_() if made.numel() <= SMALL else made
 
 

@@ -120,7 +120,7 @@ def finalize_lost(view: StudyState) -> int:
     job could not write the time at which its allocation ended, that time is written as well."""
     concluded = 0
     # An attempt's folder without a description cannot get a record, since nothing else is known about it.
-    for folder in view.seen.nobodys:
+    for folder in view.seen.undescribed:
         store.drop_claim(folder)
     for attempt in [attempt for attempts in view.seen.open.values() for attempt in attempts]:
         if (outcome := _decide_lost_outcome(attempt, view.queue)) is not None:

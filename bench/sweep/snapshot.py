@@ -100,7 +100,7 @@ class StudySnapshot(NamedTuple):
     jobs: list[jobs.SubmittedJob]
     ends: dict[tuple[str, int | None], jobs.JobEnd]  # ends of jobs or array tasks that left points without an attempt
     unreadable: list[store.Unreadable]  # files and folders that are ignored because they cannot be read
-    nobodys: list[Path]  # attempt folders older than `FRESH_S` seconds that still have no description
+    undescribed: list[Path]  # attempt folders older than `FRESH_S` seconds that still have no description
 
     def of(self, key: RunKey) -> list[store.RunAttempt]:
         """Return the attempts at a point that have a record, oldest first."""
@@ -141,7 +141,7 @@ def read_snapshot(folder: Path) -> StudySnapshot:
 def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttempt) -> None:
     """Add an attempt (one try at a run) without a readable record to the snapshot, as unfinished or as unreadable. If
     its folder has no files that describe the run and is older than `FRESH_S` seconds, the folder is added to
-    `nobodys`."""
+    `undescribed`."""
     if attempt.unreadable:
         seen.unreadable.append(store.Unreadable(attempt.folder / store.RECORD, attempt.unreadable))
         return
@@ -154,7 +154,7 @@ def _add_unfinished(seen: StudySnapshot, config_id: str, attempt: store.RunAttem
     except FileNotFoundError:  # claimed just now, or by a process that was killed right after
         with contextlib.suppress(OSError):
             if time.time() - attempt.folder.stat().st_mtime > FRESH_S:
-                seen.nobodys.append(attempt.folder)
+                seen.undescribed.append(attempt.folder)
     except store.Unreadable as error:
         seen.unreadable.append(error)
 

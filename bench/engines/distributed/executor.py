@@ -264,7 +264,7 @@ class ScheduleExecutor:
             self._unit = torch.ones_like(outputs[0], requires_grad=False)
         else:
             outputs = made
-            self._give(action, [tensor.detach() for tensor in outputs])
+            self._hand_on(action, [tensor.detach() for tensor in outputs])
         # the edges keep the graph; the outputs themselves may be freed once they are sent
         self._under_way[action.stage, action.micro_batch] = PassUnderWay(inputs, list(map(get_gradient_edge, outputs)))
         self._passes.append((action, begin, self._neighbours.mark()))
@@ -280,7 +280,7 @@ class ScheduleExecutor:
         self._passes.append((action, begin, self._neighbours.mark()))
         del gradients  # freed before new ones are made
         if inputs:  # zeros for an input that the stage did not use
-            self._give(action, [torch.zeros_like(one) if one.grad is None else one.grad for one in inputs])
+            self._hand_on(action, [torch.zeros_like(one) if one.grad is None else one.grad for one in inputs])
 
     def _take(self, action: Action) -> States:
         """Return the input tensors of a pass, which another stage of this rank or another rank has computed. Return an
@@ -289,7 +289,7 @@ class ScheduleExecutor:
             return []
         return self._handed.pop(action) if action in self._handed else self._neighbours.take(action)
 
-    def _give(self, action: Action, states: States) -> None:
+    def _hand_on(self, action: Action, states: States) -> None:
         """Keep the result of a pass until the next stage uses it, or until it is sent to the rank of that stage."""
         target = find_target(action, self._size)
         assert target is not None

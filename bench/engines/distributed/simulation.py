@@ -102,14 +102,14 @@ class _Walk:
                 self._waiting.discard(action)
                 yield self._note(kind, stage)
                 self._kept[stage] += 1
-                self._give(action, self._waiting)
+                self._hand_on(action, self._waiting)
             elif kind == "backward":
                 # this pass is no longer counted as kept, and the stage's whole gradients exist from now on
                 self._kept[stage] -= 1
                 self._unreduced[stage] = 1
                 yield self._note(kind, stage)
                 self._gradients.discard(action)
-                self._give(action, self._gradients)
+                self._hand_on(action, self._gradients)
             elif kind == "reduce":
                 yield self._note(kind, stage)
                 self._unreduced[stage], self._reduced[stage] = 0, 1
@@ -119,11 +119,11 @@ class _Walk:
                 self._waiting.add(action._replace(kind="forward"))
             elif kind == "receive_gradients":
                 self._gradients.add(action._replace(kind="backward"))
-            # a send; `_give` has already appended the result of its pass
+            # a send; `_hand_on` has already appended the result of its pass
             elif len(self._leaving) > SENDS_PER_RANK * self._size.ranks:
                 self._leaving.popleft()
 
-    def _give(self, action: Action, own: set[Action]) -> None:
+    def _hand_on(self, action: Action, own: set[Action]) -> None:
         """Count the result of a pass as data that the rank holds. If the next stage is on this rank, add the pass that
         uses the result to `own`, the passes whose input is ready. Otherwise the result waits until it is sent."""
         target = find_target(action, self._size)

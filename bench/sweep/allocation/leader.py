@@ -276,7 +276,7 @@ class JobLeader:
 
     def _busy(self, key: RunKey) -> str:
         """Return a text with the other job that is measuring a point; empty if no other job is."""
-        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_ours)
+        elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_of_this_job)
         return f"runs in job {elsewhere.job or 'of another scheduler'} now" if elsewhere else ""
 
     def _run_attempt(self, requested: RequestedRun) -> None:
@@ -285,7 +285,7 @@ class JobLeader:
         attempt, rival = self._open_attempt(requested, self._circumstance(requested)), None
         if not requested.control:
             config_folder = attempt.folder.parent
-            rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_ours)
+            rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_of_this_job)
         if rival:
             reason = f"job {rival.job} started this point a moment earlier, as attempt {rival.attempt.folder.name}"
             self._finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
@@ -332,11 +332,11 @@ class JobLeader:
         for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
-                if found and self._is_ours(found):
+                if found and self._is_of_this_job(found):
                     left_behind = lost.LeftBehind.read(attempt.folder)
                     self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
-    def _is_ours(self, attempt: UnfinishedAttempt) -> bool:
+    def _is_of_this_job(self, attempt: UnfinishedAttempt) -> bool:
         """Return whether this job began `attempt`, an attempt (one try at a point) without a record. Attempts that this
         job began before the scheduler requeued it are included; attempts of other jobs are not.
 

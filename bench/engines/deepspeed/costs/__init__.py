@@ -117,10 +117,10 @@ class ZeroMemory(NamedTuple):
             live["optimizer moments"] = 0
         return max(built, live, key=sum_bytes)
 
-    def _initialise_partitioned(self, discarded: int) -> Terms:
-        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order. `discarded`
-        is the number of bytes that a rank allocates for its partitions of tensors that the finished model does not
-        have.
+    def _initialise_partitioned(self, discarded_bytes: int) -> Terms:
+        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
+        `discarded_bytes` is the number of bytes that a rank allocates for its partitions of tensors that the finished
+        model does not have.
 
         1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
         2. Master weights are made from the partitions. In bf16 and fp16, this needs a temporary copy. Then a gradient
@@ -138,7 +138,7 @@ class ZeroMemory(NamedTuple):
         drawn = padded + FULL * min(largest, DRAWN_AT_ONCE)
         allocated = {"gradients": live.get("gradients", 0), "buckets": _count_bucket_bytes(run)}
         return max(
-            weights | {"thrown away": discarded, "working memory": max(built, drawn)},
+            weights | {"thrown away": discarded_bytes, "working memory": max(built, drawn)},
             engine | {"working memory": FULL * _count_updated_at_once(run)},
             engine | allocated | {"gathered layers": padded * (1 + run.gloo)},
             key=sum_bytes,

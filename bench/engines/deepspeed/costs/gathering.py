@@ -221,20 +221,20 @@ class Bucket:
         self.content, self.waiting = self.nothing, 0
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
-    def add(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Add a gradient, given by the index `size` of its tensor size. If the bucket has no room, reduce its content
+    def add(self, size_index: int) -> tuple[int, tuple[int, ...]]:
+        """Add a gradient, given by the index of its tensor size. If the bucket has no room, reduce its content
         first. Return two values. The first is the number of elements of the added gradient and of earlier gradients
         that wait outside the bucket. The second is the number of gradients of each tensor size that are reduced in this
         call.
 
         A gradient larger than the bucket stays outside it until the next gradient comes.
         """
-        elements = self._sizes[size].elements
+        elements = self._sizes[size_index].elements
         fresh, reduced = elements + self.waiting, self.nothing
         if self._elements and self._elements + elements > self._limits.bucket:
             reduced, self.content, self.waiting, self._elements = self.content, self.nothing, 0, 0
         if not self._limits.contiguous or self._elements + elements > self._limits.bucket:
             self.waiting += elements
         self._elements += elements
-        self.content = tuple(count + (size == number) for number, count in enumerate(self.content))
+        self.content = tuple(count + (size_index == number) for number, count in enumerate(self.content))
         return fresh, reduced
