@@ -125,8 +125,8 @@ def orphaning() -> Iterator[None]:
 
 
 def serve(path: str) -> None:
-    """Allow a fork server for commands with this value of PYTHONPATH. Unless it is allowed, such commands are started
-    in new interpreters, because the start of a fork server takes six seconds."""
+    """Allow commands whose PYTHONPATH is `path` to be forked from a fork server. All other commands are started in new
+    interpreters, because the start of a fork server for their PYTHONPATH would take six seconds."""
     _paths.add(path)
 
 

@@ -156,8 +156,9 @@ def _copy_form(pattern: str) -> _Rule:
 
 
 def _name(kind: str) -> _Rule:
-    """Return a rule for one string. A word that zeroscale itself defines, such as the name of an engine, is copied. Any
-    other string is replaced by a pseudonym for things of this kind."""
+    """Return the rule by which `pack` anonymises a text. A word that zeroscale itself defines, such as the name of an
+    engine, is copied. Any other text is replaced by a pseudonym. `kind` is the kind of thing that the text names, such
+    as "host"; it is part of the pseudonym."""
     return lambda value, rename: value if value in list_own_words() else rename(kind, value)
 
 

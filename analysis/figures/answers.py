@@ -101,8 +101,8 @@ def picture(results: Results) -> Picture:
 
 
 def build_panels(found: Sequence[Best]) -> tuple[list[AnswerPanel], int]:
-    """Return the panels, and the number of questions omitted. A question is a group of configurations that do the same
-    work on equal hardware. At most MOST_PANELS questions with several configurations get a panel."""
+    """Return one panel per question that has at least two configurations, and the number of questions omitted because
+    there are more than MOST_PANELS. A question is a group of configurations that do the same work on equal hardware."""
     decided = [one for one in found if one.fastest and one.rivals]
     # The sort is stable: questions with equally many rivals keep their order.
     chosen = sorted(range(len(decided)), key=lambda place: -len(decided[place].rivals))[:MOST_PANELS]

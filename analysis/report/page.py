@@ -167,7 +167,7 @@ class SharedStyles:
         return self._classes.setdefault(style, f"s{len(self._classes)}")
 
     def build_rules(self) -> Markup:
-        """Return the CSS rules of the classes."""
+        """Return the CSS rules for the class names that replace repeated styles on the page."""
         return Markup("\n".join(f".{name} {{ {style} }}" for style, name in self._classes.items()))
 
 

@@ -96,11 +96,11 @@ class _Stretch(NamedTuple):
 
 
 def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRAWS) -> list[list[LevelChange]]:
-    """Return the changes of each series, from its beginning to its end. A series has shape (places,), where a place is
+    """Return the changes of the mean of each series, in order of place. A series has shape (places,), where a place is
     for example a commit. It has NaN at places without a value.
 
-    If no level changes, the probability that any change is reported in the whole set of series is at most 1 - `level`.
-    """
+    `level` is the confidence level for all series together: if no mean changes, the probability that any change is
+    reported is at most 1 - `level`. `draws` is the number of random permutations of each test."""
     values = [np.asarray(one, float) for one in series]
     known = [np.flatnonzero(np.isfinite(one)) for one in values]
     cuts: list[set[int]] = [set() for _ in values]  # per series, indices of known places where a new level begins

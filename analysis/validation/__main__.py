@@ -51,8 +51,8 @@ for the same points. No constant was fitted to the points on which it is tested,
 comparison showed that the memory formulas had missed an allocation, the allocation was added to the formulas. `make \
 predictions` writes this page and the tables again.
 
-Several comparisons use these words. *Live tensor bytes* are the bytes of all tensors that exist at a time. *Steady \
-steps* are steps after those of the warm-up, so their peak excludes the construction of model and engine. \
+Several comparisons use these words. *Live tensor bytes* are the bytes of all tensors that exist at the same time. \
+*Steady steps* are the steps after the warm-up, so their memory peak excludes the construction of model and engine. \
 *Calibrated* values were measured on the machine itself by `zeroscale calibrate`.
 """
 SUMMARY = (

@@ -82,9 +82,9 @@ def draw_sources_aside() -> frozenset[str]:
 
 
 def read_runs() -> list[PublishedRun]:
-    """Return all published runs with a step time. These are the rows of `results/published/published_steps.csv`, with
-    configurations as overrides of config keys, and NVIDIA's two tables of T5-3B and mT5-3B. If a source prints several
-    runs of one configuration, their labels are numbered."""
+    """Return all published runs with a step time. They come from `results/published/published_steps.csv`, where
+    overrides of config keys describe a run, and from NVIDIA's two tables of T5-3B and mT5-3B. If a source prints
+    several runs of one configuration, their labels are numbered."""
     runs = [
         PublishedRun(
             f"{row['source']}: {row['model']} on {row['gpus']} {row['gpu']}, {row['sharding']}, "

@@ -17,17 +17,17 @@ search to its values. batch.global is kept exactly. More keys:
 
 With a deadline, the advice needs the fewest node-hours among the configurations that keep the
 deadline. With node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise
-it is the configuration with the most tokens per second and device. With storage, hours and costs
-include failures.
+it is the configuration with the most tokens per second and device. With storage (the
+bytes per second of checkpoint writes), hours and costs include failures and checkpoints.
 
 With where, a table compares places: own:MACHINE:DEVICES:PRICE (price per device and hour, or without
 it), rented:NODE_TYPE and spot:NODE_TYPE. Each place has one node, or the given numbers of nodes.
 Prices of node types are those of machine files: `zeroscale explain a3-highgpu-8g`.
 
 If predictions cannot distinguish two configurations, the more certain configuration is advised: the
-lower stage, or a measured point. Among configurations that are equal within 5 %, fewer nodes are
-preferred, then a larger micro-batch. Recorded runs in --results on the same machine replace
-predictions by formulas.
+lower stage, or a measured point. Of the others, those within 5 % of the best count as equal: fewer
+nodes are preferred, then a larger micro-batch. If --results has runs of the same machine, their
+measurements are used in place of predicted values.
 """
 
 import argparse

@@ -288,8 +288,8 @@ class CoordinatorServer:
 
     @property
     def paused(self) -> PauseTotals:
-        """Seconds of pauses on the other nodes. Each field of the result is the largest value that any of these nodes
-        reported."""
+        """Seconds for which processes of the run were paused on the other nodes, for example by SIGSTOP. Each field of
+        the result is the largest value that any of these nodes reported."""
         return functools.reduce(
             PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
         )

@@ -52,8 +52,9 @@ def find_checkout(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def open_sides(first: str, second: str, checkout: Path | None) -> Iterator[tuple[ComparedSide, ComparedSide]]:
-    """Yield both sides of a comparison. A revision is checked out while the context is open. Raise UserError for a name
-    that is neither a revision nor a Python environment."""
+    """Yield the two sides of a comparison. `first` and `second` each name a git revision or a Python environment. A
+    revision is checked out from the repository `checkout` when the context opens, and removed when it closes. Raise
+    UserError for a name that is neither a revision nor an environment."""
     with contextlib.ExitStack() as stack:
         known = [(letter, named, _resolve_name(named, checkout)) for letter, named in (("a", first), ("b", second))]
         a, b = (stack.enter_context(_open_side(*one, checkout)) for one in known)

@@ -63,9 +63,8 @@ class AllocationPeriod(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """Describes how a job or array task ended: its state, the cause, and its log. If the job began no attempt (one try
-    at a point) for some of its points, this description is written to a file, because the scheduler forgets ended
-    jobs."""
+    """Describes how a job or array task ended: its state, the cause, and its log. If a job ended before it had
+    attempted all of its points, this description is written to a file, because the scheduler forgets ended jobs."""
 
     number: str
     task: int | None

@@ -51,9 +51,9 @@ class Prediction(NamedTuple):
 
     @property
     def by_class(self) -> bool:
-        """Return whether the interval of the step time comes from published step times for a class of training
-        software. This is so for a GPU that has neither a calibration nor a rehearsal (one rank's measured computing
-        time)."""
+        """Return whether the uncertainty interval of the predicted step time comes from published step times of the
+        same class of training software, such as ZeRO. This is so for a GPU that has neither a calibration nor a
+        rehearsal (one rank's measured computing time)."""
         found = self.point.composed.machine.calibration
         known = self.rehearsed_s is not None or bool(found and found.matmul)
         return self.time is not None and self.device == "cuda" and not known

@@ -187,7 +187,8 @@ LOOPS: dict[str, Callable[[str, int], float]] = {"trainer": time_trainer, "deeps
 
 
 def build_documented_config(more: dict[str, Any]) -> dict[str, Any]:
-    """Return a DeepSpeed configuration with the documented ZeRO-2 section and the keys in `more`."""
+    """Return a DeepSpeed configuration with the section `zero_optimization` of an example for ZeRO-2 in DeepSpeed's
+    documentation, and with the keys in `more`."""
     precision = {"bf16": {"enabled": "auto"}} if "auto" in more.values() else {}
     return {"zero_optimization": dict(ZERO_2), "wall_clock_breakdown": False, **precision, **more}
 

@@ -221,9 +221,9 @@ def is_equal(compared: Family, place: int) -> bool:
 
 
 def power(count: int) -> Iterable[str]:
-    """Yield the lines of a table for sets of pairs of configurations, in which only one pair truly differs. The two
-    configurations of this pair differ by 2.5 or 5 times the noise. The table has the per cent of sets in which this
-    difference is detected. At most `count` sets are simulated per cell."""
+    """Yield the lines of a table of statistical power: how often a true difference is found among many comparisons. In
+    a simulated set of pairs of configurations, one pair differs by 2.5 or 5 times the noise, and all others are equal.
+    Each cell has the per cent of sets in which the difference is found. At most `count` sets are simulated per cell."""
     yield f"\none pair of these differs by 2.5 and 5 times the noise: % found\n{'':<20}{'n':>3}  {format_sizes(PAIRS)}"
     for effect in (2.5, 5):
         for repeats in REPEATS:

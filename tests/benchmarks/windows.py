@@ -125,8 +125,9 @@ def describe_runs(process: Process, step_s: float, runs: int) -> str:
 
 
 def has_stall(one: SimulatedRun) -> bool:
-    """Return True if the run would get the quality flag `stall`. For this, the total time of the longest 1 % of its
-    steps must exceed the same number of median step times by more than 2 % of the window's length."""
+    """Return True if the run would get the quality flag `stall`. The excess of its longest 1 % of steps is their total
+    time minus the time of equally many steps of median length. The flag is set if this excess is above 2 % of the
+    window's length."""
     ordered = sorted(one.step_s)
     longest = ordered[-max(1, len(ordered) // 100) :]
     return sum(longest) - len(longest) * float(np.median(ordered)) > 0.02 * sum(ordered)

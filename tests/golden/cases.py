@@ -208,11 +208,11 @@ def _sets() -> list[str]:
 
 
 def _drawn(block: int) -> Iterator[str]:
-    """Yield the overrides of one block of predictions: engines × two micro-batches × three node counts.
+    """Yield the overrides of one block of predictions: all combinations of engines, two micro-batches and three node
+    counts.
 
-    Each block has a single model on a single machine. All other values are drawn at random, with the block's number as
-    seed.
-    """
+    All predictions of a block are for the same model and the same type of machine. These and all other values are drawn
+    at random, with the block's number as seed."""
     draw = random.Random(block)
     machine = draw.choice(_MACHINES)
     varied = _VARIED | _V100 if machine.startswith("v100") else _VARIED

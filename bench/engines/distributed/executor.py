@@ -111,7 +111,8 @@ class Neighbours:
         self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
-        """Start to receive the input of the pass `states_of`, which stage `source` sends."""
+        """Start to receive the tensors that stage `source` sends: the input of the forward or backward pass
+        `states_of`."""
         buffers = [torch.empty(shape, dtype=self._like.dtype, device=self._like.device) for shape in self._shapes]
         works = [_require(dist.irecv(buffer, self._find_rank(source))) for buffer in buffers]
         self._coming[states_of] = buffers, works

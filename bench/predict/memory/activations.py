@@ -115,10 +115,9 @@ def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reach
     """Return the segments of one block, one for each sub-layer. `reached` says whether backward computes the gradient
     of the block's input.
 
-    If the block attends to the output of another stack (a decoder block to the encoder's), the backward of every block
-    adds to the gradient of this output. That gradient is kept until the backward of the other stack, so it is added to
-    the memory of each segment's backward.
-    """
+    A decoder block that attends to the encoder's output also computes a gradient of that output. The gradients of all
+    decoder blocks are summed in one buffer, which is kept until the encoder's backward begins. So the memory of each
+    segment's backward contains this buffer."""
     lengths = [load.tokens(network.named(name).tokens) for name in stack.attended]
     waiting = load.micro * sum(lengths) * network.width * load.width
     length, parts = load.tokens(stack.tokens), list[Segment]()

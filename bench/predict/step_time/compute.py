@@ -164,7 +164,7 @@ class CalibratedShapes(NamedTuple):
 
 
 class DeviceRates(NamedTuple):
-    """Rates of a device in one precision, calibrated or published."""
+    """Speeds of matrix products, memory and attention of a device in one precision, calibrated or published."""
 
     device: Device
     width: int  # bytes per element
