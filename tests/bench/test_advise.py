@@ -309,17 +309,6 @@ def test_unknown_device_count_is_refused_without_mention_of_launchers(
     assert "launcher" not in error
 
 
-def test_training_time_is_shown_in_seconds_minutes_or_hours(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["advise", *XL[:3], "engine=zero1", "nodes=1", "batch.micro=16"]
-    for tokens, unit in (("1e6", "s"), ("1e8", "min"), ("1e10", "h")):
-        assert main([*words, f"tokens={tokens}"]) == 0
-        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  time ")]
-        assert row.endswith(f") {unit}")
-
-
 # ---------------------------------------- on a terminal, and pasted from it
 
 WORDY = (

@@ -157,3 +157,10 @@ def test_device_without_a_published_failure_rate_needs_node_mtbf(run_advise: Adv
     words = ("model=tiny", "machine=cpu", "machine.memory_bytes=8e9", "devices_per_node=2", "nodes=1", "tokens=1e6",
              "storage=1e9")  # fmt: skip
     assert "published failure rates are those of GPUs; add for example node_mtbf=300d" in run_advise(*words, fails=True)
+
+
+def test_training_time_is_shown_in_seconds_minutes_or_hours(run_advise: Advise) -> None:
+    words = ("model=mt5_xl", "machine=h200", "devices_per_node=8", "engine=zero1", "nodes=1", "batch.micro=16")
+    for tokens, unit in (("1e6", "s"), ("1e8", "min"), ("1e10", "h")):
+        (row,) = [line for line in run_advise(*words, f"tokens={tokens}").splitlines() if line.startswith("  time ")]
+        assert row.endswith(f") {unit}")
