@@ -80,13 +80,14 @@ QUALITIES = LEARNED[LEARNED.index("validation_loss") :]
 LEARNED_TIMES = ("trained_s",)
 """Columns of LEARNED whose values depend on background load."""
 SHOWN = (
-    "config_id", "model", "engine", "options", "adapter", "precision", "world_size", "micro", "encoder_length",
-    "decoder_length", "learning_rate", "seed", "evidence", "outcome", "tokens_trained", *QUALITIES, "sample_s",
-    "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens", "flags",
+    "config_id", "machine", "model", "engine", "options", "adapter", "precision", "world_size", "micro",
+    "encoder_length", "decoder_length", "learning_rate", "seed", "evidence", "outcome", "tokens_trained", *QUALITIES,
+    "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens",
+    "flags",
 )  # fmt: skip
 """Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
 SHOWN_WHERE_DIFFERENT is shown only if its values differ."""
-SHOWN_WHERE_DIFFERENT = ("options", "encoder_length", "decoder_length", "seed")
+SHOWN_WHERE_DIFFERENT = ("machine", "options", "encoder_length", "decoder_length", "seed")
 
 
 def list_columns() -> dict[str, Column]:

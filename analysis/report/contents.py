@@ -24,8 +24,9 @@ from bench.core.store import LOG, Unreadable
 
 MOST_ROWS, MOST_FAILURES = 1000, 200
 """Most rows per table on the page, and most failures. The files next to the page have all of them."""
-TEXT_BYTES = 200_000
-"""Most bytes of records and logs on the page, before compression. This limit keeps the page below a megabyte."""
+_TEXT_BYTES, _LEAST_TEXT_BYTES, _ROW_BYTES = 1_500_000, 200_000, 3_200
+"""Most bytes of records and logs on the page, before compression to about 8 %, and the bytes by which each run reduces
+this limit. Its rows and points take as much room on the page. This keeps a page of 400 runs below a megabyte."""
 
 _LONG = 20
 """Number of rows above which a table scrolls in a box of its own."""
@@ -180,6 +181,11 @@ def build_page_table(
     )
 
 
+def find_text_limit(runs: int) -> int:
+    """Return the most bytes of records and logs on a page with this number of runs, before compression."""
+    return max(_TEXT_BYTES - _ROW_BYTES * runs, _LEAST_TEXT_BYTES)
+
+
 def build_details(
     configurations: Sequence[Row],
     runs: Sequence[Row],
@@ -189,16 +195,18 @@ def build_details(
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
     `left` holds the records and logs of `runs`. If all records and logs together are too long for the page, those of
-    failed runs are included first. `configuration_ids` maps the config_id of a training to the config_id of its
-    configuration in the summary, which trainings with different seeds share.
+    failed runs are included first, then those of runs with background load or a pause. `configuration_ids` maps the
+    config_id of a training to the config_id of its configuration in the summary, which trainings with different seeds
+    share.
     """
-    # Failures come first, since readers open the evidence of failures.
-    texts, spent = {}, 0
-    for place in sorted(range(len(runs)), key=lambda place: (runs[place]["outcome"] == "ok", place)):
+    # Failures and disturbed runs come first, since readers want to know their causes.
+    texts, spent, limit = {}, 0, find_text_limit(len(runs))
+    order = [(row["outcome"] == "ok", not is_disturbed(row), place) for place, row in enumerate(runs)]
+    for *_, place in sorted(order):
         record = left[place].record
         text = (format_record(record) if record else "", left[place].log)
         spent += sum(map(len, text))
-        if spent <= TEXT_BYTES:
+        if spent <= limit:
             texts[place] = text
     behind: dict[tuple[Any, ...], list[int]] = {}
     for place, row in enumerate(runs):

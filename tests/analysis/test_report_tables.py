@@ -17,6 +17,7 @@ from analysis.report.contents import (
     build_page_table,
     find_facets,
     find_place,
+    find_text_limit,
     format_record,
     read_evidence,
     read_tail,
@@ -205,15 +206,23 @@ def test_row_of_a_deleted_record_remains_without_details(tmp_path: Path) -> None
     assert shown[3] == ""
 
 
-def test_details_of_ok_runs_are_omitted_first_above_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = run(), failed("oom", spec("zero2"))
-    rows = list_rows(results(good, bad).table)
-    monkeypatch.setattr("analysis.report.contents.TEXT_BYTES", len(format_record(bad)))
-    kept = [
-        shown[3] is not None
-        for shown in build_details([], rows, [Evidence(Path(), one, "") for one in (good, bad)])["runs"]
-    ]
-    assert kept == [False, True]
+def test_details_of_undisturbed_ok_runs_are_omitted_first_above_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [run(), run(spec("zero1")), failed("oom", spec("zero2"))]
+    table = list_rows(results(*records).table)
+    rows = [row | {"flags": flags} for row, flags in zip(table, ("", "busy", ""), strict=True)]
+    left = [Evidence(Path(), one, "") for one in records]
+    lengths = [len(format_record(one)) for one in records]
+
+    def find_kept(limit: int) -> list[bool]:
+        monkeypatch.setattr("analysis.report.contents.find_text_limit", lambda runs: limit)
+        return [shown[3] is not None for shown in build_details([], rows, left)["runs"]]
+
+    assert find_kept(lengths[2]) == [False, False, True]
+    assert find_kept(lengths[1] + lengths[2]) == [False, True, True]
+
+
+def test_page_of_few_runs_has_room_for_all_their_records() -> None:
+    assert find_text_limit(72) > 1_000_000 and find_text_limit(414) == find_text_limit(5_000) == 200_000
 
 
 def test_tables_of_trainings_have_held_out_losses_and_open_the_runs_of_all_seeds() -> None:
