@@ -235,15 +235,6 @@ def format_within(value: float, low: float, high: float, sign: str = "") -> tupl
     return write(value), write(low), write(high)
 
 
-def format_short(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a value and its interval as two texts. The value has three significant digits, or fewer if its interval is
-    so wide that the third digit would be noise."""
-    text, *ends = format_within(value, low, high)
-    width = high - low
-    coarse = value == 0 or (math.isfinite(width) and width >= 10.0 ** (math.floor(math.log10(abs(value))) - 1))
-    return text if coarse else format_significant(value, 3), " to ".join(ends)
-
-
 def format_interval_of(value: float, low: float, high: float) -> str:
     """Return a value as text, followed by the ends of its interval in parentheses."""
     text, *ends = format_within(value, low, high)

@@ -15,9 +15,9 @@ from analysis.formats import (
     format_effect,
     format_interval_kind,
     format_outcomes,
-    format_short,
     format_significant,
     format_size,
+    format_within,
     name_briefly,
 )
 from analysis.questions import describe_series, name_question
@@ -263,8 +263,8 @@ def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:
 def _build_number_cell(value: float, low: float | None, high: float | None) -> TableCell:
     if low is None or high is None:
         return TableCell(format_significant(value, _DIGITS), value)
-    text, ends = format_short(value, low, high)
-    return TableCell(text, value, ends)
+    text, *ends = format_within(value, low, high)
+    return TableCell(text, value, " to ".join(ends))
 
 
 def _build_text_table(

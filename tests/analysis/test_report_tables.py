@@ -9,7 +9,7 @@ from exact_csv import read_csv
 from records import MIB, failed, memory, results, run, save, scattered, spec, steps, trained
 
 from analysis import results as reading
-from analysis.formats import LONG, format_markdown_table, format_short, to_latex
+from analysis.formats import LONG, format_markdown_table, format_within, to_latex
 from analysis.report import contents, render_tables
 from analysis.report.contents import (
     Evidence,
@@ -81,12 +81,14 @@ def test_markdown_tables_have_units_rounded_numbers_and_failures(files: dict[str
     assert "| oom | 0 | oom | – |" in oom, "the outcome stands in place of the first number"
 
 
-def test_numbers_have_three_digits_and_intervals_the_digits_of_their_width() -> None:
-    assert format_short(0.12345, 0.1231, 0.1239) == ("0.123", "0.12310 to 0.12390")
-    assert format_short(44_321, 44_300, 44_350) == ("44,300", "44,300 to 44,350")
-    assert format_short(0.12345, 0.10, 0.15) == ("0.123", "0.100 to 0.150")
-    assert format_short(12.0, 7.0, 21.0) == ("12", "7 to 21")
-    assert format_short(0.5, 0.5, 0.5) == ("0.500", "0.5000 to 0.5000")
+def test_numbers_and_their_intervals_have_the_digits_of_the_width_of_the_interval() -> None:
+    """So no rounded number lies outside of its rounded interval."""
+    assert format_within(0.12345, 0.1231, 0.1239) == ("0.12345", "0.12310", "0.12390")
+    assert format_within(44_321, 44_300, 44_350) == ("44,321", "44,300", "44,350")
+    assert format_within(1.7341, 1.7331, 1.7512) == ("1.734", "1.733", "1.751")
+    assert format_within(0.12345, 0.10, 0.15) == ("0.123", "0.100", "0.150")
+    assert format_within(12.0, 7.0, 21.0) == ("12", "7", "21")
+    assert format_within(0.5, 0.5, 0.5) == ("0.5000", "0.5000", "0.5000")
 
 
 def of_models(*models: str) -> Results:
