@@ -170,7 +170,18 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
         ColumnHeading("flags"),
     )
     rows = [_build_scaling_row(curve, point) for curve in curves for point in curve.points]
-    return TextTable("scaling", "Scaling", head, tuple(rows))
+    return TextTable("scaling", "Scaling", head, tuple(rows), _describe_scaling_intervals(curves))
+
+
+def _describe_scaling_intervals(curves: Sequence[ScalingCurve]) -> str:
+    """Return a note on the intervals of a scaling table; empty if it has none. An interval is within runs if one of the
+    two compared configurations has too few repeats."""
+    estimates = [point.speedup for curve in curves for point in curve.points if point.speedup]
+    kinds = {one.interval.kind for one in estimates if one.interval}
+    if not kinds:
+        return ""
+    few = any("within" in kind for kind in kinds)
+    return "95\u00a0% intervals between repeats" + few * "; with too few repeats, from the steps within runs, as marked"
 
 
 def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
@@ -257,7 +268,9 @@ def _build_estimate_cell(estimate: IntervalEstimate | None) -> TableCell:
     if estimate is None:
         return _NO_NUMBER
     known = estimate.interval
-    return _build_number_cell(estimate.value, known and known.low, known and known.high)
+    cell = _build_number_cell(estimate.value, known and known.low, known and known.high)
+    # Such an interval ignores the scatter between repeats, so it is much narrower than the others.
+    return cell._replace(interval=f"{cell.interval}, within runs") if known and "within" in known.kind else cell
 
 
 def _build_number_cell(value: float, low: float | None, high: float | None) -> TableCell:

@@ -30,9 +30,11 @@ from analysis.report.tables import (
     build_configurations_table,
     build_crossovers_table,
     build_runs_table,
+    build_scaling_table,
 )
 from analysis.results import Results
 from analysis.scaling.best import best
+from analysis.scaling.curves import build_curves
 from analysis.table import list_rows
 from bench.core.files import pack
 from bench.core.spec import RunSpec
@@ -289,3 +291,19 @@ def test_facets_are_columns_that_differ_and_rows_have_indices_into_them() -> Non
         ("engine", ("ddp", "zero1")), ("micro", ("2", "4")), ("outcome", ("ok", "oom")),
     ]  # fmt: skip
     assert [find_place([row], facets) for row in rows] == ["0,0,0", "0,1,0", "1,1,1"]
+
+
+def test_speed_ups_without_repeats_are_marked_as_within_runs() -> None:
+    def list_speed_ups(repeats: int) -> list[str]:
+        seconds = {1: scattered(0.19, 0.2, 0.21), 2: scattered(0.09, 0.1, 0.11)}
+        of = results(
+            *(run(spec(nodes=n, ranks=1), repeat=k, steps=steps(s)) for n, s in seconds.items() for k in range(repeats))
+        )
+        table = build_scaling_table(build_curves(of))
+        (place,) = [place for place, heading in enumerate(table.head) if heading.text == "speed-up"]
+        return [table.note, *(row[place].full for row in table.rows)]
+
+    note, _, marked = list_speed_ups(1)
+    assert marked.endswith(", within runs)") and "as marked" in note
+    note, _, unmarked = list_speed_ups(3)
+    assert "within" not in unmarked and "as marked" not in note
