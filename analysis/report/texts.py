@@ -27,6 +27,12 @@ _PARTS = {
     "activation_checkpointing": "activation checkpointing", "adapter": "adapter", "data": "data", "machine": "machine",
     "seed": "seed", "evidence": "evidence",
 }  # fmt: skip
+_EQUAL_PARTS = {
+    "global_batch": "samples per step",
+    "encoder_length": "encoder length",
+    "decoder_length": "decoder length",
+}
+"""Labels of columns that are listed only if their value is constant, because they follow from other settings."""
 _FIELDS = {"optimizer.lr": "learning rate"}
 """Labels of fields that have no column in every run table."""
 _MOST_VALUES = 12
@@ -49,12 +55,14 @@ def describe_setup(rows: Sequence[Row], specs: Mapping[str, RunSpec], configurat
     """
     varied: list[tuple[str, str]] = []
     constant: list[tuple[str, str]] = []
-    for name, label in _PARTS.items():
+    for name, label in (_PARTS | _EQUAL_PARTS).items():
         # A run table has the column `adapter` only if a run trains a part of its model.
-        values = sorted({row[name] for row in rows if name in row})
+        values = sorted({row[name] for row in rows if row.get(name) is not None})
         text = _join_values([format_cell(list_all_columns()[name], value) for value in values])
-        if values:
-            (varied if len(values) > 1 else constant).append((label, text))
+        if len(values) == 1:
+            constant.append((label, text))
+        elif values and name in _PARTS:
+            varied.append((label, text))
     varied += [(_FIELDS.get(name, name), _join_values(values)) for name, values in list_varied(specs).items()]
     ran = f"{format_count(len(rows), 'recorded run')} of {format_count(configurations, 'configuration')}"
     if (ids := len(specs)) < configurations:

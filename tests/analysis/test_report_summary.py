@@ -44,7 +44,9 @@ def test_setup_separates_varied_from_constant_settings() -> None:
     of = results(at("ddp", 0.1), at("zero1", 0.1, micro=4), failed("oom", spec("zero3")))
     found = describe_setup(compute_findings(of).rows, of.configurations, 3)
     assert found.varied == (("engine", "ddp, zero1, zero3"), ("micro-batch", "2, 4"))
-    assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= dict(found.constant).items()
+    constant = dict(found.constant)
+    assert {"model": "tiny", "nodes": "1", "precision": "fp32"}.items() <= constant.items()
+    assert constant["encoder length"].isdecimal() and "samples per step" not in constant, "samples follow micro-batches"
     assert found.ran == "3 recorded runs of 3 configurations: 2 ok, 1 oom"
 
 
