@@ -1,5 +1,5 @@
 """Explain the name of a column, flag, note, outcome, figure, verb, option, config key, config group,
-word of advise, file of conf/ or rented node type.
+word of advise or of reports, file of conf/ or rented node type.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
@@ -105,11 +105,23 @@ _GROUPS = {
     "learning": "training on a number of tokens, with evaluation; without learning.tokens, only steps are measured",
 }
 """Descriptions of the groups of config keys, by group."""
+_REPORT_WORDS = {
+    "n": "number of independent repeats of a configuration whose times are used",
+    "rival": "a configuration that is compared with the fastest configuration of the same question",
+    "tie": "a rival that is equal to the fastest configuration within 3 %, or whose difference is not detectable",
+    "speed-up": "samples per second, divided by those on the smallest measured number of nodes",
+    "efficiency": "samples per second and node, divided by those on the smallest measured number of nodes",
+    "serial fraction": "share of a step that more nodes do not shorten, computed from the speed-up (Karp and Flatt, "
+    "1990); above 1 if steps take longer on more nodes",
+    "goodput": "share of a training's time that is progress; the rest is lost to failures, restarts and checkpoints",
+}
+"""Meanings of words in reports and answers that are not columns."""
 
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
-    """Yield the meaning of every verb, option, word of `advise`, config group, column, flag, note, outcome, figure,
-    config key and config file. Config files are those of zeroscale and those in the user's folder `config_dir`."""
+    """Yield the meaning of every verb, option, word of `advise` and of reports, config group, column, flag, note,
+    outcome, figure, config key and config file. Config files are those of zeroscale and those in the user's folder
+    `config_dir`."""
     from analysis.columns import list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
@@ -123,6 +135,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
         yield _explain(name, "verb", verb.summary, see=f"zeroscale {name} --help")
     yield from _list_options()
     yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
+    yield from (_explain(name, "word of reports", meaning) for name, meaning in _REPORT_WORDS.items())
     sections = list(list_sections())
     for name, meaning in _GROUPS.items():
         files = ", ".join(find_group_files(name, config_dir)) if name in GROUPS else ""

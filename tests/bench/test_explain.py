@@ -47,6 +47,7 @@ def test_every_option_in_the_help_of_a_verb_is_explained(
         ("max_queued", "--max-queued (option)"),
         ("gate", "--gate (option)"),
         ("repeats", "--repeats (option)"),
+        ("serial fraction", "serial fraction (word of reports)\n  share of a step that more nodes do not shorten"),
     ],
 )
 def test_options_and_words_are_explained_by_their_help(
