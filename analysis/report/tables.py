@@ -196,7 +196,8 @@ def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
         for one, row in known
     )  # fmt: skip
     head = *_head_curves([row for _, row in known]), ColumnHeading("result"), ColumnHeading("flags")
-    return TextTable("crossovers", "Crossovers", head, rows)
+    note = "only ZeRO stages 2 and 3 are compared; of all stages, only stage 3 partitions the weights"
+    return TextTable("crossovers", "Crossovers", head, rows, note)
 
 
 def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
