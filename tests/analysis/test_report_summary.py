@@ -155,10 +155,10 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     html = page_of(results(*allocations("ddp", 0.1, 0.101, 0.102), *busy))
     first = html[html.index('id="answer"') :]
     assert re.findall(r"<p>(.*?)</p>", first)[:2] == [
+        "On 2 ranks, ddp is the only configuration with a time.",
         "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
         "repeats without background load, run the same sweep command again with "
         '<span class="option">--repeats</span> 6 launcher.quiet_within_s=600.',
-        "On 2 ranks, ddp is the only configuration with a time.",
     ]
     assert first.index("<p>") < first.index("<figure") if "<figure" in first else True
 
