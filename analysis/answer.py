@@ -15,7 +15,7 @@ from analysis.formats import BriefNames, format_outcomes
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import MOST_NATS, Best, LossRanking, Rival, best, rank_losses
-from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS, NOT_DETECTED, TOO_FEW
+from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS, NOT_DETECTED, TIES, TOO_FEW
 from analysis.stats.intervals import mean_interval
 from analysis.summary import Row
 from bench.core.formatting import describe_quiet_remedy, format_count
@@ -23,9 +23,13 @@ from bench.core.formatting import describe_quiet_remedy, format_count
 _NAMED = 3
 """Maximum number of configurations with the same verdict that a sentence names. Of the remaining configurations, the
 sentence gives only the number."""
-_QUESTIONS = 3
-"""Maximum number of questions that get a sentence each. If there are more, one sentence instead counts how often each
-engine is the fastest. A question is a group of configurations that do the same work on equal hardware."""
+_FEW_QUESTIONS = 3
+"""Maximum number of questions without a summary. If there are more, a sentence counts how often each engine is the
+fastest. A question is a group of configurations that do the same work on equal hardware."""
+_QUESTIONS = 8
+"""Maximum number of questions that get a sentence each. A page with more sentences would hide the summary."""
+_LOSSES = 3
+"""Maximum number of comparisons of losses that get a sentence each."""
 
 _DISTURBED_TEXTS = {"busy": "made on a busy machine", "paused": "paused"}
 
@@ -35,14 +39,15 @@ def describe_answer(results: Results) -> tuple[str, ...]:
     found = best(results)
     answered = [one for one in found if one.fastest]
     losses = rank_losses(results)
-    lines = [*map(_describe_losses, losses[:_QUESTIONS]), _count_unnamed_losses(losses)]
-    lines.append(_describe_disturbed(results))
+    lines = [*map(_describe_losses, losses[:_LOSSES]), _count_unnamed_losses(losses)]
+    if len(answered) > _FEW_QUESTIONS:
+        lines.append(_count_leading(answered))
     if len(answered) <= _QUESTIONS:
         lines += [_describe_question(one, answered) for one in answered]
-    else:
-        lines.append(_count_leading(answered))
-    # More seeds are also more repeats, so one remedy is enough.
-    lines += [_describe_few_seeds(losses) or _describe_few(answered), _describe_failed(found)]
+    disturbed = _describe_disturbed(results)
+    # One remedy is enough: more seeds are also more repeats, and so are the quiet repeats that replace disturbed runs.
+    few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else ": add --repeats 5")
+    lines += [few, disturbed, _describe_failed(found)]
     return tuple(line for line in lines if line)
 
 
@@ -87,10 +92,19 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
     names = BriefNames(one.compared)
     apart = [one.question["model"]] if len({other.question["model"] for other in answered}) > 1 else []
     apart += describe_differences(one.question, [other.question for other in answered])
-    where = f"On {format_ranks(one.question)}" + (f" ({', '.join(apart)})" if apart else "")
+    where = f"On {_format_place(one, answered)}" + (f" ({', '.join(apart)})" if apart else "")
     if not one.rivals:
         return f"{where}, {names.of(fastest)} is the only configuration with a time."
     return f"{where}, {'; '.join(_list_verdicts(names, fastest, one.rivals, _TIMES))}."
+
+
+def _format_place(one: Best, answered: Sequence[Best]) -> str:
+    """Return the nodes or ranks of a question as text, such as "2 nodes" if each node has one device. Ranks are only
+    called nodes if a question has several nodes."""
+    alone = all(other.question["devices_per_node"] == 1 for other in answered)
+    if alone and any(other.question["nodes"] > 1 for other in answered):
+        return format_count(one.question["nodes"], "node")
+    return format_ranks(one.question)
 
 
 def _list_verdicts(names: BriefNames, lead: Row, rivals: Sequence[Rival], words: _Wording) -> list[str]:
@@ -150,8 +164,8 @@ def _describe_losses(one: LossRanking) -> str:
 
 def _count_unnamed_losses(found: Sequence[LossRanking]) -> str:
     """Return a sentence with the number of comparisons of losses that are not described, because only the first
-    `_QUESTIONS` of them get a sentence each."""
-    more = len(found) - _QUESTIONS
+    `_LOSSES` of them get a sentence each."""
+    more = len(found) - _LOSSES
     if more <= 0:
         return ""
     return f"Losses of {more:,} other combinations of model, data and tokens are only in the table of configurations."
@@ -194,31 +208,51 @@ _TIMES = _Wording("{} is", lambda rival: f"{_format_ratio(rival)} times faster t
 
 
 def _count_leading(answered: Sequence[Best]) -> str:
-    """Return a sentence that counts, for each engine, the questions in which it is the fastest or ties with the
-    fastest. A question is a group of configurations that do the same work on equal hardware."""
-    leading = Counter(
-        engine for one in answered for engine in {row["engine"] for row in (one.fastest, *one.ties) if row}
-    )
+    """Return two sentences: in how many questions each engine has the shortest measured time, and in how many the other
+    engines are slower. A question is a group of configurations that do the same work on equal hardware."""
+    leading = Counter(one.fastest["engine"] for one in answered if one.fastest)
     (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
     rest = ", ".join(f"{engine} in {count:,}" for engine, count in others)
     share = "all" if most == len(answered) else f"{most:,} of the"
-    verb = (
-        "was fastest as measured" if any(one.undecided for one in answered) else "is fastest, or ties with the fastest,"
-    )
-    return f"{first} {verb} in {share} {len(answered):,} answered questions{f' ({rest})' if rest else ''}."
+    verdicts = Counter(map(_judge_others, answered))
+    (text, count), *more = [(text, verdicts[text]) for text in _OTHERS if verdicts[text]]
+    counts = [f"In {format_count(count, 'question')} {text}", *(f"in {count:,} {text}" for text, count in more)]
+    counted = f"{first} was fastest as measured in {share} {len(answered):,} answered questions"
+    return f"{counted}{f' ({rest})' if rest else ''}. {', '.join(counts)}."
 
 
-def _describe_few(answered: Sequence[Best]) -> str:
-    """Return a sentence on compared configurations with too few independent runs for a verdict; empty if there are
-    none."""
+_SLOWER, _TIES, _UNDECIDED, _ALONE = _OTHERS = (
+    "every other engine with a time is slower",
+    "another engine cannot be distinguished from the fastest",
+    "another engine has too few runs for a verdict",
+    "no other engine has a time",
+)
+"""Texts for the verdict on the engines of a question other than the fastest, the most certain verdict first."""
+
+
+def _judge_others(one: Best) -> str:
+    """Return the verdict on the engines of a question other than the fastest engine. The least certain verdict on a
+    configuration decides."""
+    engine = one.fastest and one.fastest["engine"]
+    verdicts = {rival.verdict for rival in one.rivals if rival.row["engine"] != engine}
+    if not verdicts:
+        return _ALONE
+    return _UNDECIDED if TOO_FEW in verdicts else _TIES if verdicts & {*TIES} else _SLOWER
+
+
+def _describe_few(answered: Sequence[Best], remedy: str) -> str:
+    """Return a sentence on compared configurations with too few independent runs for a verdict, with a remedy; empty if
+    there are none."""
     if not any(one.undecided for one in answered):
         return ""
-    runs = max(row["n"] for one in answered for row in one.compared)
-    few = "one independent run" if runs == 1 else f"at most {runs} independent runs"
-    subject = f"Each compared configuration has {few}"
-    if runs >= LEAST_RUNS:
-        subject = f"Some compared configurations have fewer than {LEAST_RUNS} independent runs"
-    return f"{subject}; at least {LEAST_RUNS} are needed to compare them: add --repeats 5."
+    runs = [row["n"] for one in answered if one.rivals for row in one.compared]
+    few = sum(n < LEAST_RUNS for n in runs)
+    had = "one independent run" if max(runs) == 1 else f"at most {max(runs)} independent runs"
+    subject, them = f"Each compared configuration has {had}", "them"
+    if few < len(runs):
+        verb, them = ("has", "it") if few == 1 else ("have", "them")
+        subject = f"{few:,} of {len(runs):,} compared configurations {verb} fewer than {LEAST_RUNS} independent runs"
+    return f"{subject}; at least {LEAST_RUNS} are needed to compare {them}{remedy}."
 
 
 def _describe_few_seeds(found: Sequence[LossRanking]) -> str:

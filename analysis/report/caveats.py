@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from analysis.flags import FLAGS, NOTES
+from analysis.flags import FLAGS, NOTES, REMEDIES
 from analysis.formats import format_significant
 from analysis.report.findings import ControlPointDrift, Provenance, ReportFindings
 from analysis.results import Results
@@ -97,14 +97,15 @@ def _worst(drifted: Sequence[ControlPointDrift]) -> str:
 
 
 def _list_verification_caveats(runs: Sequence[Row]) -> Iterable[str]:
-    """Yield a sentence on the number of runs whose losses were verified against the reference engine. `runs` are all
-    runs except those of the reference engine."""
+    """Yield a sentence on the number of runs whose losses were verified against the reference engine, with a remedy if
+    some were not. `runs` are all runs except those of the reference engine."""
     others = [row for row in runs if row["outcome"] == "ok"]
     verified = sum("unverified" not in row["flags"].split() for row in others)
+    remedy = f" To verify more runs, {REMEDIES['unverified']}." if verified < len(others) else ""
     if others:
         yield (
             f"The losses of {verified:,} of {len(others):,} ok runs of other engines were verified against those of "
-            f"{REFERENCE}."
+            f"{REFERENCE}.{remedy}"
         )
 
 
@@ -120,7 +121,9 @@ def _list_flag_caveats(runs: Sequence[Row]) -> Iterable[str]:
 
 def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
     if len(origin.machines) > 1:
-        differ = ", ".join(fact.name for fact in origin.unlike) or "their names only"
+        names = [fact.name for fact in origin.unlike]
+        # A remark and a source usually explain the other differences. The page has a table of all of them.
+        differ = ", ".join([name for name in names if name not in ("note", "source")] or names) or "their names only"
         yield f"Runs of {len(origin.machines)} machines are never pooled. The machines differ in {differ}."
     if len(origin.classes) > 1:
         differ = ", ".join(fact.name for fact in origin.differences)

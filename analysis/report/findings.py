@@ -169,7 +169,13 @@ def _list_machine_differences(machines: Sequence[Machine]) -> Iterable[Provenanc
     for name in Machine.model_fields:
         values = tuple(_join_values([_format_machine_value(getattr(machine, name))]) for machine in machines)
         if name != "name" and len(set(values)) > 1:
-            yield ProvenanceFact(name.replace("_", " "), values, differs=True, decides=False)
+            yield ProvenanceFact(_label_machine_field(name), values, differs=True, decides=False)
+
+
+def _label_machine_field(name: str) -> str:
+    """Return the name of a field of a machine for readers, such as "inter-node bandwidth" for
+    `inter_node_bytes_per_s`."""
+    return name.replace("_node_", "-node ").replace("bytes_per_s", "bandwidth").replace("_", " ")
 
 
 def _format_machine_value(value: Any) -> Any:

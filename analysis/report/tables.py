@@ -151,7 +151,7 @@ def build_best_table(found: Sequence[Best], rows: Sequence[Row]) -> TextTable:
         _find_source("tokens_per_s", rows)[0],
         ColumnHeading("intervals", meaning="confidence level and kind of the intervals", place="files"),
         ColumnHeading("rivals", meaning="other configurations, with the change of their time per sample"),
-        ColumnHeading("least memory", meaning="configuration with the smallest peak memory per rank"),
+        ColumnHeading("least memory", meaning="configurations with the smallest peak memory per rank"),
         ColumnHeading("without a time", meaning="number of configurations without a step time, by reason"),
         ColumnHeading("flags", meaning="flags of the fastest configuration"),
     )
@@ -212,19 +212,32 @@ def _head_models(models: Sequence[str]) -> ColumnHeading:
 
 
 def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
-    row, model, lean = best.fastest, best.question["model"], best.front[0] if best.front else None
+    row, model = best.fastest, best.question["model"]
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
     # Configurations measured on a busy machine ended ok, but have no time. Readers must see that they are not ranked.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
-    leanest = f"{_name_choice(lean)}: {format_size(lean['peak_allocated_bytes'])}" if lean else MISSING
     return (
         _build_text_cell(model),
         _build_text_cell(name.removeprefix(f"{model} · ")),
         _build_text_cell(_name_choice(row) if row else "none"),
         *(_build_value_cell(column, row) if row else _NO_NUMBER for column in numbers),
         _build_text_cell(_format_row_interval_kind(row) if row else ""),
-        *map(_build_text_cell, (_describe_rivals(best), leanest, format_outcomes(failed), row["flags"] if row else "")),
+        *map(
+            _build_text_cell,
+            (_describe_rivals(best), _describe_leanest(best), format_outcomes(failed), row["flags"] if row else ""),
+        ),
     )
+
+
+def _describe_leanest(best: Best) -> str:
+    """Return the names of the configurations with the smallest peak memory, the fastest first, and this memory."""
+    peaks = [(point.row, point.row["peak_allocated_bytes"]) for point in best.pareto_points]
+    if not peaks:
+        return MISSING
+    least = peaks[0][1]
+    names = [_name_choice(row) for row, peak in peaks if peak == least]
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return f"{'; '.join(names[:_MOST_NAMED])}{more}: {format_size(least)}"
 
 
 def _describe_rivals(best: Best) -> str:

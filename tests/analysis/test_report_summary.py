@@ -101,6 +101,15 @@ def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     assert row["flags"] == "short"
 
 
+def test_configurations_with_equal_least_memory_are_all_named() -> None:
+    peaks = {"ddp": 2 * MIB, "zero1": MIB, "zero2": MIB, "zero3": MIB + 1}
+    times = {"ddp": 0.1, "zero1": 0.3, "zero2": 0.2, "zero3": 0.4}
+    row = answer(*(at(engine, times[engine], memory=memory(2, peak=peak)) for engine, peak in peaks.items()))
+    assert row["least memory"] == "zero2, micro 2; zero1, micro 2: 2.000 MiB"
+    same = [at("ddp", 0.1 + micro / 100, micro=micro, memory=memory(2, peak=MIB)) for micro in (1, 2, 4, 8)]
+    assert answer(*same)["least memory"] == "ddp, micro 8; ddp, micro 4; ddp, micro 2 and 1 more: 2.000 MiB"
+
+
 def test_answer_lists_rivals_equal_within_three_percent() -> None:
     """Repeats scatter by 0.6 %. An engine that is 0.3 % slower than the fastest is then shown to be equal within 3 %.
     For an engine that is 1.4 % slower, this cannot be shown."""
@@ -155,10 +164,10 @@ def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     html = page_of(results(*allocations("ddp", 0.1, 0.101, 0.102), *busy))
     first = html[html.index('id="answer"') :]
     assert re.findall(r"<p>(.*?)</p>", first)[:2] == [
+        "On 2 ranks, ddp is the only configuration with a time.",
         "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
         "repeats without background load, run the same sweep command again with "
         '<span class="option">--repeats</span> 6 launcher.quiet_within_s=600.',
-        "On 2 ranks, ddp is the only configuration with a time.",
     ]
     assert first.index("<p>") < first.index("<figure") if "<figure" in first else True
 
@@ -194,6 +203,26 @@ def test_single_runs_and_unverified_losses_are_caveats() -> None:
     caveats = join_caveats(results(at("ddp", 0.1), at("zero1", 0.2), failed("oom", spec("zero3"))))
     assert "Each compared configuration has one independent run; at least 3 are needed to compare them." in caveats
     assert "The losses of 1 of 1 ok runs of other engines were verified against those of ddp." in caveats
+    assert "To verify more runs" not in caveats
+
+
+def test_caveat_on_unverified_losses_names_the_remedy() -> None:
+    assert (
+        "The losses of 0 of 1 ok runs of other engines were verified against those of ddp. To verify more runs, run "
+        "engine=ddp with the same overrides."
+    ) in join_caveats(results(at("zero1", 0.2)))
+
+
+def test_caveat_on_machines_names_the_fields_in_which_they_differ_without_remarks() -> None:
+    fields = {"slow": (1e6, "a remark"), "fast": (1e7, "another remark")}
+    slow, fast = (
+        machine().model_copy(update={"name": name, "inter_node_bytes_per_s": rate, "note": note})
+        for name, (rate, note) in fields.items()
+    )
+    caveats = join_caveats(results(run(machine=slow), run(machine=fast)))
+    assert "The machines differ in inter-node bandwidth." in caveats
+    alike = fast.model_copy(update={"inter_node_bytes_per_s": 1e6})
+    assert "The machines differ in note." in join_caveats(results(run(machine=slow), run(machine=alike)))
 
 
 def test_comparisons_between_allocations_are_not_called_indicative() -> None:

@@ -2,11 +2,12 @@
 few runs."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from clusters import asked, measured, out_of_memory
-from records import results, run, trained
+from records import machine, results, run, trained
 
 from analysis.answer import describe_answer
 from bench.core.record import NodeLoad, RunRecord
@@ -40,15 +41,29 @@ def test_answer_of_fewer_than_three_runs_is_indicative_and_names_the_remedy(runs
     ]
 
 
-def test_answer_begins_with_busy_runs_and_does_not_rank_them() -> None:
+def test_answer_counts_configurations_with_few_runs_and_gives_one_remedy() -> None:
+    loads: Any = (NodeLoad(node=0, others_share=0.4),)
+    groups = [measured(asked(1, engine=engine), 1.0) for engine in ("ddp", "zero1")]
+    few = measured(asked(1, engine="zero3"), [2.0, 2.1])
+    told = answer(*groups, few)
+    assert told[1:] == [
+        "1 of 3 compared configurations has fewer than 3 independent runs; at least 3 are needed to compare it: add "
+        "--repeats 5."
+    ]
+    busy = [record.model_copy(update={"repeat": 2}) for record in measured(asked(1, engine="zero3"), [2.0], load=loads)]
+    told = answer(*groups, few, busy)
+    assert sum(line.count("--repeats") for line in told) == 1, "the repeats for busy runs are enough for both"
+
+
+def test_busy_runs_are_not_ranked_and_come_after_the_answers() -> None:
     loads: Any = (NodeLoad(node=0, others_share=0.4),)
     busy = measured(asked(1, engine="zero1"), 0.5, load=loads)
     told = answer(measured(asked(1, engine="ddp"), 1.0), busy)
     assert told == [
+        "On 2 ranks, ddp is the only configuration with a time.",
         "3 of 6 ok runs were made on a busy machine: times of such runs decide nothing; to add "
         "repeats without background load, run the same sweep command again with --repeats 6 "
         "launcher.quiet_within_s=600.",
-        "On 2 ranks, ddp is the only configuration with a time.",
     ]
 
 
@@ -70,32 +85,57 @@ def test_paused_runs_are_not_called_busy() -> None:
         for one in measured(asked(1, engine="zero1"), 0.5)
     ]
     told = answer(measured(asked(1, engine="ddp"), 1.0), paused)
-    assert told[0].startswith("3 of 6 ok runs were paused: ")
+    assert told[1].startswith("3 of 6 ok runs were paused: ")
 
 
-def test_answer_to_many_questions_counts_the_leading_engines() -> None:
-    groups = [
-        measured(asked(nodes, engine=engine), seconds)
-        for nodes in (1, 2, 3, 4)
-        for engine, seconds in (("ddp", 1.0 if nodes < 4 else 2.0), ("zero1", 1.2))
-    ]
-    assert answer(*groups) == [
-        "ddp is fastest, or ties with the fastest, in 3 of the 4 answered questions (zero1 in 1)."
-    ]
-
-
-def test_every_engine_that_leads_in_a_question_is_named() -> None:
-    """There are six questions (node counts). ddp is fastest in two of them, and each of four other engines is fastest
-    in one."""
-    leads = ("ddp", "ddp", "zero0", "zero1", "zero2", "zero3")
-    groups = [
+def lead(leads: Sequence[str]) -> list[list[RunRecord]]:
+    """Return runs on 1, 2, … nodes. In each question, the engine of `leads` takes 1 s per step, and fsdp 1.5 s."""
+    return [
         measured(asked(nodes, engine=engine), seconds)
         for nodes, leading in enumerate(leads, 1)
         for engine, seconds in ((leading, 1.0), ("fsdp", 1.5))
     ]
+
+
+def test_more_than_three_questions_have_a_summary_and_a_sentence_each() -> None:
+    summary, *each = answer(*lead(["ddp"] * 3 + ["zero1"]))
+    assert summary == (
+        "ddp was fastest as measured in 3 of the 4 answered questions (zero1 in 1). In 4 questions every other engine "
+        "with a time is slower."
+    )
+    assert [line.partition(",")[0] for line in each] == ["On 2 ranks", *(f"On {n} × 2 ranks" for n in (2, 3, 4))]
+    assert all(" is 1.50" in line for line in each)
+
+
+def test_more_than_eight_questions_are_only_counted() -> None:
+    """There are nine questions (node counts). ddp is fastest in five of them, and each of four other engines is fastest
+    in one."""
+    leads = ("ddp", "ddp", "ddp", "ddp", "ddp", "zero0", "zero1", "zero2", "zero3")
     others = "zero0 in 1, zero1 in 1, zero2 in 1, zero3 in 1"
-    assert answer(*groups) == [
-        f"ddp is fastest, or ties with the fastest, in 2 of the 6 answered questions ({others})."
+    assert answer(*lead(leads)) == [
+        f"ddp was fastest as measured in 5 of the 9 answered questions ({others}). In 9 questions every other "
+        "engine with a time is slower."
+    ]
+
+
+def test_summary_counts_ties_and_undecided_questions_apart_from_clear_answers() -> None:
+    """An engine that ties with the fastest, or has too few runs for a verdict, is fastest in no question."""
+    rivals = [1.5] * 3, [1.0, 1.4, 1.2], [1.5], None
+    groups = [measured(asked(nodes, engine="ddp"), [1.0, 1.01, 1.02]) for nodes in range(1, 5)]
+    groups += [measured(asked(nodes, engine="zero1"), times) for nodes, times in enumerate(rivals, 1) if times]
+    assert answer(*groups)[0] == (
+        "ddp was fastest as measured in all 4 answered questions. In 1 question every other engine with a time is "
+        "slower, in 1 another engine cannot be distinguished from the fastest, in 1 another engine has too few runs "
+        "for a verdict, in 1 no other engine has a time."
+    )
+
+
+def test_answer_names_nodes_and_machines_if_each_node_has_one_device() -> None:
+    slow, fast = (machine().model_copy(update={"name": name}) for name in ("slow", "fast"))
+    one = {"devices_per_node": 1}
+    lines = answer(*(measured(asked(n, engine="ddp", **one), 1.0, machine=at) for n in (1, 2) for at in (slow, fast)))
+    assert [line.partition(", ddp")[0] for line in lines[1:]] == [
+        f"On {nodes} ({at})" for nodes in ("1 node", "2 nodes") for at in ("slow", "fast")
     ]
 
 
