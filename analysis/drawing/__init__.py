@@ -17,9 +17,11 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 
 from analysis.summary import Row, is_disturbed
 
@@ -224,6 +226,12 @@ def assign_looks(labels: Iterable[str], engines: Iterable[str]) -> dict[str, Loo
 def get_room_in(axes: Axes) -> float:
     """Return the width of the axes in inches."""
     return float(axes.bbox.width / axes.get_figure(root=True).dpi)  # type: ignore[union-attr]
+
+
+def measure_text(text: str, size: float) -> float:
+    """Return the width in inches of one line of text in this font size."""
+    font = FontProperties(family=STYLE["font.family"], size=size)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]) / 72
 
 
 def shorten_text(text: str, letters: float) -> str:

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import (
     INK,
+    WIDTH_IN,
     Look,
     Panel,
     Picture,
@@ -19,6 +20,7 @@ from analysis.drawing import (
     draw_beyond,
     get_room_in,
     mark,
+    measure_text,
     shorten_text,
 )
 from analysis.formats import format_effect, format_significant, name_briefly
@@ -38,9 +40,9 @@ MOST_PANELS, MOST_MARKS = 6, 6
 _LEAST, _LEFT = 0.05, -0.25  # smallest right end of the axis, and its furthest left end
 _FAR = 6  # a value above this multiple of the smaller values' upper quartile is not shown to scale
 _ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
-_WIDE, _NARROW = Space(0, 2.8, 2.5, 0.4), Space(0, 0.15, 0.15, 0.4)
-_LETTERS_PER_IN, _STACKED_PER_IN = 16, 20.5  # at font sizes of 7 and 6.5
-_LEAST_SIZE = 5.5  # font size of a long label
+_NARROW = Space(0, 0.15, 0.15, 0.4)
+_LEAST_AXIS_IN, _GAP_IN, _STACKED_PER_IN = 1.3, 0.15, 20.5
+_SIZE, _LEAST_SIZE = 7.0, 5.5  # font sizes of a text next to a row, and of a long label
 
 
 class AnswerMark(NamedTuple):
@@ -78,11 +80,12 @@ def picture(results: Results) -> Picture:
     limits = find_limits(marks)
     looks = choose_looks(results.table["engine"])
     shared = set.intersection(*(set(one.row["flags"].split()) for one in marks))
+    space = _measure_margins(marks, shared)
     drawn = [
         Panel(
             title=panel.title.split(" · "),
             draw=partial(_draw_panel, marks=panel.marks, limits=limits, looks=looks, shared=shared),
-            space=_WIDE._replace(height=_ROW_IN * len(panel.marks) + 0.1),
+            space=space._replace(height=_ROW_IN * len(panel.marks) + 0.1),
             narrow=_NARROW._replace(height=_STACKED_IN * len(panel.marks) + 0.1),
             wide=True,
         )
@@ -126,6 +129,24 @@ def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
     return max(_LEFT, -high, min([-0.02 * high, *ends])), high
 
 
+def _measure_margins(marks: Sequence[AnswerMark], shared: set[str]) -> Space:
+    """Return margins that hold the texts of all rows on a printed page. If both texts are long, the left margin is
+    smaller than the longest label, because a cut label can still be read, but a cut number is wrong."""
+    right = 2 * _GAP_IN + max(measure_text(_write_words(one), _SIZE) for one in marks)
+    left = 2 * _GAP_IN + max(measure_text(_write_label(one, shared), _SIZE) for one in marks)
+    return Space(0, min(left, WIDTH_IN - right - _LEAST_AXIS_IN), right, 0.4)
+
+
+def _write_words(one: AnswerMark) -> str:
+    return one.words.replace("\u00a0", " ")
+
+
+def _write_label(one: AnswerMark, shared: set[str]) -> str:
+    """Return the label of a row with its flags, except the flags that all configurations of the figure have."""
+    flags = " ".join(flag for flag in one.row["flags"].split() if flag not in shared)
+    return one.label + (f" [{flags}]" if flags else "")
+
+
 def _build_panel(found: Best, title: str) -> AnswerPanel:
     assert found.fastest is not None
     pairs: list[tuple[Row, Rival | None]] = [(found.fastest, None), *((rival.row, rival) for rival in found.rivals)]
@@ -166,15 +187,15 @@ def _draw_panel(
     words. Both stand next to the row, or above the row if the left margin is too narrow. `shared` holds the flags that
     all configurations of the figure have; labels omit these flags."""
     room = get_room_in(axes)
-    stacked = room * axes.get_position().x0 / axes.get_position().width < 1
+    margin = room * axes.get_position().x0 / axes.get_position().width
+    stacked = margin < 2 * _GAP_IN
     axes.set_xlim(*limits)
     axes.set_ylim(len(marks) - 0.5, -0.5)
     below, half = (0.22, 0.2) if stacked else (0.0, 0.5)
     for y, one in enumerate(marks):
         axes.vlines(0, y + below - half, y + below + half, color=INK, linewidth=0.6, zorder=1)
         _draw_mark(axes, one, y + below, limits, looks[one.engine])
-        flags = " ".join(flag for flag in one.row["flags"].split() if flag not in shared)
-        label, words = one.label + (f" [{flags}]" if flags else ""), one.words.replace("\u00a0", " ")
+        label, words = _write_label(one, shared), _write_words(one)
         style: Any = {
             "transform": axes.get_yaxis_transform(), "va": "center", "alpha": 0.6 if one.extra is None else 1.0,
         }  # fmt: skip
@@ -182,10 +203,11 @@ def _draw_panel(
             text = f"{shorten_text(label, max(12, _STACKED_PER_IN * room - len(words)))}: {words}"
             axes.text(0, y - 0.2, text, ha="left", fontsize=6.5, **style)
         else:
-            most = _WIDE.left * _LETTERS_PER_IN
-            size = max(_LEAST_SIZE, min(7, 7 * most / len(label)))
-            axes.text(-0.12 / room, y, shorten_text(label, 7 * most / size), ha="right", fontsize=size, **style)
-            axes.text(1 + 0.15 / room, y, words, ha="left", fontsize=7, **style)
+            fits = (margin - 1.5 * _GAP_IN) / measure_text(label, _SIZE)  # fraction of the label that the margin holds
+            size = max(_LEAST_SIZE, _SIZE * min(1, fits))
+            text = shorten_text(label, len(label) * fits * _SIZE / size)
+            axes.text(-_GAP_IN / room, y, text, ha="right", fontsize=size, **style)
+            axes.text(1 + _GAP_IN / room, y, words, ha="left", fontsize=_SIZE, **style)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")

@@ -117,3 +117,33 @@ def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis()
     words = [text.get_text() for text in axes.texts]
     assert words[0] == "ddp [short]" and re.match(r"slower: \+2\d", words[3])
     assert [label.get_text() for label in axes.get_xticklabels()][1:3] == ["0%", "5%"]
+
+
+def test_texts_next_to_the_rows_are_whole_and_within_the_figure() -> None:
+    """A cut number has another meaning: "-10 to +2" in place of "-10 to +27 %"."""
+    noisy = [*one("ddp", [1.0, 1.1, 0.9]), *one("zero1", [1.0, 1.2, 0.95])]
+    (panel,) = build(*noisy)
+    figure = draw(answers, results(*noisy))
+    figure.draw_without_rendering()
+    drawn = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+    words = [mark.words.replace("\u00a0", " ") for mark in panel.marks]
+    assert words[1].startswith("no detectable difference: ") and words[1].endswith(" %")
+    assert set(words) < set(drawn)
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in drawn.values())
+
+
+def test_long_labels_are_cut_rather_than_the_numbers_next_to_them() -> None:
+    named = [
+        {"engine": "ddp", "optimizer": {"eps": eps, "weight_decay": 0.0123456789, "lr": 0.000123456789}}
+        for eps in (1e-6, 1.23456789e-8)
+    ]
+    noisy = [
+        record
+        for of, times in zip(named, ([1.0, 1.1, 0.9], [1.0, 1.2, 0.95]), strict=True)
+        for record in measured(asked(1, **of), times)
+    ]
+    figure = draw(answers, results(*noisy))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
