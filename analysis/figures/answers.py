@@ -1,5 +1,6 @@
 """Figure of the answers. Each panel shows configurations that do the same work on equal hardware (a question): the
-fastest of them, and how much more time per sample the fastest configuration of every other engine takes."""
+fastest of them, and how much more time per sample the fastest configuration of every other engine takes. If all have
+the same engine, the panel shows the configurations of this engine."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,12 +31,12 @@ from analysis.scaling.best import Best, Rival, best
 from analysis.stats.compare import LEAST_RUNS, TOO_FEW
 from analysis.summary import Row, is_disturbed
 
-TITLE = "Time per sample of each engine compared with the fastest"
-ALT = "A panel per question and a mark per engine: extra time per sample of its fastest configuration, with interval."
+TITLE = "Extra time per sample compared with the fastest configuration"
+ALT = "A panel per question and a mark per engine or configuration: its extra time per sample, with interval."
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6
-"""Most questions in the figure, and most engines per question. More would not be readable at a glance."""
+"""Most questions in the figure, and most marks per question. More would not be readable at a glance."""
 
 _LEAST, _LEFT = 0.05, -0.25  # smallest right end of the axis, and its furthest left end
 _FAR = 6  # a value above this multiple of the smaller values' upper quartile is not shown to scale
@@ -64,7 +65,8 @@ class AnswerMark(NamedTuple):
 
 class AnswerPanel(NamedTuple):
     """One panel of the figure: a question (model, nodes and precision, for example), the fastest configuration that
-    answers it, and the fastest configuration of every other engine."""
+    answers it, and the fastest configuration of every other engine. If all configurations have the same engine, they
+    are its fastest configurations."""
 
     title: str
     marks: tuple[AnswerMark, ...]
@@ -92,9 +94,10 @@ def picture(results: Results) -> Picture:
         for panel in panels
     ]
     notes = [
-        "Each mark is the fastest configuration of an engine. The x axis shows its extra time per sample compared with "
-        "the fastest configuration in the panel. Bar: interval of the difference. Hollow mark: indicative, because a "
-        f"configuration has fewer than {LEAST_RUNS} runs. Arrow: value beyond the axis. Square brackets: flags.",
+        _describe_marks(panels),
+        "The x axis shows its extra time per sample compared with the fastest configuration in the panel. Bar: "
+        f"interval of the difference. Hollow mark: indicative, because a configuration has fewer than {LEAST_RUNS} "
+        "runs. Arrow: value beyond the axis. Square brackets: flags.",
         f"Flags of all configurations shown: {', '.join(sorted(shared))}." if shared else "",
         f"Shown: the {len(panels)} questions with the most configurations, of {len(panels) + omitted} with several."
         if omitted
@@ -147,6 +150,15 @@ def _write_label(one: AnswerMark, shared: set[str]) -> str:
     return one.label + (f" [{flags}]" if flags else "")
 
 
+def _describe_marks(panels: Sequence[AnswerPanel]) -> str:
+    """Return a sentence on what a mark is. It depends on whether the configurations of a panel differ in engine."""
+    several = {len({one.engine for one in panel.marks}) > 1 for panel in panels}
+    if several == {False}:
+        return "All configurations of a panel have the same engine, and each mark is one of them."
+    alone = "; in a panel with a single engine, each mark is a configuration" if False in several else ""
+    return f"Each mark is the fastest configuration of an engine{alone}."
+
+
 def _build_panel(found: Best, title: str) -> AnswerPanel:
     assert found.fastest is not None
     pairs: list[tuple[Row, Rival | None]] = [(found.fastest, None), *((rival.row, rival) for rival in found.rivals)]
@@ -162,6 +174,8 @@ def _build_panel(found: Best, title: str) -> AnswerPanel:
         firsts.setdefault(label if "engine" in held else row["engine"], _build_mark(label, row, rival))
     title += f" · micro {held['micro']}" if "micro" in held else ""
     title += f" · × {held['accumulation']} accumulated" if held.get("accumulation", 1) > 1 else ""
+    what = "configurations" if "engine" in held else "engines"
+    title += f" · {MOST_MARKS} of {len(firsts)} {what} shown" if len(firsts) > MOST_MARKS else ""
     return AnswerPanel(title, tuple(firsts.values())[:MOST_MARKS])
 
 

@@ -9,7 +9,7 @@ from drawn import draw, note, shows, titles
 from records import results
 
 from analysis.figures import answers
-from analysis.figures.answers import MOST_PANELS, AnswerPanel, build_panels, find_limits
+from analysis.figures.answers import MOST_MARKS, MOST_PANELS, AnswerPanel, build_panels, find_limits
 from analysis.questions import describe_choice
 from analysis.scaling.best import best
 from bench.core.record import RunRecord
@@ -81,6 +81,24 @@ def test_each_engine_has_its_fastest_mark_and_a_single_engine_has_all() -> None:
     assert [mark.label for mark in two.marks] == ["ddp, micro 4", "zero1, micro 4"]
     alone = build(*one("ddp", 1.0, micro=2), *one("ddp", 1.2, micro=4))[0]
     assert [mark.label for mark in alone.marks] == ["ddp, micro 4", "ddp, micro 2"]
+
+
+def test_note_states_whether_a_mark_is_an_engine_or_a_configuration() -> None:
+    two_engines = RIVALS[:6]
+    alone = [record for micro in (2, 4) for record in measured(asked(2, engine="ddp", micro=micro), 1.0)]
+    notes = [note(draw(answers, results(*records))) for records in (two_engines, alone, two_engines + alone)]
+    assert notes[0].startswith("Each mark is the fastest configuration of an engine. The")
+    assert notes[1].startswith("All configurations of a panel have the same engine, and each mark is one of them. The")
+    assert "; in a panel with a single engine, each mark is a configuration. The" in notes[2]
+
+
+def test_title_counts_the_engines_or_configurations_that_are_not_shown() -> None:
+    engines = ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "pipeline", "lga")
+    (panel,) = build(*(record for engine in engines for record in one(engine, 1.0)))
+    assert (len(panel.marks), panel.title.split(" · ")[-1]) == (MOST_MARKS, "6 of 8 engines shown")
+    (panel,) = build(*(record for micro in range(1, 8) for record in one("ddp", 1.0, micro=micro)))
+    assert (len(panel.marks), panel.title.split(" · ")[-1]) == (MOST_MARKS, "6 of 7 configurations shown")
+    assert not any("shown" in one.title for one in build(*RIVALS))
 
 
 def test_labels_of_marks_omit_the_protocol() -> None:
