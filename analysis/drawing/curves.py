@@ -34,9 +34,10 @@ from analysis.drawing.groups import (
     name_series,
     sort_groups,
 )
-from analysis.formats import UNITS, find_unit_power, format_interval_kind
+from analysis.formats import UNITS, find_unit_power
 from analysis.questions import Question
 from analysis.results import Results
+from analysis.scaling import build_basis_cells
 from analysis.scaling.curves import CurvePoint, Law, ScalingCurve, build_curves
 from analysis.summary import Row
 from analysis.table import group_by
@@ -247,16 +248,33 @@ def _compute_top(panels: Sequence[ChartPanel], quantity: PlottedQuantity) -> flo
 
 
 def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
+    """Return sentences that explain the bars and the markers of the points."""
     points = [point for panel in panels for point in panel.points]
-    rows = [point.row for point in points if point.ends and point.row["interval_kind"]]
-    kinds = sorted({format_interval_kind(row).replace("\u00a0", " ") for row in rows})
-    if not any(point.ends for point in points):
+    rows = [point.row for point in points if point.ends]
+    if not rows:
         return "No point has an interval." if points else ""
-    named = f" ({'; '.join(kinds)})" if kinds else ""
-    return (
-        f"Bar: interval{named}. Thin bar: interval within one run. Hollow mark: no interval. Arrow: the interval ends "
-        "beyond the axis."
-    )
+    kinds = sorted({_describe_interval(row) for row in rows if not _is_within_run(row)})
+    notes = [
+        f"Bar: interval ({', '.join(kinds)})." if kinds else "",
+        "Thin bar: interval from the steps of single runs, indicative." if any(map(_is_within_run, rows)) else "",
+        "Hollow mark: no interval." if any(point.ends is None for point in points) else "",
+        "Arrow: the interval ends beyond the axis.",
+    ]
+    return " ".join(filter(None, notes))
+
+
+def _describe_interval(row: Row) -> str:
+    """Return the confidence level of an interval between repeats, and their number, such as "75 % for 3 repeats"."""
+    if row.get("ratio_kind"):
+        return f"{100 * row['ratio_level']:.0f} % for the repeats at two node counts"
+    return f"{100 * row['interval_level']:.0f} % for {row['interval_n']} repeats"
+
+
+def _is_within_run(row: Row) -> bool:
+    """Return True if a point's interval was computed from the steps of runs and not from repeats. The interval of a
+    ratio, such as an efficiency, has a column for its kind."""
+    # A run of few steps may have an interval of its rate but no interval of its median step time, hence no kind.
+    return str(row.get("ratio_kind") or row["interval_kind"] or "within the run").startswith("within")
 
 
 def _describe_empty(panels: Sequence[ChartPanel]) -> str:
@@ -322,7 +340,7 @@ def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: fl
     """
     bars = [(point.place + aside, *point.ends) for point in curve.points if point.ends]
     if bars:
-        widths = [_BAR if point.row["n"] > 1 else _THIN_BAR for point in curve.points if point.ends]
+        widths = [_THIN_BAR if _is_within_run(point.row) else _BAR for point in curve.points if point.ends]
         mark(axes.vlines(*zip(*bars, strict=True), color=look.colour, linewidth=widths), curve.label)
         if beyond := [(x, top) for x, _, high in bars if high > top]:
             mark(draw_beyond(axes, "^", beyond, look.colour), curve.label)
@@ -381,4 +399,4 @@ def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
         low, high = (row[f"tokens_per_s_{end}"] / row["tokens_per_s"] for end in ("low", "high"))
     cells = {"efficiency": found.value if found else None, "efficiency_low": low, "efficiency_high": high}
     # In strong scaling, accumulation falls as nodes are added. It is set to 1 so that the curve is not split by it.
-    return {**row, **cells, "accumulation": 1}
+    return {**row, **cells, **build_basis_cells(found if point is not curve.base else None), "accumulation": 1}

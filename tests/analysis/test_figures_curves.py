@@ -135,9 +135,21 @@ def test_legend_names_every_engine_and_note_names_the_kind_of_interval() -> None
     assert legend(drawn) == ["ddp", "zero1"]
     assert (
         note(drawn)
-        == "Bar: interval (from the steps of one run, indicative). Thin bar: interval within one run. Hollow mark: no "
-        "interval. Arrow: the interval ends beyond the axis."
+        == "Thin bar: interval from the steps of single runs, indicative. Hollow mark: no interval. Arrow: the "
+        "interval ends beyond the axis."
     )
+
+
+def test_note_names_the_level_of_the_intervals_for_each_number_of_repeats() -> None:
+    numbers = {"ddp": 2, "zero1": 3, "zero2": 6}
+    records = [
+        run(spec(engine), repeat=repeat, steps=steps(WINDOW))
+        for engine, repeats in numbers.items()
+        for repeat in range(repeats)
+    ]
+    shown = note(draw(step_time, results(*records)))
+    # The range of two or three repeats contains the median unless all of them lie on the same side of it.
+    assert shown.startswith("Bar: interval (50 % for 2 repeats, 75 % for 3 repeats, 95 % for 6 repeats). Arrow")
 
 
 def over_nodes() -> Figure:

@@ -145,3 +145,17 @@ def test_lines_with_the_fewest_node_counts_are_omitted_with_a_note() -> None:
     drawn = draw(best_configurations, results(*records))
     assert line_names(drawn.axes[0]) == ["tiny"] * 14
     assert note(drawn).endswith("2 of 16 rows are omitted: those with the fewest node counts.")
+
+
+def test_note_names_the_levels_of_the_bars_at_the_base_and_at_more_nodes() -> None:
+    """The base has the range of its three repeats. The other points have the interval of a ratio."""
+    repeated = [
+        run(spec(nodes=nodes), repeat=repeat, steps=steps(scattered(0.99 * s, s, 1.01 * s)))
+        for nodes in (1, 2)
+        for repeat, s in enumerate((0.1 * nodes, 0.101 * nodes, 0.102 * nodes))
+    ]
+    assert note(draw(weak_scaling, results(*repeated))).startswith(
+        "Bar: interval (75 % for 3 repeats, 95 % for the repeats at two node counts). Arrow"
+    )
+    single = [one for one in repeated if one.circumstance.repeat == 0]
+    assert note(draw(weak_scaling, results(*single))).startswith("Thin bar: interval from the steps of single runs")
