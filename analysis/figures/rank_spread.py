@@ -12,6 +12,7 @@ from analysis.flags import NO_MEASUREMENT
 from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
 from analysis.results import Results
+from analysis.summary import KEY
 from bench.core.quantities import compare_to_alike, find_slow_ranks
 
 TITLE = "Differences between ranks"
@@ -41,8 +42,8 @@ class RankSpread(NamedTuple):
 
 
 def picture(results: Results) -> Picture:
-    """Return a panel of times and a panel of memory. Each configuration is represented by the run whose ranks differ
-    most."""
+    """Return a panel of times and a panel of memory. Each configuration on each machine is represented by the
+    run whose ranks differ most."""
     most, number = _select_most_spread(results.table)
     shown = []
     for record in map(results.record, most):
@@ -69,8 +70,8 @@ def picture(results: Results) -> Picture:
 def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     """Return the row indices of the runs to draw, and the number of configurations from which they were selected.
 
-    For each configuration, the run whose ranks differ most is selected. The run with the largest difference comes
-    first, and at most _MOST runs are returned.
+    For each configuration on each machine, the run whose ranks differ most is selected. The run with the largest
+    difference comes first, and at most _MOST runs are returned.
     """
     known = table["slowest_over_median"].notna() | table["peak_allocated_spread_bytes"].notna()
     shown = (table["outcome"] == "ok") & ~table["flags"].str.contains("|".join(NO_MEASUREMENT)) & known
@@ -78,7 +79,7 @@ def _select_most_spread(table: pd.DataFrame) -> tuple[list[int], int]:
     worst = table.reset_index(drop=True)[shown.to_numpy(bool)].sort_values(
         ["slowest_over_median", "peak_allocated_spread_bytes"], ascending=False, kind="stable"
     )
-    places = worst.drop_duplicates("config_id").index
+    places = worst.drop_duplicates(list(KEY)).index
     return [int(place) for place in places[:_MOST]], len(places)
 
 

@@ -64,6 +64,14 @@ def test_each_configuration_shows_its_run_with_the_largest_spread_worst_first() 
     assert ticks(own, 0) == pytest.approx([0.5, 1.5])
 
 
+def test_equal_configurations_on_two_machines_have_a_line_each() -> None:
+    records = [
+        run(outside_collectives_s=(0.01, own), machine={"name": name}) for name, own in (("a", 0.03), ("b", 0.01))
+    ]
+    own, _ = draw(rank_spread, results(*records)).axes
+    assert [ticks(own, y) for y in range(2)] == [pytest.approx([0.5, 1.5]), pytest.approx([1, 1])]
+
+
 def test_times_missing_for_one_rank_are_unknown_for_the_run() -> None:
     partly = run(outside_collectives_s=(0.01,), memory=memory(2, peak=10 * MIB))
     own, peaks = draw(rank_spread, results(run(spec(ranks=3), outside_collectives_s=(0.01,) * 3), partly)).axes
