@@ -33,6 +33,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7
 """
 
 MARKERS = "osD^vPX"
+_FILLINGS = 4  # fillings of a marker: full or light, each with and without a dark outline
 LINES: Any = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 
 STYLE: Any = {
@@ -80,6 +81,7 @@ class Look(NamedTuple):
     """Colour and marker of an engine: `place` is an index into COLOURS and MARKERS.
 
     Series of the same engine have different `variant` numbers, which select line style and filling of the markers.
+    Every four variants have the next marker, because a marker has four fillings.
     """
 
     place: int
@@ -92,7 +94,7 @@ class Look(NamedTuple):
     @property
     def marker(self) -> str:
         turn, place = divmod(self.place, len(COLOURS))
-        return MARKERS[(place + turn) % len(MARKERS)]
+        return MARKERS[(place + turn + self.variant // _FILLINGS) % len(MARKERS)]
 
     @property
     def line(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Look(NamedTuple):
 
     def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
         """Return the style of markers, as arguments of matplotlib's plot, without a line between them."""
-        fill = "none" if hollow else (self.colour, 0.35) if self.variant % 2 else self.colour
+        fill = "none" if hollow else (self.colour, 0.45) if self.variant % 2 else self.colour
         # Every second pair of variants has a dark outline. A hollow marker keeps its colour, since that is all it has.
         edge = INK if self.variant % 4 > 1 and not hollow else self.colour
         style = {"markerfacecolor": fill, "markeredgecolor": edge}

@@ -7,6 +7,7 @@ from records import save as save_runs
 
 from analysis import figures
 from analysis.drawing import COLOURS, MARKERS, assign_looks, choose_looks, compose
+from analysis.drawing.curves import MAX_CURVES
 from analysis.drawing.svg import save
 from bench.cli import main
 
@@ -31,6 +32,12 @@ def test_series_of_one_engine_share_colour_and_marker_shape_and_differ_in_line_a
     assert len({(look.colour, look.marker) for look in series}) == 1
     assert len({(str(look.line), str(look.style_marks())) for look in series}) == 3
     assert len({str(look.style_marks()) for look in series}) == 3, "markers are drawn even without a line between them"
+
+
+def test_as_many_series_of_one_engine_as_a_figure_has_differ_in_their_markers() -> None:
+    looks = assign_looks([f"ddp (lr={place})" for place in range(MAX_CURVES)], ["ddp", "zero1"])
+    assert len({str(look.style_marks()) for look in looks.values()}) == MAX_CURVES
+    assert {look.colour for look in looks.values()} == {COLOURS[0]}
 
 
 def test_usual_engines_look_the_same_in_every_set_of_engines() -> None:
