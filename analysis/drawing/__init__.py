@@ -5,6 +5,7 @@ Figures are built without pyplot, so they keep no global state and need no displ
 """
 
 import math
+import re
 import textwrap
 import zlib
 from collections import Counter
@@ -33,6 +34,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7
 """
 
 MARKERS = "osD^vPX"
+_OPTION_KEY = re.compile(r"\b[\w.]+=")
 _FILLINGS = 4  # fillings of a marker: full or light, each with and without a dark outline
 LINES: Any = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 
@@ -236,9 +238,38 @@ def measure_text(text: str, size: float) -> float:
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]) / 72
 
 
+def count_letters(text: str, room_in: float, size: float) -> float:
+    """Return how many letters of a text fit this width, if all its letters have their mean width."""
+    return len(text) * room_in / measure_text(text, size)
+
+
 def shorten_text(text: str, letters: float) -> str:
     """Return a text of at most `letters` letters; a cut is marked by an ellipsis."""
     return text if len(text) <= letters else f"{text[: max(int(letters) - 1, 1)]}…"
+
+
+def shorten_names(names: Sequence[str], rooms: Sequence[float]) -> list[str]:
+    """Return names of at most so many letters each, such that different names stay different as far as possible.
+
+    If a name cut at its end could be another name, all names omit the keys of their options: `ddp (0.1, 8)` for
+    `ddp (lr=0.1, warmup_tokens=8)`. A name for which this is not enough is cut in its middle.
+    """
+    cut = list(map(shorten_text, names, rooms))
+    if all(_is_distinct(short, name, names) for short, name in zip(cut, names, strict=True)):
+        return cut
+    bare = [_OPTION_KEY.sub("", name) for name in names]
+    whole = bare if len(set(bare)) == len(set(names)) else names
+    shortened = []
+    for name, room in zip(whole, rooms, strict=True):
+        short, kept = shorten_text(name, room), max(int(room) - 1, 2)
+        middle = f"{name[: kept - kept // 2]}…{name[-(kept // 2) :]}"
+        shortened.append(short if _is_distinct(short, name, whole) else middle)
+    return shortened
+
+
+def _is_distinct(short: str, name: str, names: Sequence[str]) -> bool:
+    """Return True unless `short`, which is `name` cut at its end, could also be another of the names."""
+    return short == name or not any(other.startswith(short[:-1]) for other in names if other != name)
 
 
 def format_reason(row: Row | None) -> str:
@@ -279,7 +310,7 @@ def draw_names(axes: Axes, places: Sequence[float], names: Sequence[str]) -> Non
     # A label at an angle ends below its tick. It is cut where it would reach into the panel on the left.
     scale_in, low = get_room_in(axes) / (axes.get_xlim()[1] - axes.get_xlim()[0]), axes.get_xlim()[0]
     rooms = [min(_NAME, (PLAIN.left + scale_in * (place - low)) / _ASLANT_LETTER_IN) for place in places]
-    axes.set_xticks(places, [shorten_text(name, room) for name, room in zip(names, rooms, strict=True)])
+    axes.set_xticks(places, shorten_names(names, rooms))
     for text in axes.get_xticklabels():
         text.set(rotation=30, horizontalalignment="right", rotation_mode="anchor", fontsize=6.5)
 

@@ -18,11 +18,12 @@ from analysis.drawing import (
     Picture,
     Space,
     choose_looks,
+    count_letters,
     draw_beyond,
     get_room_in,
     mark,
     measure_text,
-    shorten_text,
+    shorten_names,
 )
 from analysis.formats import format_effect, format_significant, name_briefly
 from analysis.questions import name_question
@@ -40,10 +41,10 @@ MOST_PANELS, MOST_MARKS = 6, 6
 
 _LEAST, _LEFT = 0.05, -0.25  # smallest right end of the axis, and its furthest left end
 _FAR = 6  # a value above this multiple of the smaller values' upper quartile is not shown to scale
-_ROW_IN, _STACKED_IN = 0.2, 0.42  # height of a row with its words next to it, and above it
+_ROW_IN, _STACKED_IN = 0.2, 0.54  # height of a row with its texts next to it, and above it
 _NARROW = Space(0, 0.15, 0.15, 0.4)
-_LEAST_AXIS_IN, _GAP_IN, _STACKED_PER_IN = 1.3, 0.15, 20.5
-_SIZE, _LEAST_SIZE = 7.0, 5.5  # font sizes of a text next to a row, and of a long label
+_LEAST_AXIS_IN, _GAP_IN = 1.3, 0.15
+_SIZE, _LEAST_SIZE, _STACKED_SIZE = 7.0, 5.5, 6.5  # font sizes of texts next to a row, of a long label, and above a row
 
 
 class AnswerMark(NamedTuple):
@@ -205,23 +206,25 @@ def _draw_panel(
     stacked = margin < 2 * _GAP_IN
     axes.set_xlim(*limits)
     axes.set_ylim(len(marks) - 0.5, -0.5)
-    below, half = (0.22, 0.2) if stacked else (0.0, 0.5)
-    for y, one in enumerate(marks):
+    below, half = (0.26, 0.16) if stacked else (0.0, 0.5)
+    labels, sizes = [_write_label(one, shared) for one in marks], [_STACKED_SIZE] * len(marks)
+    label_in = room if stacked else margin - 1.5 * _GAP_IN
+    if not stacked:
+        fits = [count_letters(label, label_in, _SIZE) / len(label) for label in labels]
+        sizes = [max(_LEAST_SIZE, _SIZE * min(1, fit)) for fit in fits]
+    rooms = [count_letters(label, label_in, size) for label, size in zip(labels, sizes, strict=True)]
+    for y, (one, label, size) in enumerate(zip(marks, shorten_names(labels, rooms), sizes, strict=True)):
         axes.vlines(0, y + below - half, y + below + half, color=INK, linewidth=0.6, zorder=1)
         _draw_mark(axes, one, y + below, limits, looks[one.engine])
-        label, words = _write_label(one, shared), _write_words(one)
         style: Any = {
             "transform": axes.get_yaxis_transform(), "va": "center", "alpha": 0.6 if one.extra is None else 1.0,
         }  # fmt: skip
         if stacked:
-            text = f"{shorten_text(label, max(12, _STACKED_PER_IN * room - len(words)))}: {words}"
-            axes.text(0, y - 0.2, text, ha="left", fontsize=6.5, **style)
+            axes.text(0, y - 0.34, label, ha="left", fontsize=size, **style)
+            axes.text(0, y - 0.08, _write_words(one), ha="left", fontsize=size, **style)
         else:
-            fits = (margin - 1.5 * _GAP_IN) / measure_text(label, _SIZE)  # fraction of the label that the margin holds
-            size = max(_LEAST_SIZE, _SIZE * min(1, fits))
-            text = shorten_text(label, len(label) * fits * _SIZE / size)
-            axes.text(-_GAP_IN / room, y, text, ha="right", fontsize=size, **style)
-            axes.text(1 + _GAP_IN / room, y, words, ha="left", fontsize=_SIZE, **style)
+            axes.text(-_GAP_IN / room, y, label, ha="right", fontsize=size, **style)
+            axes.text(1 + _GAP_IN / room, y, _write_words(one), ha="left", fontsize=_SIZE, **style)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")

@@ -7,7 +7,19 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, get_room_in, groups, mark, shorten_text
+from analysis.drawing import (
+    COLOURS,
+    INK,
+    Key,
+    Panel,
+    Picture,
+    Space,
+    count_letters,
+    get_room_in,
+    groups,
+    mark,
+    shorten_names,
+)
 from analysis.flags import NO_MEASUREMENT
 from analysis.formats import UNITS, find_unit_power
 from analysis.observed import list_by_rank, list_own_seconds
@@ -25,7 +37,7 @@ _NOTE = (
     "ranks that hold the same layers."
 )
 _EVEN = "Memory has no panel, because all ranks of each run have the same peak."
-_MOST, _LETTERS_PER_IN, _LINE_IN = 20, 18.5, 0.32  # lines, letters of their names in an inch, and their height
+_MOST, _LINE_IN, _SIZE = 20, 0.32, 6  # lines, their height, and the font size of their names
 _TICK: Any = {"color": COLOURS[0], "marker": "|", "markersize": 7, "markeredgewidth": 1.1, "linestyle": "none"}
 _SLOW: Any = {"color": COLOURS[4], "marker": "D", "markersize": 4, "linestyle": "none"}
 _MEMORY = "peak allocated memory"
@@ -123,7 +135,8 @@ def _name_lines(axes: Axes, median: float, labels: Sequence[str], known: Sequenc
     axes.set_ylim(len(labels) - 0.5, -0.75)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    for y, (label, is_known) in enumerate(zip(labels, known, strict=True)):
-        text = shorten_text(label, _LETTERS_PER_IN * get_room_in(axes) - 10 * (not is_known))
-        text += "" if is_known else ": unknown"
-        axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center", fontsize=6)
+    room = get_room_in(axes)
+    rooms = [count_letters(one, room, _SIZE) - 10 * (not is_known) for one, is_known in zip(labels, known, strict=True)]
+    for y, (label, is_known) in enumerate(zip(shorten_names(labels, rooms), known, strict=True)):
+        text = label + ("" if is_known else ": unknown")
+        axes.text(0, y - 0.42, text, transform=axes.get_yaxis_transform(), va="center", fontsize=_SIZE)

@@ -6,7 +6,7 @@ from records import failed, results, run, spec
 from records import save as save_runs
 
 from analysis import figures
-from analysis.drawing import COLOURS, MARKERS, assign_looks, choose_looks, compose
+from analysis.drawing import COLOURS, MARKERS, assign_looks, choose_looks, compose, shorten_names
 from analysis.drawing.curves import MAX_CURVES
 from analysis.drawing.svg import save
 from bench.cli import main
@@ -38,6 +38,16 @@ def test_as_many_series_of_one_engine_as_a_figure_has_differ_in_their_markers() 
     looks = assign_looks([f"ddp (lr={place})" for place in range(MAX_CURVES)], ["ddp", "zero1"])
     assert len({str(look.style_marks()) for look in looks.values()}) == MAX_CURVES
     assert {look.colour for look in looks.values()} == {COLOURS[0]}
+
+
+def test_shortened_names_stay_different() -> None:
+    alike = [f"ddp (lr={rate}, warmup_tokens={tokens})" for rate in (0.1, 0.2) for tokens in (0, 5)]
+    assert shorten_names(alike, [40] * 4) == alike
+    assert shorten_names(alike[::2], [12] * 2) == ["ddp (lr=0.1…", "ddp (lr=0.2…"], "a cut at the end is enough"
+    assert shorten_names(alike, [20] * 4) == ["ddp (0.1, 0)", "ddp (0.1, 5)", "ddp (0.2, 0)", "ddp (0.2, 5)"]
+    assert len(set(shorten_names([f"a name that ends in {end}" for end in (10, 11)], [9] * 2))) == 2
+    keys = ["ddp (eps=0.1, amsgrad=True)", "ddp (eps=0.1, maximize=True)"]
+    assert all("eps=" in name for name in shorten_names(keys, [20] * 2)), "only keys distinguish these names"
 
 
 def test_usual_engines_look_the_same_in_every_set_of_engines() -> None:

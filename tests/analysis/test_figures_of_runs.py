@@ -72,6 +72,12 @@ def test_equal_configurations_on_two_machines_have_a_line_each() -> None:
     assert [ticks(own, y) for y in range(2)] == [pytest.approx([0.5, 1.5]), pytest.approx([1, 1])]
 
 
+def test_name_of_a_line_is_cut_only_at_the_edge_of_the_panel() -> None:
+    of = spec(engine="zero2", nodes=4, batch={"micro": 4, "accumulation": 2})
+    (own, _) = draw(rank_spread, results(run(of), run())).axes
+    assert "tiny · 4 × 2 ranks · zero2 × 2 accumulated, micro 4 [straggler]" in names(own)
+
+
 def test_times_missing_for_one_rank_are_unknown_for_the_run() -> None:
     partly = run(outside_collectives_s=(0.01,), memory=memory(2, peak=10 * MIB))
     own, peaks = draw(rank_spread, results(run(spec(ranks=3), outside_collectives_s=(0.01,) * 3), partly)).axes

@@ -1,13 +1,17 @@
 """Tests of the report's figure of answers: its values, and its drawing. For each question (configurations that do the
 same work on equal hardware), the figure shows the fastest configuration and how much longer other engines take."""
 
+import itertools
 import re
 
 import pytest
 from clusters import asked, measured, out_of_memory
 from drawn import draw, note, shows, titles
+from matplotlib.text import Text
 from records import results
 
+from analysis.drawing import draw_panel
+from analysis.drawing.svg import PANEL_IN
 from analysis.figures import answers
 from analysis.figures.answers import MOST_MARKS, MOST_PANELS, AnswerPanel, build_panels, find_limits
 from analysis.questions import describe_choice
@@ -165,3 +169,19 @@ def test_long_labels_are_cut_rather_than_the_numbers_next_to_them() -> None:
     (axes,) = figure.axes
     boxes = [text.get_window_extent() for text in axes.texts]
     assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_on_a_phone_label_and_numbers_have_a_line_each() -> None:
+    noisy = [
+        *measured(asked(1, engine="ddp", optimizer={"lr": 0.003}), [1.0, 1.1, 0.9]),
+        *measured(asked(1, engine="ddp", optimizer={"lr": 0.01}), [1.0, 1.2, 0.95]),
+    ]
+    (panel,) = answers.picture(results(*noisy)).panels
+    assert panel.narrow
+    drawing = draw_panel(panel, PANEL_IN, panel.narrow)
+    drawing.draw_without_rendering()
+    texts = drawing.axes[0].texts
+    assert {text.get_text() for text in texts} >= {"ddp (lr=0.003)", "ddp (lr=0.01)"}
+    assert all(drawing.bbox.x0 <= box.x0 and box.x1 <= drawing.bbox.x1 for box in map(Text.get_window_extent, texts))
+    heights = sorted(text.get_window_extent().y0 for text in texts)
+    assert min(high - low for low, high in itertools.pairwise(heights)) >= 6.5, "lines do not overlap"
