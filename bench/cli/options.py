@@ -182,8 +182,11 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> None:
-    """Print the outcomes and quality flags of a sweep that ran on this machine. Then print what the results say about
-    the question for which the study was made, such as which engine is fastest."""
+    """Print the outcomes and quality flags of a sweep that ran on this machine. Then print what the results of its
+    points say about the question for which the study was made, such as which engine is fastest.
+
+    Results of other points in the same folder are excluded: all sweeps without a study share a folder.
+    """
     if as_json:
         outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
         print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
@@ -193,7 +196,8 @@ def print_ended(done: "SweepResult", *, as_json: bool) -> None:
 
     found = results.read([done.folder])
     print(format_ended(done, _count_flags(done, found)))
-    for line in describe_answer(found):
+    keys = zip(found.table["config_id"], found.table["machine"], strict=True)
+    for line in describe_answer(found.take([place for place, key in enumerate(keys) if key in done.points])):
         print(terminal.wrap(line))
 
 

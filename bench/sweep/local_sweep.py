@@ -84,6 +84,7 @@ class SweepResult(NamedTuple):
     skipped: int  # points that had an answer, a final outcome, before this call
     unanswered: int = 0  # points without a valid answer: skipped without an outcome, postponed, or paused
     attempts: frozenset[Path] = frozenset()  # folders of the attempts whose outcomes are counted
+    points: frozenset[tuple[str, str]] = frozenset()  # config_id and machine of each point, trials of a search included
 
     @property
     def good(self) -> bool:
@@ -184,8 +185,8 @@ class LocalSweep:
         finally:
             if self._supervisor:
                 self._supervisor.close()
-        counted = frozenset(self._counted)
-        return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered, counted)
+        counted, points = frozenset(self._counted), frozenset((key.config_id, key.machine) for key in self._repeats)
+        return SweepResult(self.folder, Counter(self.kinds), self._skipped, self._unanswered, counted, points)
 
     def _plan(self) -> SweepPlan:
         """Return a plan of the points that have no answer (no final outcome) yet. The study's first control point is

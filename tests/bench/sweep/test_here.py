@@ -86,6 +86,21 @@ def test_summary_counts_flags_of_this_sweep_alone(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("1 ok (1 busy, 1 short, 1 unverified); 1 already had a result; ")
 
 
+def test_answer_of_a_sweep_is_about_its_own_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sweeps without a study share a folder. Other points, and runs of the same point on another machine, decide
+    nothing about this sweep. Earlier runs of its own points do."""
+    for micro in (1, 2):
+        attempt(tmp_path, spec(batch__micro=micro), "ok", busy=True)
+    attempt(tmp_path, spec(batch__micro=8), "host_oom")
+    attempt(tmp_path, spec(batch__micro=4), "ok", busy=True)
+    attempt(tmp_path, spec(batch__micro=4), "ok", machine="other")
+    attempt(tmp_path, spec(batch__micro=4), "ok", repeat=7)
+    options.print_ended(here(tmp_path, 4).run(), as_json=False)
+    _, *answer = capsys.readouterr().out.splitlines()
+    assert " ".join(answer).startswith("1 of 2 ok runs was made on a busy machine: ")
+    assert "host_oom" not in " ".join(answer) and "micro 2" not in " ".join(answer), answer
+
+
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
 
 
