@@ -13,12 +13,14 @@ If runs are trainings, the table has their held-out losses and the quality of th
 after the training.
 
 As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
-A long reason is cut after eight lines. --wide adds the other main columns, with one line per row and
-whole reasons. Markdown, CSV and JSON have all columns of
-the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
+Columns with equal values are omitted first. If the settings that fit do not distinguish all
+configurations, the table has their config_id. A long reason is cut after eight lines. --wide adds
+the other main columns, with one line per row and whole reasons. Markdown, CSV and JSON have all
+columns of the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
 """
 
 import argparse
+import itertools
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -49,10 +51,18 @@ _OMITTED_FIRST = (
 )  # fmt: skip
 """Columns that may be omitted to make a table narrower, in the order in which they are omitted. Columns with the same
 value in all rows are omitted before columns whose values differ."""
-_OMITTED_IF_TRAINED = ("step_s", "world_size", "engine")
+_OMITTED_IF_TRAINED = ("step_s", "world_size")
+_OMITTED_IF_EQUAL = ("learning_rate", "micro", "outcome")
 _OMITTED_LAST = ("exact_match_before", "exact_match", "validation_loss")
-"""Further columns that may be omitted if the table has held-out losses, which need the room. So may the outcome if it
-is the same in all rows. Columns of _OMITTED_LAST are omitted after all others."""
+"""Further columns that may be omitted if the table has held-out losses, which need the room. Columns of
+_OMITTED_IF_EQUAL are omitted only if they have the same value in all rows. Columns of _OMITTED_LAST are omitted after
+all others."""
+_IN_CONFIG_ID = ("seed", "learning_rate", "world_size", "adapter", "micro", "engine")
+"""Settings that may be omitted if the table shows config_id, which also identifies the rows. They are omitted after
+other columns. In a table with held-out losses, the engine may be omitted in any case."""
+_IDENTIFYING = (*_IN_CONFIG_ID, "model", "options", "precision", "encoder_length", "decoder_length")
+_NAMED = 3
+"""Number of omitted columns that are named if more than one other column is omitted, too."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,8 +151,8 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     right = [known[name].kind in ("integer", "number") for name in names]
     omitted_first = list(() if chosen else _OMITTED_FIRST)
     if "validation_loss" in names and not chosen:
-        outcome = ["outcome"] if frame["outcome"].nunique() == 1 else []
-        omitted_first += [*_OMITTED_IF_TRAINED, *outcome, *_OMITTED_LAST]
+        equal = [name for name in _OMITTED_IF_EQUAL if frame[name].nunique(dropna=False) == 1]
+        omitted_first += [*_OMITTED_IF_TRAINED, *equal, "engine", *_OMITTED_LAST]
     _write_text(names, rows, right, width, _FOLDED, omitted_first)
 
 
@@ -163,15 +173,15 @@ def _write_text(
     least: "Mapping[str, int]",
     omitted_first: "Sequence[str]",
 ) -> None:
-    """Write a table that is at most `width` characters wide. Columns that do not fit are omitted, and their names are
-    printed on standard error.
+    """Write a table that is at most `width` characters wide. Columns that do not fit are omitted. Their number and the
+    names of the most important ones are printed on standard error.
 
     `right` is True for each column of numbers. `least` holds the smallest width of each column whose texts may be
     wrapped. `omitted_first` lists the columns that may be omitted, in this order.
     """
     from analysis.formats import render_text_table
 
-    omitted = [] if width is None else _choose_omitted(names, rows, width, least, omitted_first)
+    omitted = [] if width is None else _choose_omitted(names, rows, right, width, least, omitted_first)
     kept = [place for place, name in enumerate(names) if name not in omitted]
     head, numbers = [names[place] for place in kept], [right[place] for place in kept]
     cells = [[row[place] for place in kept] for row in rows]
@@ -183,10 +193,11 @@ def _write_text(
     if any(one != cell and one.endswith(_ELLIPSIS) for one, cell in pairs):
         print(f"{_CUT}: long texts are cut; for the full texts, add --wide or --format csv", file=sys.stderr)
     if omitted:
-        print(
-            f"columns not shown, because {width} characters are too narrow: {', '.join(omitted)}; add --wide",
-            file=sys.stderr,
+        named = (
+            omitted if len(omitted) <= _NAMED + 1 else [*omitted[: -_NAMED - 1 : -1], f"{len(omitted) - _NAMED} more"]
         )
+        listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+        print(f"columns not shown, because {width} characters are too narrow: {listed}; add --wide", file=sys.stderr)
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:
@@ -203,24 +214,53 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
 def _choose_omitted(
     names: "Sequence[str]",
     rows: "Sequence[Sequence[str]]",
+    right: "Sequence[bool]",
     width: int,
     least: "Mapping[str, int]",
     omitted_first: "Sequence[str]",
 ) -> list[str]:
-    """Return the columns to omit so that the others fit `width` characters.
+    """Return the columns to omit so that the others fit `width` characters, in the order in which they are omitted.
 
-    `omitted_first` lists the columns that may be omitted, in this order. `least` holds the smallest width of each
-    column whose texts may be wrapped.
+    Rows of different configurations differ in the remaining columns. If settings alone do not achieve this, or leave no
+    room for held-out losses, `config_id` remains instead of settings.
     """
-    needed = _list_least_widths(_list_widths(names, rows), least)
+    omitted = _omit(names, rows, right, width, least, omitted_first)
+    if "config_id" not in omitted:
+        return omitted
+    place, is_kept = names.index("config_id"), [name in _IDENTIFYING and name not in omitted for name in names]
+    settings = {(tuple(itertools.compress(row, is_kept)), row[place]) for row in rows}
+    is_ambiguous = len(dict(settings)) < len(settings)
+    if not is_ambiguous and set(omitted).isdisjoint(_OMITTED_LAST):
+        return omitted
+    rest = dict.fromkeys((*omitted_first, *_IN_CONFIG_ID))
+    return _omit(names, rows, right, width, least, [name for name in rest if name != "config_id"])
+
+
+def _omit(
+    names: "Sequence[str]",
+    rows: "Sequence[Sequence[str]]",
+    right: "Sequence[bool]",
+    width: int,
+    least: "Mapping[str, int]",
+    candidates: "Sequence[str]",
+) -> list[str]:
+    """Return the columns to omit, of `candidates` in this order, so that the others fit `width` characters.
+
+    `right` is True for each column of numbers. `least` holds the smallest width of each column whose texts may be
+    wrapped. Texts become narrower than that before a setting or a held-out loss is omitted.
+    """
+    natural = _list_widths(names, rows)
+    usual, narrow = _list_least_widths(natural, least), _list_narrowest(names, rows, right)
     # A column with the same value in all rows does not help to distinguish rows.
     several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
+    late = {name for name in _IN_CONFIG_ID if name in several or name == "engine"}
     omitted: list[str] = []
-    for name in sorted(omitted_first, key=lambda name: (name in _OMITTED_LAST, name in several)):
-        kept = [number for one, number in needed.items() if one not in omitted]
+    for name in sorted(candidates, key=lambda name: (name in _OMITTED_LAST, name in late, name in several)):
+        needed = narrow if name in late or name in _OMITTED_LAST else usual
+        kept = [needed[one] for one in names if one not in omitted]
         if sum(kept) + 2 * (len(kept) - 1) <= width:
-            break
-        omitted += [name] if name in needed else []
+            continue
+        omitted += [name] if name in natural else []
     return omitted
 
 
@@ -238,9 +278,8 @@ def _wrap_texts(
     """
     natural = _list_widths(names, rows)
     widths, texts = dict(natural), [name for name, number in zip(names, right, strict=True) if not number]
-    words = {name: _measure_longest_word(column) for name, *column in zip(names, *rows, strict=True)}
-    lowest = {name: min(_NARROW, words[name]) if name in _FOLDED else words[name] for name in texts}
-    for floors in (_list_least_widths(natural, lowest | dict(least)), _list_least_widths(natural, lowest)):
+    narrowest = _list_narrowest(names, rows, right)
+    for floors in (_list_least_widths(natural, narrowest | dict(least)), narrowest):
         while sum(widths.values()) + 2 * (len(names) - 1) > width:
             wide = [name for name in texts if widths[name] > floors[name]]
             if not wide:
@@ -262,8 +301,14 @@ def _wrap(text: str, width: int, most: int | None) -> str:
     return "\n".join(lines)
 
 
-def _measure_longest_word(column: "Sequence[str]") -> int:
-    return max((len(word) for cell in column for word in cell.split()), default=0)
+def _list_narrowest(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", right: "Sequence[bool]") -> dict[str, int]:
+    """Return the smallest width of each column at which no heading, number or word of up to `_NARROW` characters is
+    broken."""
+    natural, lowest = _list_widths(names, rows), dict[str, int]()
+    for name, number, *column in zip(names, right, *rows, strict=True):
+        word = max((len(word) for cell in column for word in cell.split()), default=0)
+        lowest[name] = natural[name] if number else min(_NARROW, word) if name in _FOLDED else word
+    return _list_least_widths(natural, lowest)
 
 
 def _list_widths(names: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> dict[str, int]:

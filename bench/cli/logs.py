@@ -5,8 +5,9 @@
   zeroscale logs 3fa9c1d27b results/runs/paper --follow
 
 A point is named by its config_id or by an unambiguous beginning of it. To select one attempt,
-append a slash and the name of the attempt's folder. `zeroscale status --json` and every table show
-both names. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if
+append a slash and the name of the attempt's folder. `zeroscale status --json` shows both names, and
+`zeroscale table DIR --columns config_id,repeat,attempt` their parts: attempt 1 of repeat 0 has the
+folder 0.1. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if
 a log was found.
 """
 

@@ -6,6 +6,7 @@ from records import failed, run, save, spec, steps
 
 from analysis import formats
 from bench.cli import main
+from bench.core.record import Evaluation, RunRecord
 
 MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
@@ -27,7 +28,7 @@ def test_text_table_fits_100_columns_and_has_every_reason_in_full(
     assert max(map(len, out.splitlines())) <= 100
     assert header.split()[0] == "engine" and header.split()[-1] == "reason"
     assert out.count("memory") == 20 + header.count("memory"), "folded, not cut"
-    assert "model" in error and error.strip().endswith("add --wide")
+    assert "peak_allocated_bytes, config_id, sample_s and 2 more; add --wide" in error
 
 
 @pytest.mark.parametrize("width", (100, 80, 60))
@@ -48,7 +49,35 @@ def test_narrow_table_with_a_long_reason_breaks_no_heading_number_or_short_word(
     assert max(map(len, narrow.splitlines())) <= max(width, 72), "72 columns: the widths below which nothing is broken"
     assert narrow.count("several") <= 24 and "several" in narrow and "…" in narrow
     assert "reason: long texts are cut; for the full texts, add --wide or --format csv" in note
-    assert "exact_match_before" in note.partition("not shown")[2]
+    shown = narrow.splitlines()[0].split()
+    assert ("exact_match_before" in shown, "exact_match_before" in note) == (width == 100, width != 100)
+
+
+def fine_tuning(adapter: str = "lora") -> RunRecord:
+    """Return a record of a training with the quality of answers before and after it."""
+    of = spec("ddp", ranks=2, learning={"tokens": 10_000}, adapter={"name": adapter, "rank": 4, "alpha": 8})
+    ends = [Evaluation(step=step, loss=6.0 - step, target_tokens=50, seconds=0.1, trained_s=step,
+                       quality={"exact_match": step / 9, "token_f1": step / 8}) for step in (0, 5)]  # fmt: skip
+    return run(of, evaluations=tuple(ends))
+
+
+@pytest.mark.parametrize("others", ("none", "a measurement", "a measurement and a failure", "recorded runs"))
+def test_table_with_a_training_shows_its_losses_and_which_run_it_is(
+    others: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`results/runs/adhoc` has all runs without a study, so a training and other runs are often in one table."""
+    more = [run(spec("zero3"))] * ("measurement" in others)
+    more += [failed("host_oom", spec("zero1"), reason="rank 0: " + "out of memory " * 20)] * ("failure" in others)
+    paths = [str(save(tmp_path, fine_tuning(), *more))]
+    paths += [str(MEASURED / f"{name}.zip") for name in ("finetune_cpu", "learning") if others == "recorded runs"]
+    assert main(["table", *paths]) == 0
+    out, note = capsys.readouterr()
+    header, *rows = out.splitlines()
+    names = header.split()
+    assert {"validation_loss", "exact_match_before", "exact_match"} < set(names), header
+    assert {"engine", "config_id"} & set(names), header
+    assert max(map(len, [header, *rows])) <= 100
+    assert note.splitlines()[-1].count(",") <= 4, "a long list of columns is shortened"
 
 
 def test_wide_text_table_has_all_main_columns_and_one_line_per_run(
