@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(entries: "Sequence[Entry]") -> None:
     """Print the rule for testing a claim, then each claim with one line per property."""
     from analysis.claims.verdicts import HEAD, TEXT, cells
+    from analysis.formats import find_width
 
-    print(_wrap(TEXT))
+    print(_wrap(TEXT, width=find_width()))
     for entry in entries:
         claim, text, *rest = cells(entry)
         print(f"\n{_wrap(text, f'{claim}  ')}")
@@ -55,8 +56,9 @@ def _print(entries: "Sequence[Entry]") -> None:
             print(_wrap(words, f"    {label.lower():<10}"))
 
 
-def _wrap(text: str, label: str = "") -> str:
-    """Return a text with its label in front. For a terminal, the text is wrapped to the width of the terminal. In a
-    file the text stays on one line, so that `grep` finds phrases."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))
+def _wrap(text: str, label: str = "", width: int | None = None) -> str:
+    """Return a text with its label in front, wrapped to `width` characters. By default, this is the width of the
+    terminal. In a file, the text then stays on one line, so that `grep` finds phrases."""
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)

@@ -375,7 +375,18 @@ def test_text_and_markdown_begin_with_the_rule(runs: Path, capsys: pytest.Captur
         main(["claims", str(runs), "--format", form])
         printed = capsys.readouterr().out
         assert printed.startswith("Rule for a test of a claim of arXiv 2310.05350. The model is an mT5")
-        assert printed.count("not testable here") == 12, "the verdict of 11 claims, and the explanation of verdicts"
+        words = " ".join(printed.split())
+        assert words.count("not testable here") == 12, "the verdict of 11 claims, and the explanation of verdicts"
+
+
+def test_rule_in_text_is_wrapped_and_claims_keep_one_line_per_property(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Phrases of a claim are found by `grep`, which needs whole lines."""
+    main(["claims", str(runs)])
+    rule, first, *_ = capsys.readouterr().out.split("\n\n")
+    assert len(rule.splitlines()) > 5 and max(map(len, rule.splitlines())) <= 100
+    assert [line.split()[0] for line in first.splitlines()[1:]] == ["machine", "measured", "verdict", "reason"]
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
