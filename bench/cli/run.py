@@ -191,7 +191,9 @@ def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str]
     kept = _list_reference_overrides(record.spec, overrides)
     if (known is None or not known.is_reference) and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
-        commands.insert(0, (reference, "a reference run, to verify the losses"))
+        # `analysis.flags.list_flags` knows this run alone, so the printed flags do not have `unverified`.
+        purpose = "a reference run, to verify the losses; without it, tables have the flag unverified"
+        commands.insert(0, (reference, purpose))
     return [options.format_next(what, words) for words, what in commands]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from started_runs import PATIENCE_S, Command
 
-from analysis import flags
+from analysis import flags, results
 from bench import api
 from bench.cli import main
 from bench.cli.run import format_answer
@@ -274,6 +274,18 @@ def test_printed_next_command_has_the_same_folders_and_works(
     assert (program, words) == ("zeroscale", ["run", "engine=ddp", "model=mine", *given])
     assert main([*words, "machine=cpu", "--dry-run"]) == 0
     assert "ddp" in capsys.readouterr().out
+
+
+def test_next_command_names_the_flag_that_only_tables_have(tmp_path: Path) -> None:
+    """The flag `unverified` depends on other runs of the folder, which `run` does not read."""
+    for path in store.find_records([Path("tests/data/runs.zip/smoke")]):
+        record = store.read_record(path)
+        if record.outcome.kind == "ok" and record.spec.engine.name in ("ddp", "zero1"):
+            (shown,) = results.read([path]).table["flags"]
+            text = "\n".join(format_answer(record, tmp_path / "adhoc" / "point" / "0.0", []))
+            (printed,) = (line for line in text.splitlines() if line.startswith("flags: "))
+            assert {*shown.split()} - {*printed.removeprefix("flags: ").split(", ")} <= {"unverified"}
+            assert ("without it, tables have the flag unverified" in text) == ("unverified" in shown)
 
 
 def test_training_prints_its_losses_quality_and_the_path_of_its_adapter(
