@@ -97,8 +97,9 @@ def test_answer_of_a_sweep_is_about_its_own_points(tmp_path: Path, capsys: pytes
     attempt(tmp_path, spec(batch__micro=4), "ok", repeat=7)
     options.print_ended(here(tmp_path, 4).run(), as_json=False)
     _, *answer = capsys.readouterr().out.splitlines()
-    assert " ".join(answer).startswith("1 of 2 ok runs was made on a busy machine: ")
-    assert "host_oom" not in " ".join(answer) and "micro 2" not in " ".join(answer), answer
+    text = " ".join(answer)
+    assert "1 of 2 ok runs was made on a busy machine: " in text
+    assert "ended ok" not in text and "other" not in text, "neither the failed run nor the other machine"
 
 
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"
