@@ -85,7 +85,7 @@ def test_exhausted_host_memory_is_host_oom(zeroscale_run: Start) -> None:
 
     # The attention probabilities of one layer alone take 96 × 32 × 1024 × 1024 × 4 bytes = 12 GiB.
     large = ("model.attention=eager", "model.shape.heads=32", "batch.micro=96", "sequence.tokens=1024")
-    record = zeroscale_run(*QUICK, "engine=ddp", *large, "devices_per_node=1", preexec_fn=limit).record()
+    record = zeroscale_run(*QUICK, "engine=ddp", *large, "devices_per_node=1", "--no-prune", preexec_fn=limit).record()
     assert record.outcome.kind == "host_oom", record.outcome
     assert record.outcome.final
     assert record.outcome.evidence["ranks"][0]["rule"].startswith("message 'DefaultCPUAllocator")
