@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench import api, engines
 from bench.cli import options
 from bench.core import store, terminal
-from bench.core.errors import NoPrediction, UserError
+from bench.core.errors import Interrupted, NoPrediction, UserError
 from bench.core.formatting import describe_result, format_interval, format_number
 from bench.core.record import RunRecord
 from bench.core.spec import Parallel, RunSpec
@@ -71,7 +71,11 @@ def run(args: argparse.Namespace) -> int:
         check_far_out(predicted)
     busy.print(made.requested.circumstance.launcher)
     with terminal.progress(quiet=args.json) as follow:
-        folder, record = api.measure(made, results=args.results, follow=follow)
+        try:
+            folder, record = api.measure(made, results=args.results, follow=follow)
+        except Interrupted as interruption:
+            print("\n".join(_describe_interruption(interruption)), file=sys.stderr)
+            raise
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
@@ -81,6 +85,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join([describe_result(record), *format_answer(record, folder, args.overrides, given)]))
     return 0 if record.outcome.kind == "ok" else 1
+
+
+def _describe_interruption(interruption: Interrupted) -> list[str]:
+    """Return lines with the outcome of an interrupted run, the steps that it had made, and how to run it again."""
+    again = "next: repeat the same command, which starts a new run"
+    for folder in interruption.args:
+        outcome = store.read_record(folder / store.RECORD).outcome
+        steps = [rank["step"] for rank in outcome.evidence.get("ranks", ()) if rank["step"] >= 0]
+        made = f" at step {min(steps)}" if steps else " before its first step"
+        return [f"{outcome.kind}: {outcome.reason}{made}", again]
+    return [again]
 
 
 class MemoryNeed(NamedTuple):

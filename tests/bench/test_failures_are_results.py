@@ -176,7 +176,9 @@ def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
     assert set(where.values()) <= {"fetch", "steps"}, "a step first fetches its samples, then trains on them"
     if number == signal.SIGINT:
         ending = f"zeroscale: interrupted by {expected}; ending the run and writing its record into {run.folder()} …"
-        assert [line for line in run.errors.splitlines() if "interrupted" in line] == [ending]
+        step = min(rank["step"] for rank in record.outcome.evidence["ranks"])
+        result = f"cancelled: interrupted by {expected} at step {step}"
+        assert run.errors.splitlines()[-3:] == [ending, result, "next: repeat the same command, which starts a new run"]
 
 
 @pytest.mark.cold
