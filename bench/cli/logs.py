@@ -7,8 +7,8 @@
 A point is named by its config_id or by an unambiguous beginning of it. To select one attempt,
 append a slash and the name of the attempt's folder. `zeroscale status --json` shows both names, and
 `zeroscale table DIR --columns config_id,repeat,attempt` their parts: attempt 1 of repeat 0 has the
-folder 0.1. `run.log` has the lines of all ranks, each with its rank in front. The exit code is 0 if
-a log was found.
+folder 0.1. `run.log` has the lines of all ranks, each with its rank in front. It may be empty for a
+run that ended ok. The exit code is 0 if a log was found.
 """
 
 import argparse
@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(args.point, rule, "`zeroscale status DIR --json` lists all configurations")
     for path in logs:
         print(f"── {path}")
-        for line in _read_lines(path, args.rank if path.name == store.LOG else None)[-args.lines :]:
+        rank = args.rank if path.name == store.LOG else None
+        lines = _read_lines(path, rank) or ["(empty)" if rank is None else f"(no lines of rank {rank})"]
+        for line in lines[-args.lines :]:
             print(make_printable(line))
     if args.follow and attempts:
         _follow(attempts[-1], args.rank)

@@ -7,6 +7,9 @@ The run uses the GPUs of this machine or, without GPUs, two processes on the CPU
 sets another number of devices or processes. On a CPU, the precision, sequence lengths and
 measurement protocol of the smoke study are used unless you set them, so that a run takes less than
 a minute. The command prints the keys that it set in this way.
+
+If the predicted memory is more than 1.2 times the memory that is available, the run is refused,
+because on a CPU it would use all memory of this machine. --no-prune starts it nevertheless.
 """
 
 import argparse
@@ -14,18 +17,19 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench import api, engines
 from bench.cli import options
 from bench.core import store, terminal
-from bench.core.errors import NoPrediction
+from bench.core.errors import Interrupted, NoPrediction, UserError
 from bench.core.formatting import describe_result, format_interval, format_number
 from bench.core.record import RunRecord
 from bench.core.spec import Parallel, RunSpec
 from bench.measure import environment
 
 if TYPE_CHECKING:
+    from bench.sweep.forecast import MemoryForecast
     from bench.sweep.prediction import Prediction
 
 STUDY = "adhoc"
@@ -39,6 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name of the results folder, within --results; default: %(default)s",
     )
+    help_text = "also start a run whose predicted memory is far more than this machine has"
+    parser.add_argument("--no-prune", action="store_true", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,22 +53,29 @@ def run(args: argparse.Namespace) -> int:
     made = api.point(args.overrides, study=args.study, config_dir=args.config_dir)
     if args.dry_run and args.json:
         print(options.format_point_json(made.composed))
+        return 0
+    # These overrides include the defaults chosen for a CPU.
+    (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
     if not args.json:
         options.print_chosen(made.chosen)
         print(options.format_compact_point(made.composed), flush=True)
-        # These overrides include the defaults chosen for a CPU.
-        (predicted,) = api.predict(overrides=made.requested.circumstance.overrides, config_dir=args.config_dir)
         try:
             lines = list_predictions(predicted)
         except NoPrediction as unknown:
             lines = [f"no prediction: {unknown}"]
-        if args.dry_run or "does not fit" in lines[0]:
+        if args.dry_run or any("does not fit" in line for line in lines):
             print("\n".join(terminal.wrap(line, 4) for line in lines), flush=True)
     if args.dry_run:
         return 0
+    if not args.no_prune:
+        check_far_out(predicted)
     busy.print(made.requested.circumstance.launcher)
     with terminal.progress(quiet=args.json) as follow:
-        folder, record = api.measure(made, results=args.results, follow=follow)
+        try:
+            folder, record = api.measure(made, results=args.results, follow=follow)
+        except Interrupted as interruption:
+            print("\n".join(_describe_interruption(interruption)), file=sys.stderr)
+            raise
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
@@ -74,23 +87,67 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record.outcome.kind == "ok" else 1
 
 
-def list_predictions(predicted: "Prediction") -> list[str]:
-    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. Raise
-    NoPrediction if the engine or the model family does not describe its costs."""
-    from bench.predict.workload import describe_parameters
+def _describe_interruption(interruption: Interrupted) -> list[str]:
+    """Return lines with the outcome of an interrupted run, the steps that it had made, and how to run it again."""
+    again = "next: repeat the same command, which starts a new run"
+    for folder in interruption.args:
+        outcome = store.read_record(folder / store.RECORD).outcome
+        steps = [rank["step"] for rank in outcome.evidence.get("ranks", ()) if rank["step"] >= 0]
+        made = f" at step {min(steps)}" if steps else " before its first step"
+        return [f"{outcome.kind}: {outcome.reason}{made}", again]
+    return [again]
+
+
+class MemoryNeed(NamedTuple):
+    """Predicted memory of a run, and the memory that the run may use, with the place of this memory as text."""
+
+    needed: "MemoryForecast"
+    room: int | None
+    where: str
+
+
+def find_memory(predicted: "Prediction") -> MemoryNeed | None:
+    """Return the predicted memory of a run on this machine. None if there is no prediction."""
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
-        return [f"no prediction: {predicted.memory_unknown}"]
+        return None
     (low, high), room, where = predicted.memory.device, predicted.point.composed.machine.memory_bytes, "of the device"
     if room is None and predicted.device == "cpu" and (host := predicted.host()):
         # On a CPU all ranks share the host's memory, and each process uses memory in addition to its tensors.
         low, high, where = host.low, host.high, "of this machine, for all ranks"
         room = environment.read_host_memory_bytes()
-    fits = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0).fits(room)
-    span = "–".join(dict.fromkeys(format_number(size / 1e9) for size in (low, high)))
+    return MemoryNeed(MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0), room, where)
+
+
+def check_far_out(predicted: "Prediction") -> None:
+    """Raise UserError if a run is predicted to exceed the memory by a wide margin, at which a sweep skips a point too.
+    On a CPU, such a run would use all memory of the machine until the kernel ends processes."""
+    from bench.sweep.forecast import FAR_OUT_FACTOR
+
+    need, spec = find_memory(predicted), predicted.point.composed.spec
+    # Compiled code keeps fewer tensors for the backward pass than predicted.
+    if need is None or need.room is None or spec.model.compile != "none":
+        return
+    if need.needed.low_bytes > FAR_OUT_FACTOR * need.room:
+        low, room, where = need.needed.low_bytes / 1e9, need.room / 1e9, need.where.partition(",")[0]
+        rule = f"needs at least {format_number(low)} GB, far more than the {format_number(room)} GB {where}"
+        remedy = "choose a smaller model, or add --no-prune to start the run nevertheless"
+        raise UserError(f"model={spec.model.name}", rule, remedy)
+
+
+def list_predictions(predicted: "Prediction") -> list[str]:
+    """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. Raise
+    NoPrediction if the engine or the model family does not describe its costs."""
+    from bench.predict.workload import describe_parameters
+
+    need = find_memory(predicted)
+    if need is None:
+        return [f"no prediction: {predicted.memory_unknown}"]
+    fits, room = need.needed.fits(need.room), need.room
+    span = "–".join(dict.fromkeys(format_number(n / 1e9) for n in (need.needed.low_bytes, need.needed.high_bytes)))
     known = "" if room is None else f" of {format_number(room / 1e9)} GB"
-    memory = f"predicted memory: {span} GB{known} {where}: {'size unknown' if room is None else fits}"
+    memory = f"predicted memory: {span} GB{known} {need.where}: {'size unknown' if room is None else fits}"
     if fits == "does not fit":
         memory += f"; {predicted.describe_remedy() or 'choose a smaller model, batch.micro or sequence'}"
     time = f"no step time predicted: {predicted.time_unknown}"

@@ -50,7 +50,7 @@ def make_printable(text: str) -> str:
 
 class Interrupted(KeyboardInterrupt):
     """Interruption by Ctrl-C or SIGTERM. It is raised after a message about the interruption was printed on standard
-    error."""
+    error. If an attempt was interrupted, the exception's argument is the attempt's folder, which has a record."""
 
 
 CheckState = Literal["ok", "missing", "note"]

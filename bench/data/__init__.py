@@ -140,9 +140,12 @@ def check_tokenizer(name: str) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    value, remedy = f"data.tokenizer={name}", "give a local folder, or data.tokenizer=byt5"
+    if Path(name).is_dir() and not _may_hold_tokenizer(Path(name)):
+        remedy = "save one with tokenizer.save_pretrained, give another folder, or data.tokenizer=byt5"
+        raise UserError(value, "the folder has no files of a tokenizer", remedy)
     if is_tokenizer_here(name):
         return
-    value, remedy = f"data.tokenizer={name}", "give a local folder, or data.tokenizer=byt5"
     try:
         HfApi().model_info(name, timeout=_HUB_S)
     except HFValidationError as error:
@@ -155,6 +158,15 @@ def check_tokenizer(name: str) -> None:
         why = re.split(r"\n|\. ", str(error).strip())[0] or type(error).__name__
         rule = f"neither a folder nor in the local cache, and the Hugging Face Hub does not answer ({why})"
         raise UserError(value, rule, f"{remedy}, or run `zeroscale prepare` where there is a network") from error
+
+
+def _may_hold_tokenizer(folder: Path) -> bool:
+    """Return True if a folder has a file whose name is usual for tokenizers, or if its configuration names a class of
+    tokenizers. Some classes, such as ByT5Tokenizer, need no files."""
+    if any(re.search(r"token|vocab|merges|bpe|\.model$|\.spm$", path.name) for path in folder.iterdir()):
+        return True
+    settings = folder / "config.json"
+    return settings.is_file() and '"tokenizer_class"' in settings.read_text(errors="replace")
 
 
 _TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"

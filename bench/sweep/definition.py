@@ -205,7 +205,11 @@ def read(study_folder: Path) -> list[SweepDefinition]:
         raise next(file for file in files if isinstance(file, UserError))
     if not found:
         rule = "no sweep was started in this folder" if study_folder.is_dir() else "no such folder"
-        raise UserError(str(study_folder), rule, "name the results folder of a study, such as results/runs/smoke")
+        remedy = "name the results folder of a study, such as results/runs/smoke"
+        if any(study_folder.glob(f"*/*/{store.SPEC}")):
+            rule += ", only single runs"
+            remedy = "to repeat a run, use its `zeroscale run` command again; `zeroscale table` lists the runs"
+        raise UserError(str(study_folder), rule, remedy)
     return _with_trials(found, study_folder)
 
 

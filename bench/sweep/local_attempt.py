@@ -412,7 +412,7 @@ def make_attempt(
     if handled:
         reason = f"interrupted by {_name_signal(deferred[0])} before its supervisor had started"
         store.finalize(folder, Outcome(kind="cancelled", reason=reason))
-        raise Interrupted
+        raise Interrupted(folder)
     reason = "its supervisor died and left no record; see run.log"
     record = store.finalize(folder, Outcome(kind="error", reason=reason))
     if deferred:

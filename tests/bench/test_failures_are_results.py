@@ -85,7 +85,7 @@ def test_exhausted_host_memory_is_host_oom(zeroscale_run: Start) -> None:
 
     # The attention probabilities of one layer alone take 96 × 32 × 1024 × 1024 × 4 bytes = 12 GiB.
     large = ("model.attention=eager", "model.shape.heads=32", "batch.micro=96", "sequence.tokens=1024")
-    record = zeroscale_run(*QUICK, "engine=ddp", *large, "devices_per_node=1", preexec_fn=limit).record()
+    record = zeroscale_run(*QUICK, "engine=ddp", *large, "devices_per_node=1", "--no-prune", preexec_fn=limit).record()
     assert record.outcome.kind == "host_oom", record.outcome
     assert record.outcome.final
     assert record.outcome.evidence["ranks"][0]["rule"].startswith("message 'DefaultCPUAllocator")
@@ -176,7 +176,9 @@ def test_command_ended_by_any_signal_leaves_a_record_and_no_orphans(
     assert set(where.values()) <= {"fetch", "steps"}, "a step first fetches its samples, then trains on them"
     if number == signal.SIGINT:
         ending = f"zeroscale: interrupted by {expected}; ending the run and writing its record into {run.folder()} …"
-        assert [line for line in run.errors.splitlines() if "interrupted" in line] == [ending]
+        step = min(rank["step"] for rank in record.outcome.evidence["ranks"])
+        result = f"cancelled: interrupted by {expected} at step {step}"
+        assert run.errors.splitlines()[-3:] == [ending, result, "next: repeat the same command, which starts a new run"]
 
 
 @pytest.mark.cold

@@ -349,15 +349,29 @@ def test_dry_run_predicts_memory_and_time_or_gives_the_reason(
         assert part in "\n".join(predicted)
 
 
-def test_point_that_does_not_fit_is_reported_before_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("excess", "option", "code"), [(1.1, "", 130), (1.3, "", 2), (1.3, "--no-prune", 130)])
+@pytest.mark.parametrize("form", ["text", "--json"])
+def test_run_far_out_of_memory_is_refused(
+    excess: float,
+    option: str,
+    code: int,
+    form: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The command prints that the point is predicted not to fit into memory. It still starts the run, because running
-    out of memory is a result."""
+    """On a CPU, such a run would use all memory of the machine. A run that exceeds it by less than 20 % starts, as in a
+    sweep, because the prediction may be wrong."""
+    words = ["machine=cpu", "devices_per_node=2", "precision=fp32", "sequence.encoder=128", "sequence.decoder=32"]
+    host = api.predict(overrides=words)[0].host()
+    assert host
+    monkeypatch.setattr("bench.cli.run.environment.read_host_memory_bytes", lambda: int(host.low / excess))
     monkeypatch.setattr(api, "measure", lambda made, **given: (_ for _ in ()).throw(KeyboardInterrupt))
-    words = ["run", "machine=cpu", "devices_per_node=2", "sequence.encoder=100000000", "--results", str(tmp_path)]
-    assert main(words) == 130
-    assert "does not fit" in capsys.readouterr().out
+    words += filter(None, [option, form.removeprefix("text")])
+    assert main(["run", *words, "--results", str(tmp_path)]) == code
+    printed = capsys.readouterr()
+    assert ("does not fit" in printed.out) == (form == "text")
+    assert ("far more than the " in printed.err and "add --no-prune" in printed.err) == (code == 2)
 
 
 def test_unwritable_results_folder_is_found_before_the_wait_for_the_lock(

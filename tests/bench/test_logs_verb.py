@@ -57,6 +57,14 @@ def test_logs_of_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFix
     assert lines[4:] == [f"── {study}/jobs/s-7/slurm-7.log", "of job 7"]
 
 
+def test_log_without_lines_is_marked(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty log is usual for a run that ended ok. Without the mark, the output would be only the log's path."""
+    lines = print_logs(capsys, f"{POINT}/0.1", study, "--rank", "2")
+    assert lines[:2] == [f"── {study}/{POINT}/0.1/run.log", "(no lines of rank 2)"]
+    (study / POINT / "0.1" / store.LOG).write_text("")
+    assert print_logs(capsys, f"{POINT}/0.1", study)[1] == "(empty)"
+
+
 def test_log_of_the_last_attempt_is_followed_until_its_record(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / POINT / "0.1" / store.RECORD).write_text("{}")
     assert print_logs(capsys, f"{POINT}/0.1", study, "--follow", "--lines", "1")

@@ -86,8 +86,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:  # unknown name, no network, or a folder without a tokenizer
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise UserError(f"data.tokenizer={name}", reason, "give a local folder, or byt5") from error
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise UserError(f"data.tokenizer={name}", reason, "give a folder with a saved tokenizer, or byt5") from error
     ids = tokenizer.get_vocab()
     numbers = {int(match[1]): ids[token] for token in ids if (match := _SENTINEL.fullmatch(token))}
     if tokenizer.eos_token_id is None:
@@ -299,7 +299,8 @@ def _is_readable_here(path: Path) -> bool:
 
 def _read_texts(path: Path, selection: CorpusSelection) -> Iterator[str]:
     """Yield the documents, paragraphs or lines of a text file. Blank lines separate paragraphs."""
-    with open_text(path) as file:
+    # A few files of Python's standard library, which is read without `data.files`, have another encoding.
+    with open_text(path, errors="strict" if selection.files else "replace") as file:
         if selection.sample_by == "document":
             yield file.read(selection.max_bytes)  # a character has at least one byte
         elif selection.sample_by == "line":
@@ -323,7 +324,7 @@ def _open_rows(selection: CorpusSelection, paths: Sequence[Path]) -> Iterator[di
     if not selection.hub:
         value, remedy = f"data.files={','.join(selection.files)}", "repair or replace the files"
         builder = _name_builder(paths[0])
-        reading = {"sample_by": selection.sample_by, "encoding_errors": "replace"} if builder == "text" else {}
+        reading = {"sample_by": selection.sample_by} if builder == "text" else {}
         names, given = (builder,), {"data_files": {"train": list(map(str, paths))}, "split": "train", **reading}
     try:
         yield from load_dataset(*names, streaming=True, **given)
@@ -361,6 +362,8 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
 def _find_matches(pattern: str) -> list[Path]:
     try:
         path = Path(pattern).expanduser()
+        if path.is_dir():
+            raise UserError(f"data.files={pattern}", "is a folder", f"name its files, such as {pattern}/*.jsonl")
         if path.exists():  # checked before globbing: a file name may contain glob characters
             return [path] if path.is_file() else []
         root = Path(path.anchor)
@@ -415,7 +418,7 @@ class DividedText(NamedTuple):
 
 
 def divide(text: Corpus, share: float, seed: int) -> DividedText:
-    """Divide a corpus into training text and held-out text. Raise UserError for a corpus with one document.
+    """Divide a corpus into training text and held-out text. Raise UserError unless two of its documents differ.
 
     Whole documents are held out, in a random order that depends only on `seed`, until they contain the share `share` of
     all tokens. Documents with equal text are either all held out or all used for training, so that a model is never
@@ -429,14 +432,15 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
     if len(numbers) < 2:
         rule = "has one document, and held-out text needs whole documents"
         remedy = "set data.sample_by=paragraph for text, or give several files or samples"
+        if len(text.ends) > 1:
+            rule, remedy = f"all {len(text.ends):,} documents (samples) are equal", "add different documents"
         raise UserError(f"data corpus {text.name}", rule, remedy)
     content = np.array([numbers[one] for one in contents])  # (documents,): equal numbers for equal documents
     lengths = text.ends - begins
     order = np.random.default_rng(seed).permutation(len(numbers))
     sums = np.cumsum(np.bincount(content, weights=lengths)[order])
-    count = min(
-        int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1
-    )  # at least one document is left for training
+    # At least one document is left for training.
+    count = min(int(np.searchsorted(sums, share * sums[-1])) + 1, len(numbers) - 1)
     held = np.isin(content, order[:count])
 
     def take(chosen: NDArray[np.bool_]) -> Corpus:  # name, bytes and hash stay those of the whole corpus

@@ -6,13 +6,14 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, list_names, suggest_nearest
 from bench.core.spec import Frozen
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED = frozenset(_OPENERS)
 """Suffixes of compressed files that `open_text` reads."""
+_SURROGATE = re.compile("[\udc80-\udcff]")
 _TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
 """Number of samples of the generated task, its shortest and longest prompt, and the letters of prompts."""
 
@@ -45,6 +47,11 @@ class Line(NamedTuple):
         """Return a UserError for this line, with the given rule and remedy."""
         return UserError(f"data.files={self.file}", f"line {self.number} {rule}", remedy)
 
+    def refuse_missing(self, field: str, content: Mapping[str, Any]) -> UserError:
+        """Return a UserError for a field that `content`, which is this line or a part of it, does not have."""
+        remedy = f"add it (existing fields: {list_names(content)})" if content else "add it"
+        return self.refuse(f"has no field {field}", suggest_nearest(field, content, remedy))
+
 
 class Segment(NamedTuple):
     """A piece of a sample's text, which is either part of an answer or not. Only tokens of answers have a loss."""
@@ -54,15 +61,27 @@ class Segment(NamedTuple):
 
 
 @contextmanager
-def open_text(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+def open_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> Iterator[TextIO]:
     """Return a context with an opened text file, which may be compressed. Raise UserError if the file cannot be opened,
-    or if reading it fails later within the context."""
+    or if reading it fails later within the context. `errors` is the treatment of bytes that are not UTF-8, as in
+    `open`."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, errors="replace") as file:
+        with _OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, errors=errors) as file:
             yield file
+    except UnicodeDecodeError as error:
+        rule = f"line {_find_undecodable_line(path)} is not UTF-8"
+        remedy = "convert the file, for example with iconv --from-code=LATIN1 --to-code=UTF-8"
+        raise UserError(f"data.files={path}", rule, remedy) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # unreadable, or not compressed as its name
         reason = str(error).partition("\n")[0]
         raise UserError(f"data.files={path}", f"cannot be read ({reason})", "repair or replace it") from error
+
+
+def _find_undecodable_line(path: Path) -> int:
+    """Return the number of the first line, from 1, that is not UTF-8."""
+    # With "surrogateescape", each byte that is not UTF-8 becomes a surrogate, which UTF-8 itself never contains.
+    with open_text(path, errors="surrogateescape") as file:
+        return next(number for number, text in enumerate(file, start=1) if _SURROGATE.search(text))
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[Line]:
@@ -130,15 +149,16 @@ def _get_text(line: Line, content: dict[str, Any], field: str) -> str:
     if text is not ...:
         raise line.refuse(f"has a field {field} of type {type(text).__name__}", "give text")
     is_chat = "messages" in line.content and field != "messages"
-    remedy = "set data.messages=messages for chats" if is_chat else suggest_nearest(field, content, "add it")
-    raise line.refuse(f"has no field {field}", remedy)
+    if is_chat:
+        raise line.refuse(f"has no field {field}", "set data.messages=messages for chats")
+    raise line.refuse_missing(field, content)
 
 
 def _list_turns(line: Line, field: str) -> list[dict[str, str]]:
     """Return the turns of a chat, up to the assistant's last answer."""
     turns = line.content.get(field, ...)
     if turns is ...:
-        raise line.refuse(f"has no field {field}", suggest_nearest(field, line.content, "add it"))
+        raise line.refuse_missing(field, line.content)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise line.refuse(
             f"has a field {field} that is not a list of turns", 'write [{"role": "user", "content": "…"}, …]'

@@ -136,10 +136,45 @@ def test_unreadable_corpus_is_refused_in_one_line(folder: Path) -> None:
     assert message(files=jsonl, field="id").startswith("data.field=id: holds int, not text")
     assert "holds no text" in message(files=(str(folder / "document_2.txt"),))
     assert message(files=("nowhere/*.txt",)).startswith("data.files=nowhere/*.txt: no such file")
+    assert message(files=(str(folder),)).startswith(f"data.files={folder}: is a folder; name its files, such as ")
     assert "unknown format" in message(files=(sys.executable,))
     assert "mixes json and text" in message(files=(*jsonl, str(folder / "corpus.txt")))
     assert message(hub=str(folder / "nowhere")).startswith(f"data.hub={folder}/nowhere: ")
     assert message(files=jsonl, field="body", tokenizer=str(folder)).startswith(f"data.tokenizer={folder}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("latin1.jsonl", {"field": "body"}),
+        ("latin1.jsonl.gz", {"field": "body"}),
+        ("latin1.txt", {}),
+        ("latin1.txt", {"sample_by": "line"}),
+        ("latin1.txt", {"sample_by": "paragraph"}),
+    ],
+)
+def test_file_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+    lines = ['{"body": "plain"}', "", '{"body": "é"}', '{"body": "è"}']
+    content = "\r\n".join(lines).encode("latin-1")
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match=rf"^data\.files=.*/{name}: line 3 is not UTF-8; convert the file, "):
+        corpus.load(CorpusSelection(files=(str(tmp_path / name),), **options))
+
+
+def test_folder_without_a_tokenizer_is_refused_before_the_run(tmp_path: Path) -> None:
+    """A checkpoint may have been saved without its tokenizer. A folder with damaged files of a tokenizer is refused in
+    the run, with the whole reason of transformers."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r": the folder has no files of a tokenizer; save one with "):
+        plan.plan_point(f"data=text data.tokenizer={tmp_path} machine=cpu", "adhoc", None)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "tokenizer_class": "ByT5Tokenizer"}')
+    assert corpus.load_tokenizer(str(tmp_path)).eos == transformers.ByT5Tokenizer().eos_token_id
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(UserError, match=r"[^:]; give a folder with a saved tokenizer, or byt5$"):
+        corpus.load_tokenizer(str(tmp_path))
 
 
 def test_byt5_tokenizer_equals_that_of_transformers() -> None:

@@ -54,6 +54,8 @@ def test_copies_of_a_document_are_never_in_both_training_and_held_out_text() -> 
 
 def test_held_out_text_of_a_single_document_is_refused() -> None:
     with pytest.raises(UserError, match=r"held-out text needs whole documents; set data\.sample_by"):
+        divide(corpus("abc"), 0.5, 0)
+    with pytest.raises(UserError, match=r": all 2 documents \(samples\) are equal; add different documents$"):
         divide(corpus("abc", "abc"), 0.5, 0)
 
 

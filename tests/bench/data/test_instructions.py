@@ -209,6 +209,8 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
          "bad.jsonl: line 2 has no field answer; did you mean anwser?"),
         ('{"messages": []}', {}, "bad.jsonl: line 1 has no field prompt; set data.messages=messages for chats"),
         ("\n{}", {}, "bad.jsonl: line 2 has no field prompt; add it"),
+        ('{"prompt": "a", "answer": "b"}', {"prompt": "question"},
+         "bad.jsonl: line 1 has no field question; add it (existing fields: answer, prompt)"),
         ('{"prompt": "a", "answer": 3}', {}, "bad.jsonl: line 1 has a field answer of type int; give text"),
         ('{"prompt": "a",\n', {}, "bad.jsonl: line 1 is not JSON (Expecting property name"),
         ('["a", "b"]', {}, "bad.jsonl: line 1 is not a JSON object; write {"),
@@ -220,12 +222,14 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
         ('{"messages": []}', {"messages": "messages"}, "line 1 has no turn of the assistant"),
         ('{"messages": "a"}', {"messages": "messages"}, "line 1 has a field messages that is not a list of turns; "),
         ('{"messages": [{"role": "assistant"}]}', {"messages": "messages"}, "line 1 has no field content; "),
-        ('{"chat": []}', {"messages": "messages"}, "line 1 has no field messages; add it"),
+        ('{"chat": []}', {"messages": "messages"}, "line 1 has no field messages; add it (existing fields: chat)"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "0123456789"}', {},
          "sequence.tokens=10: the sample on line 2 of bad.jsonl has 13 tokens, its answer 11; "
          "raise it to 13, or set data.too_long=skip"),
         ('{"prompt": "a", "answer": "0123456789"}', {"too_long": "skip"}, "sequence.tokens=10: every sample is longer"),
-        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "b"}', {}, "has one document"),
+        ('{"prompt": "a", "answer": "b"}', {}, "has one document"),
+        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "b"}', {},
+         "bad.jsonl: all 2 documents (samples) are equal; "),
     ],
 )  # fmt: skip
 def test_invalid_lines_are_refused_in_one_line_before_and_in_the_run(

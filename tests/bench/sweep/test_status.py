@@ -218,6 +218,15 @@ def test_a_folder_without_a_sweep_is_refused_in_one_line(tmp_path: Path) -> None
         assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "no sweep was started" in told.stderr
 
 
+def test_folder_with_single_runs_alone_has_a_remedy_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(tmp_path, spec(), "cancelled")
+    for verb in ("status", "resume"):
+        assert main([verb, str(tmp_path)]) == 2
+        assert "only single runs; to repeat a run, use its `zeroscale run` command again" in capsys.readouterr().err
+
+
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
