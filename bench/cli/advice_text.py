@@ -338,9 +338,7 @@ def list_caveats(answer: Answer) -> list[str]:
         *_list_length_caveats(answer),
     ]
     if len(answer.query.adapters) > 1:
-        lines.append(
-            "How much full training, LoRA and QLoRA learn per token is not predicted: only memory and time are."
-        )
+        lines.append("How much full training, LoRA and QLoRA learn per token is not predicted; memory and time are.")
     return lines
 
 
@@ -385,7 +383,10 @@ def _list_batch_caveats(answer: Answer) -> Iterator[str]:
     elif not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         most = min(_find_usual_batch(winner), axes.most_samples)
         if most > winner.spec.global_batch:
-            yield f"Accumulation was not tried, since it raises the global batch: set max_global_batch={most} to try."
+            copy = winner.spec.parallel.ranks  # the accumulation of each layout that was searched
+            above = f" above {copy}, the number of ranks of a model copy," if copy > 1 else ""
+            remedy = f"set max_global_batch={most} to try"
+            yield f"Accumulation{above} was not tried, since it raises the global batch: {remedy}."
 
 
 def _find_usual_batch(choice: Choice) -> int:

@@ -171,6 +171,8 @@ def test_first_line_of_the_answer_doubts_a_large_batch(run_advise: Callable[...,
     small = run_advise(*words, "tokens=1e12", "nodes=1")
     assert "Accumulation was not tried" in small and "set max_global_batch=1024 to try" in small
     assert "times that of mT5" not in small
+    output = run_advise(*words[1:3], "model=llama_3_8b", "engine=pipeline", "parallel.tensor=2", "tokens=2e9")
+    assert "Accumulation above 2, the number of ranks of a model copy, was not" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
