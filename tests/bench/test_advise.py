@@ -403,7 +403,7 @@ def test_suggested_measurement_command_runs_as_printed(
         (("precision=bf16,fp16",), "must be one value"),
         (("study=paper",), "advice searches its own points"),
         (("machine=cpu",), "machine.memory_bytes"),
-        (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "the fastest takes"),
+        (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "micro-batch 8 × accumulation 1 ="),
         (("max_global_batch=4", "nodes=1", "engine=zero1"), "4 samples per step"),
         (("engine=zero1", "parallel.pipeline=2"), "engine zero1 does not support pipeline parallelism"),
         (("--results", "nowhere"), "nowhere"),

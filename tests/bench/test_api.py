@@ -140,9 +140,13 @@ def test_advice_accepts_plain_words_and_overrides() -> None:
 @pytest.mark.parametrize(("call", "expected"), [
     (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
     (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: only one study is supported; run `zeroscale"),
+    (lambda: api.predict("model=tiny"), "'model=tiny': is no study, but an override of model; pass it as overrides=["),
+    (lambda: api.plan("engine=ddp batch.micro=2"), "'engine=ddp batch.micro=2': is no study, but an override of "),
+    (lambda: api.predict(overrides="tokens=1e9"), "tokens: is an argument of `zeroscale advise` only"),
     (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
     (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: is a list of values, which only "),
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
+    (lambda: api.advise("model=tiny"), "machine: not given, so it is unknown what fits; add machine=h100 devices_per"),
     (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
 def test_impossible_requests_of_the_api_are_refused_in_one_line(call: Any, expected: str) -> None:
