@@ -199,6 +199,14 @@ def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sa
         assert re.fullmatch(_pattern(command.output), printed), printed
 
 
+def test_python_examples_of_the_notebook_guide_open_recorded_runs() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "guides/jupyter.md").read_text(), flags=re.M | re.DOTALL)
+    folders = {*re.findall(r'"(results/[^"]+)"', "".join(blocks))}
+    assert folders
+    for folder in folders:
+        assert store.find_records([ROOT / folder]), folder
+
+
 def test_sample_output_of_run_has_the_present_wording() -> None:
     # A page shows a run on a quiet machine, which a test cannot repeat. So only the wording is compared here.
     records = map(store.read_record, store.find_records([ROOT / "tests/data/runs.zip/smoke"]))

@@ -109,6 +109,9 @@ def test_plan_for_another_launcher_is_refused(tmp_path: Path) -> None:
 
 def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
     large, small = api.predict(overrides=GPUS | {"model": "mt5_xxl", "engine": ["ddp", "zero3"], "batch.micro": 1})
+    assert small.memory
+    low, high = (f"{size / 1e9:.3g}" for size in small.memory.device)
+    assert repr(small.memory).startswith(f"<MemoryPrediction: a device needs {low}–{high} GB; tensors by phase: ")
     assert large.fits is False and small.fits is not False
     assert small.memory and small.time and not small.time_unknown
     assert large.memory and large.memory.resident > 12 * 12e9, "ddp: Adam's 12 bytes for each of 13 billion parameters"
