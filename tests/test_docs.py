@@ -19,8 +19,10 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from analysis import flags
 from bench import cli
-from bench.core import files
+from bench.cli.run import format_answer
+from bench.core import files, store, terminal
 from bench.core.errors import UserError
 from docs.generate import FOLDER, pages, verbs
 
@@ -195,6 +197,33 @@ def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sa
         assert points and points[0] in command.output.splitlines()
     else:
         assert re.fullmatch(_pattern(command.output), printed), printed
+
+
+def test_python_examples_of_the_notebook_guide_open_recorded_runs() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "guides/jupyter.md").read_text(), flags=re.M | re.DOTALL)
+    folders = {*re.findall(r'"(results/[^"]+)"', "".join(blocks))}
+    assert folders
+    for folder in folders:
+        assert store.find_records([ROOT / folder]), folder
+
+
+def test_sample_output_of_run_has_the_present_wording() -> None:
+    # A page shows a run on a quiet machine, which a test cannot repeat. So only the wording is compared here.
+    records = map(store.read_record, store.find_records([ROOT / "tests/data/runs.zip/smoke"]))
+    record = next(record for record in records if record.outcome.kind == "ok")
+    real = {re.sub(r"[0-9.,]+", "0", line) for line in format_answer(record, Path("study/point/0.0"), [])}
+    [rate] = [line for line in real if "tokens per second" in line]
+    samples = [shown.output for name in NAMES for shown in _commands((ROOT / name).read_text())
+               if shown.words == ("run",) and shown.output]  # fmt: skip
+    assert len(samples) == 2
+    for sample in samples:
+        assert rate in re.sub(r"[0-9.,]+", "0", sample).splitlines()
+    [raised] = [
+        ", ".join(re.findall(r"^(?:flags|notes): (.*)$", shown, flags=re.M)) for shown in samples if "…" not in shown
+    ]
+    for name in raised.split(", "):
+        rule = {**flags.FLAGS, **flags.NOTES}[name]
+        assert any(terminal.wrap(f"{name}: the run {rule.meaning}", 2) in shown for shown in samples), name
 
 
 def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -31,6 +31,7 @@ from bench.predict.advice import (
 from bench.predict.advice.choices import Choice, explain_difference
 from bench.predict.memory import format_gigabytes, format_host_memory, predict_host_memory
 from bench.predict.scaling_laws import FAR_BATCH, KAPLAN, find_law, find_reference_batch
+from bench.predict.step_time.compute import describe_assumed_rate
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep import inputs
 from bench.sweep.advise.length import LAW
@@ -311,6 +312,7 @@ def list_caveats(answer: Answer) -> list[str]:
     advice, winner, axes = answer.advice, answer.advice.winner, answer.query.axes
     basis = "a calibration of this machine" if answer.request.machine.calibration else "the machine's published rates"
     lines = [f"The time of a step is {_format_evidence(winner)}; formulas use {basis}."]
+    lines += filter(None, [describe_assumed_rate(answer.request.machine, winner.spec.precision, answer.device)])
     if winner.estimate.evidence == "predicted" and not answer.request.machine.calibration and answer.device == "cuda":
         lines.append(format_class(answer.query.software))
     step_s, low_s, high_s = winner.estimate[:3]
@@ -327,10 +329,9 @@ def list_caveats(answer: Answer) -> list[str]:
         needs = "–".join(map(format_gigabytes, better.candidate.memory.device))
         condition = f"fits, which takes {needs} GB" if better.candidate.fits is None else "keeps the limits"
         lines.append(f"Better, if it {condition}: {better.spec.engine.name}, {describe_choice(better.spec)}.")
-    max_nodes = max(axes.nodes)
-    if len(axes.nodes) > 1 and winner.spec.nodes == max_nodes:
-        more = f"nodes={max_nodes},{2 * max_nodes}"
-        lines.append(f"Searched up to {format_count(max_nodes, 'node')}: set {more} to search further.")
+    most = max(axes.nodes)
+    if len(axes.nodes) > 1 and winner.spec.nodes == most:
+        lines.append(f"Searched up to {format_count(most, 'node')}: set nodes={most},{2 * most} to search further.")
     lines += [
         *_list_batch_caveats(answer),
         *_list_precision_caveats(winner),
@@ -338,9 +339,7 @@ def list_caveats(answer: Answer) -> list[str]:
         *_list_length_caveats(answer),
     ]
     if len(answer.query.adapters) > 1:
-        lines.append(
-            "How much full training, LoRA and QLoRA learn per token is not predicted: only memory and time are."
-        )
+        lines.append("How much full training, LoRA and QLoRA learn per token is not predicted; memory and time are.")
     return lines
 
 
@@ -385,7 +384,10 @@ def _list_batch_caveats(answer: Answer) -> Iterator[str]:
     elif not (axes.accumulation or axes.global_batch or axes.max_global_batch):
         most = min(_find_usual_batch(winner), axes.most_samples)
         if most > winner.spec.global_batch:
-            yield f"Accumulation was not tried, since it raises the global batch: set max_global_batch={most} to try."
+            copy = winner.spec.parallel.ranks  # the accumulation of each layout that was searched
+            above = f" above {copy}, the number of ranks of a model copy," if copy > 1 else ""
+            remedy = f"set max_global_batch={most} to try"
+            yield f"Accumulation{above} was not tried, since it raises the global batch: {remedy}."
 
 
 def _find_usual_batch(choice: Choice) -> int:

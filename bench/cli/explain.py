@@ -17,7 +17,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,16 +59,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
     """Return every meaning of a name. Exact names come first, then options, config keys and files whose last part is
-    this name. Raise UserError for an unknown name."""
-    # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
-    found = [one for one in known if one.name == name]
-    word = name.replace("-", "_")  # a parameter of the Python interface has the underscores of its option
-    found += [one for one in known if one.name != name and _get_last_part(one.name).replace("-", "_") == word]
+    this name. If there is none, return the meanings of names that differ in case only, such as `mfu` for MFU. Raise
+    UserError for an unknown name."""
+    found = _match(name, known, str) or _match(name, known, str.casefold)
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
         rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/ has this name"
         raise UserError(name, rule, suggest_nearest(name, names, "`zeroscale explain` lists all names"))
     return found
+
+
+def _match(name: str, known: Sequence[Explanation], fold: Callable[[str], str]) -> list[Explanation]:
+    """Return every meaning of a name. Names are compared after `fold` was applied to them."""
+    wanted = fold(name)
+    # Full names come first: `micro` is a column as well as the last part of `batch.micro`.
+    found = [one for one in known if fold(one.name) == wanted]
+    word = wanted.replace("-", "_")  # a parameter of the Python interface has the underscores of its option
+    last = (one for one in known if fold(one.name) != wanted)
+    return [*found, *(one for one in last if fold(_get_last_part(one.name)).replace("-", "_") == word)]
 
 
 def _get_last_part(name: str) -> str:

@@ -31,6 +31,7 @@ from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
+from bench.predict.step_time.compute import describe_assumed_rate
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep.prediction import Prediction
 
@@ -200,6 +201,9 @@ def _list_time(one: Prediction) -> list[str]:
     if time.hidden_s:
         lines[0] += f" Another {time.hidden_s:.3g} s of communication overlap with computing."
     lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
+    machine, precision = one.point.composed.machine, one.point.composed.spec.precision
+    if one.rehearsed_s is None and (assumed := describe_assumed_rate(machine, precision, one.device)):
+        lines.append(assumed)
     if one.by_class:
         lines.append(format_class(one.software))
     return lines

@@ -54,9 +54,9 @@ def load(name: str) -> Measure:
         return MEASURES[name]
     value, (path, colon, function) = f"learning.quality={name}", name.partition(":")
     if not colon:
-        raise UserError(
-            value, "no such measure", f"{suggest_nearest(name, MEASURES)}, or name a function as module:function"
-        )
+        nearest, other = suggest_nearest(name, MEASURES), "name a function as module:function"
+        remedy = f"{nearest} Otherwise {other}" if nearest.endswith("?") else f"{nearest}, or {other}"
+        raise UserError(value, "no such measure", remedy)
     try:
         found: Measure = getattr(importlib.import_module(path), function)
     except Exception as error:  # a user's module may fail in any way

@@ -71,6 +71,9 @@ def find_study(
     The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
     `verb` is the name of the calling command, for the error message if several studies are given.
     """
+    if isinstance(study, str) and "=" in study and not Path(study).exists():
+        key = study.partition("=")[0]
+        raise UserError(repr(study), f"is no study, but an override of {key}", f"pass it as overrides=[{study!r}]")
     parsed = compose.parse_overrides(format_overrides(given))
     named = [str(value) for key, values in parsed if key == "study" for value in values]
     rest = [(key, values) for key, values in parsed if key != "study"]

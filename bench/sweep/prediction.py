@@ -24,6 +24,7 @@ from bench.predict.memory import (
 from bench.predict.step_time import StepTime, predict_passes, predict_step_time
 from bench.predict.workload import USUAL, Software, find_software
 from bench.sweep import inputs
+from bench.sweep.advise.questions import list_words
 from bench.sweep.advise.remedies import NO_REMEDY, list_remedies
 from bench.sweep.inputs import GivenOverrides, find_study
 
@@ -139,6 +140,8 @@ def predict_points(
         )
     chosen = find_software(named[0]) if named else USUAL
     given = [(key, values) for key, values in given if key != "software"]
+    if foreign := [key for key, _ in given if key in list_words()]:
+        raise UserError(foreign[0], "is an argument of `zeroscale advise` only", "remove it, or use `zeroscale advise`")
     if composed != Study(name="adhoc"):  # a study is predicted as `sweep` would measure it
         small = dict(inputs.choose_small_base(composed, given, config_dir))
         composed = composed.model_copy(update={"base": composed.base | small})

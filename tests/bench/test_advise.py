@@ -171,6 +171,8 @@ def test_first_line_of_the_answer_doubts_a_large_batch(run_advise: Callable[...,
     small = run_advise(*words, "tokens=1e12", "nodes=1")
     assert "Accumulation was not tried" in small and "set max_global_batch=1024 to try" in small
     assert "times that of mT5" not in small
+    output = run_advise(*words[1:3], "model=llama_3_8b", "engine=pipeline", "parallel.tensor=2", "tokens=2e9")
+    assert "Accumulation above 2, the number of ranks of a model copy, was not" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_suggested_measurement_command_runs_as_printed(
         (("precision=bf16,fp16",), "must be one value"),
         (("study=paper",), "advice searches its own points"),
         (("machine=cpu",), "machine.memory_bytes"),
-        (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "the fastest takes"),
+        (("tokens=1e15", "deadline=1h", "nodes=1", "batch.micro=8"), "micro-batch 8 × accumulation 1 ="),
         (("max_global_batch=4", "nodes=1", "engine=zero1"), "4 samples per step"),
         (("engine=zero1", "parallel.pipeline=2"), "engine zero1 does not support pipeline parallelism"),
         (("--results", "nowhere"), "nowhere"),

@@ -109,6 +109,9 @@ def test_plan_for_another_launcher_is_refused(tmp_path: Path) -> None:
 
 def test_prediction_has_known_values_and_reasons_for_unknown_ones() -> None:
     large, small = api.predict(overrides=GPUS | {"model": "mt5_xxl", "engine": ["ddp", "zero3"], "batch.micro": 1})
+    assert small.memory
+    low, high = (f"{size / 1e9:.3g}" for size in small.memory.device)
+    assert repr(small.memory).startswith(f"<MemoryPrediction: a device needs {low}–{high} GB; tensors by phase: ")
     assert large.fits is False and small.fits is not False
     assert small.memory and small.time and not small.time_unknown
     assert large.memory and large.memory.resident > 12 * 12e9, "ddp: Adam's 12 bytes for each of 13 billion parameters"
@@ -140,9 +143,13 @@ def test_advice_accepts_plain_words_and_overrides() -> None:
 @pytest.mark.parametrize(("call", "expected"), [
     (lambda: api.plan("smok"), "study=smok: no such file in conf/study; did you mean smoke"),
     (lambda: api.plan("smoke", "study=paper"), "study=paper,smoke: only one study is supported; run `zeroscale"),
+    (lambda: api.predict("model=tiny"), "'model=tiny': is no study, but an override of model; pass it as overrides=["),
+    (lambda: api.plan("engine=ddp batch.micro=2"), "'engine=ddp batch.micro=2': is no study, but an override of "),
+    (lambda: api.predict(overrides="tokens=1e9"), "tokens: is an argument of `zeroscale advise` only"),
     (lambda: api.predict(overrides="batch.mico=3"), "batch.mico: no such key; did you mean batch.micro"),
     (lambda: api.point({"engine": ["ddp", "zero1"]}), "engine=ddp,zero1: is a list of values, which only "),
     (lambda: api.status("nowhere"), "nowhere: no such folder"),
+    (lambda: api.advise("model=tiny"), "machine: not given, so it is unknown what fits; add machine=h100 devices_per"),
     (lambda: api.advise("study=smoke"), "study: advice searches its own points"),
 ])  # fmt: skip
 def test_impossible_requests_of_the_api_are_refused_in_one_line(call: Any, expected: str) -> None:

@@ -57,6 +57,12 @@ def test_options_and_words_are_explained_by_their_help(
     assert expected in capsys.readouterr().out
 
 
+def test_name_in_another_case_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "MFU", "Batch.Micro"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("mfu (column)\n") and "\nbatch.micro (config key)\n" in output
+
+
 def test_option_with_dashes_is_refused_with_its_correct_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--max-queued"]) == 2
     assert capsys.readouterr().err.endswith("; write the name without dashes: zeroscale explain max-queued\n")

@@ -71,8 +71,8 @@ def test_function_of_a_module_is_a_measure_or_fails_in_one_line(
         "learning.quality=nowhere_quality:f: cannot be imported (ModuleNotFoundError"
     )
     assert message("exact_macth") == (
-        "learning.quality=exact_macth: no such measure; did you mean exact_match?, "
-        "or name a function as module:function"
+        "learning.quality=exact_macth: no such measure; did you mean exact_match? "
+        "Otherwise name a function as module:function"
     )
 
 

@@ -69,6 +69,11 @@ class MemoryPrediction(NamedTuple):
     base: tuple[int, int]  # bytes of the process without tensors, low and high
     reserve: tuple[int, int]  # bytes that the allocator reserves beyond tensors, low and high
 
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{phase.name} {format_gigabytes(phase.total)}" for phase in self.phases)
+        span = "–".join(dict.fromkeys(map(format_gigabytes, self.device)))
+        return f"<MemoryPrediction: a device needs {span} GB; tensors by phase: {phases} GB>"
+
     @property
     def init_peak(self) -> int:
         """Bytes of live tensors at the peak of building the model and the engine."""

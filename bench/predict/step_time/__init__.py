@@ -86,16 +86,19 @@ def predict_step_time(
     total, hidden = sum(parts.values()), sum(m.whole_s - m.exposed_s for m in moved)
     exposed = sum(m.exposed_s for m in moved)
     computing, (low, high) = straggler * own.total + idle_s, own.doubt
-    peak = machine.peak_tflops.get(spec.precision)
+    peak = 1e12 * machine.peak_tflops.get(spec.precision, 0.0) * spec.world_size
+    flops = compute_flops_per_step(spec)
+    # An interval from a ratio of times may reach below the time that the FLOPs take at the peak rate.
+    fastest_s = min(total, flops.model / peak) if peak else 0.0
     return StepTime(
         parts=parts,
         hidden_s=hidden,
         exposed_s=exposed,
-        low_s=total + (low - 1) * computing + (MOVED[0] - 1) * exposed,
+        low_s=max(fastest_s, total + (low - 1) * computing + (MOVED[0] - 1) * exposed),
         high_s=total + (high - 1) * computing + (MOVED[1] - 1) * exposed + hidden,  # without any overlap
-        flops=compute_flops_per_step(spec),
+        flops=flops,
         tokens=spec.global_batch * spec.tokens_per_sample,
-        peak_flops=1e12 * peak * spec.world_size if peak else None,
+        peak_flops=peak or None,
         bound=_find_bound(moved, own, idle_s, spec),
     )
 

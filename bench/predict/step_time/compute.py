@@ -245,11 +245,32 @@ def _find_sustained(machine: Machine, precision: Precision, device: Device) -> f
     The machine file may have two rates, the sustained rate and the rate of the best product; the lower of them is
     returned. If the file has neither, the returned rate is a share of the device's peak.
     """
-    sustained, burst = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
-    if known := [rate for rate in (sustained, burst) if rate]:
+    if known := _list_product_rates(machine, precision):
         return min(known)
+    return _find_share_of_peak(precision, device) * machine.peak_tflops.get(precision, 0.0)
+
+
+def _list_product_rates(machine: Machine, precision: Precision) -> list[float]:
+    """Return the published rates of large products in TFLOP/s. Empty if the machine file has none."""
+    rates = machine.sustained_tflops.get(precision), machine.matmul_ceiling_tflops.get(precision)
+    return [rate for rate in rates if rate]
+
+
+def _find_share_of_peak(precision: Precision, device: Device) -> float:
+    """Return the assumed rate of large products in training as a share of the device's peak."""
     kept = SUSTAINED_OF_BURST if device == "cuda" and precision != "fp32" else 1.0
-    return kept * CEILING_OF_PEAK[precision] * machine.peak_tflops.get(precision, 0.0)
+    return kept * CEILING_OF_PEAK[precision]
+
+
+def describe_assumed_rate(machine: Machine, precision: Precision, device: Device) -> str:
+    """Return a sentence if the rate of matrix products is assumed to be a share of the device's peak. Empty if the rate
+    was calibrated or published."""
+    calibrated = machine.calibration.matmul if machine.calibration else ()
+    if any(product.precision == precision for product in calibrated) or _list_product_rates(machine, precision):
+        return ""
+    missing = f"neither sustained_tflops.{precision} nor matmul_ceiling_tflops.{precision}"
+    share = f"{_find_share_of_peak(precision, device):.3g} × peak_tflops.{precision}"
+    return f"machine={machine.name} has {missing}: the rate of matrix products is assumed to be {share}."
 
 
 # -- passes of a step

@@ -63,7 +63,9 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
         known = known._replace(neighbours=())
     if first.machine.memory_bytes is None:
         rule = f"machine={first.machine.name} has no memory size, so it is unknown what fits"
-        raise UserError("machine.memory_bytes", rule, "set machine.memory_bytes=80e9, or choose another machine")
+        raise UserError(
+            "machine.memory_bytes", rule, "choose a machine, such as machine=h100, or set machine.memory_bytes=80e9"
+        )
     room = DeviceLimits(first.machine.memory_bytes, device, known.fits)
     found = search_candidates([request.spec for request in requests.values()], query.axes, room)
     remedy = functools.partial(remedies.find_remedy, query, config_dir, room)
@@ -117,6 +119,10 @@ def _compose_requests(
         except UserError as error:
             if error.value == "devices_per_node" and "launcher" not in dict(query.overrides):
                 # the error names a launcher that the user did not choose
+                if not {"machine", "machine.memory_bytes"} & {key for key, _ in query.overrides}:
+                    rule = "not given, so it is unknown what fits"
+                    remedy = "add machine=h100 devices_per_node=8, or the machine and devices of your nodes"
+                    raise UserError("machine", rule, remedy) from error
                 rule = f"unknown for machine={dict(query.overrides).get('machine', 'auto')}"
                 raise UserError(error.value, rule, "add devices_per_node=8, or the devices of your nodes") from error
             if query.chosen:
@@ -221,12 +227,15 @@ def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:
         return advice
-    hours = [(question.hours(choice, choice.estimate.step_s) or 0.0, choice.spec) for choice in made]
+    hours = [(question.hours(choice, choice.estimate.step_s) or 0.0, choice) for choice in made]
     least_h, fastest = min(hours, key=lambda taken: taken[0])
-    cheapest_h, cheapest = min(hours, key=lambda taken: taken[0] * taken[1].nodes)
+    cheapest_h, cheapest = min(((taken, one.spec) for taken, one in hours), key=lambda pair: pair[0] * pair[1].nodes)
+    # The table of an answer prefers choices that surely fit, so it may list another micro-batch for this engine.
+    name = f"{fastest.spec.engine.name}, {describe_choice(fastest.spec)}"
+    perhaps = ", which may fit" if fastest.candidate.fits is None else ""
     cost = f", at a cost of {format_number(cheapest_h * cheapest.world_size * query.price)}" if query.price else ""
     rule = (
-        f"no choice keeps this; the fastest takes {format_hours(least_h)} on {format_count(fastest.nodes, 'node')}, "
+        f"no choice keeps this; the fastest takes {format_hours(least_h)} ({name}{perhaps}), "
         f"the cheapest {format_number(cheapest_h * cheapest.nodes)} node-hours{cost}; searched up to "
         f"{format_count(max(query.axes.nodes), 'node')}"
     )

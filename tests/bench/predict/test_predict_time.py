@@ -76,3 +76,16 @@ def test_printed_times_and_rates_have_intervals_and_three_digits(capsys: pytest.
     for shown in (*found.groups(), *rated.groups()):
         assert len(shown.replace(",", "").replace(".", "").strip("0")) <= 3, shown
     assert float(rated[2].replace(",", "")) <= float(rated[1].replace(",", "")) <= float(rated[3].replace(",", ""))
+
+
+def test_assumed_rate_of_matrix_products_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["model=llama_3_8b", "engine=fsdp", "machine=h100", "devices_per_node=8", "precision=fp32"]
+    assumed = "machine=h100 has neither sustained_tflops.fp32 nor matmul_ceiling_tflops.fp32: the rate of matrix"
+    for verb, words in (("predict", []), ("advise", ["nodes=1", "batch.micro=2"])):
+        assert main([verb, *large, *words]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert assumed in text
+        (fastest,) = re.findall(r"MFU [\d.]+ \([\d.]+–([\d.]+)\) %", text)
+        assert float(fastest) <= 100
+    assert main(NODE) == 0
+    assert "neither" not in capsys.readouterr().out, "h200 has a rate in bf16"

@@ -8,6 +8,7 @@ from bench.core.errors import UserError
 from bench.core.machine import Calibration, CollectiveKind, CollectiveTime, Machine, MatmulRate
 from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
+from bench.predict.step_time.compute import describe_assumed_rate
 from bench.predict.work import compute_flops_per_step
 
 H200 = compose.compose_request([("machine", "h200"), ("devices_per_node", 8)], None).machine
@@ -131,6 +132,20 @@ def test_matrix_products_use_the_sustained_rate_or_else_the_ceiling_or_peak() ->
     assert both == forward_s(matmul_ceiling_tflops={"bf16": 500.0})  # an older file without a sustained rate
     assert forward_s(matmul_ceiling_tflops={"bf16": 800.0}) < both
     assert forward_s() == forward_s(sustained_tflops={"bf16": 0.775 * 0.8 * 989})  # only the peak is known
+
+
+def test_assumed_rate_is_reported_and_no_interval_is_faster_than_the_peak() -> None:
+    large = spec("model=llama_3_8b", "engine=fsdp", "precision=fp32", "batch.micro=4")
+    found = predict_step_time(large, H200)
+    # 0.93 of the peak, at the fast end of the interval, would be faster than the peak
+    assert found.low_s == pytest.approx(compute_flops_per_step(large).model / (8 * 67e12))
+    assert found.mfu and found.low_s < found.step_s < found.high_s
+    words = "machine=h200 has neither sustained_tflops.fp32 nor matmul_ceiling_tflops.fp32: the rate of matrix "
+    assert describe_assumed_rate(H200, "fp32", "cuda") == f"{words}products is assumed to be 0.93 × peak_tflops.fp32."
+    assert describe_assumed_rate(H200, "bf16", "cuda") == ""
+    bare = H200.model_copy(update={"sustained_tflops": {}, "matmul_ceiling_tflops": {}})
+    assert "0.62 × peak_tflops.bf16" in describe_assumed_rate(bare, "bf16", "cuda")
+    assert describe_assumed_rate(cpu(1), "fp32", "cpu") == ""
 
 
 def test_attention_has_its_own_share_of_the_matmul_rate() -> None:
