@@ -22,7 +22,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from analysis.cli import add_paths, report_missing, reporting_unwritable
 from bench.core import plugins
 from bench.core.errors import UserError
-from bench.core.files import find_conf_folder, pack, read_whole
+from bench.core.files import find_conf_folder, is_folder, open_folder, pack, read_whole
 from bench.core.record import RunRecord
 from bench.core.scheduling import find_foreign
 from bench.core.spec import RunSpec, config_id
@@ -71,10 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """Return exit code 0 once the archive is written."""
     from analysis import reading, results
 
-    if args.whole and [path.is_dir() for path in args.paths] != [True]:
-        raise UserError("--whole", "needs exactly one folder", "give one results folder")
     if args.whole:
-        packed = read_whole(*args.paths)
+        packed = _read_whole(args.paths)
     else:
         found = reading.read_records(args.paths)
         results.warn(found)
@@ -86,6 +84,16 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(args.out, pack(packed))
     print(args.out)
     return 0
+
+
+def _read_whole(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Return all files of the only path, which is a folder on the disk or in an archive. Raise UserError otherwise."""
+    if len(paths) != 1:
+        raise UserError("--whole", f"packs exactly one folder, but {len(paths)} are given", "give one results folder")
+    if not is_folder(paths[0]):
+        raise UserError(str(paths[0]), "no such folder", "give one results folder")
+    with open_folder(paths[0]) as folder:
+        return read_whole(folder)
 
 
 _Rename = Callable[[str, Any], str]

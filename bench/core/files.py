@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import stat
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -164,6 +165,21 @@ def unpack(path: Path, folder: Path) -> None:
         unpacked = folder / name
         unpacked.parent.mkdir(parents=True, exist_ok=True)
         unpacked.write_bytes(read_regular(path / name))
+
+
+@contextlib.contextmanager
+def open_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder on the disk: `path` itself, or a temporary copy if `path` is an archive or lies in an archive.
+    Raise UserError for an unreadable archive."""
+    if split_archive(path)[0] is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as unpacked:
+        try:
+            unpack(path, Path(unpacked))
+        except OSError as error:
+            raise UserError(str(path), error.strerror or str(error), "give a results folder") from error
+        yield Path(unpacked)
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:

@@ -60,14 +60,23 @@ def test_records_read_from_an_archive_equal_those_from_its_folder(tmp_path: Path
     assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
 
 
-def test_pack_whole_archives_every_file_and_accepts_one_folder_only(
+def test_pack_whole_archives_every_file_of_one_folder_on_the_disk_or_in_an_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.unpack(RECORDED, tmp_path / "runs")
     assert main(["pack", str(tmp_path / "runs"), "--whole", "--out", str(tmp_path / "out" / "kept.zip")]) == 0
     assert (tmp_path / "out" / "kept.zip").read_bytes() == RECORDED.read_bytes()
-    assert main(["pack", str(RECORDED), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
-    assert "give one results folder" in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
+    assert main(["pack", str(RECORDED / "smoke"), "--whole", "--out", str(tmp_path / "smoke.zip")]) == 0
+    assert (tmp_path / "smoke.zip").read_bytes() == files.pack(files.read_whole(tmp_path / "runs" / "smoke"))
+    (tmp_path / "torn.zip").write_bytes(RECORDED.read_bytes()[:1000])
+    refused = {
+        "2 are given": [RECORDED, tmp_path],
+        "missing: no such folder": [tmp_path / "missing"],
+        "torn.zip: is not a readable archive": [tmp_path / "torn.zip"],
+    }
+    for message, paths in refused.items():
+        assert main(["pack", *map(str, paths), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
 
 
 def test_folder_with_archives_and_subfolders_is_read_completely(tmp_path: Path) -> None:
