@@ -5,7 +5,8 @@
   zeroscale pack results/runs/paper --whole --out kept.zip
 
 The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs
-read it, packed or unpacked.
+read it, packed or unpacked. A record that cannot be read is named on standard error and is not in the
+archive; the exit code is then 1.
 
 Only the fields of an allow-list are copied: numbers, versions, times, and texts that zeroscale
 defines, such as the name of a field, of a choice or of a model in conf/. Other names become
@@ -68,22 +69,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return exit code 0 once the archive is written."""
+    """Return exit code 0 once the archive is written, or 1 if a record is not in it. Standard error names this
+    record."""
     from analysis import reading, results
 
+    incomplete = False
     if args.whole:
         packed = _read_whole(args.paths)
     else:
         found = reading.read_records(args.paths)
         results.warn(found)
         packed = pack_records(found.records.values())
+        incomplete = bool(found.skipped) or len(packed) < len(found.records)
     if not packed:
         raise report_missing(args.paths)
     with reporting_unwritable(args.out):
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(args.out, pack(packed))
     print(args.out)
-    return 0
+    return int(incomplete)
 
 
 def _read_whole(paths: Sequence[Path]) -> dict[str, bytes]:

@@ -79,6 +79,22 @@ def test_pack_whole_archives_every_file_of_one_folder_on_the_disk_or_in_an_archi
         assert message in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
 
 
+def test_damaged_record_in_an_archive_is_named_and_makes_pack_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = packed(save(tmp_path / "runs", run(), run(repeat=1)), tmp_path / "damaged.zip")
+    assert main(["pack", str(path), "--out", str(tmp_path / "out.zip")]) == 0
+    with zipfile.ZipFile(path) as archive:
+        damaged = next(info for info in archive.infolist() if info.filename.endswith("record.json"))
+    content = bytearray(path.read_bytes())
+    begin = damaged.header_offset + 30 + len(damaged.filename)  # a member's content begins after its header
+    content[begin : begin + damaged.compress_size] = bytes(damaged.compress_size)
+    path.write_bytes(content)
+    assert main(["pack", str(path), "--out", str(tmp_path / "out.zip")]) == 1
+    assert f"{path / damaged.filename}: is damaged in its archive (" in caplog.text
+    assert len(files.list_members(tmp_path / "out.zip")) == 1, "the other record is packed"
+
+
 def test_folder_with_archives_and_subfolders_is_read_completely(tmp_path: Path) -> None:
     folder = save(tmp_path / "one", run(), run(spec("ddp")))
     packed(save(tmp_path / "other", failed("oom", spec("zero3"))), folder / "deep" / "other.zip")
