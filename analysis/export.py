@@ -19,6 +19,7 @@ from analysis.results import Results
 from analysis.summary import Row
 from analysis.table import list_rows
 from bench.core.errors import UserError
+from bench.core.files import open_folder
 from bench.core.point_fields import flatten
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.record import RunRecord
@@ -238,23 +239,31 @@ def _log_run(mlflow: Any, client: Any, experiment: str, run: ExportedRun) -> Non
 def write_journal(paths: Sequence[Path], out: Path) -> int:
     """Write the searches of study folders into an Optuna journal at `out`, and return the number of trials.
 
-    Each search becomes an Optuna study. An existing file is replaced. Raise UserError for a folder without a search.
+    Each search becomes an Optuna study. An existing file is replaced. Raise UserError for a folder without a search,
+    and for an archive of records alone.
     """
     optuna: Any = import_library("optuna", "optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as aside:
         file, journal = Path(aside, out.name), optuna.storages.journal
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(file)))
-        written = sum(_write_study(optuna, storage, path) for path in paths)
+        written = 0
+        for path in paths:
+            with open_folder(path) as folder:
+                written += _write_study(optuna, storage, path, folder)
         file.replace(out)
     return written
 
 
-def _write_study(optuna: Any, storage: Any, folder: Path) -> int:
-    sweep = definition.find_search(definition.read(folder))
+def _write_study(optuna: Any, storage: Any, path: Path, folder: Path) -> int:
+    """Write the search in `folder` into an Optuna study, and return the number of trials. `path` is the user's name of
+    the folder, for error messages."""
+    sweep = definition.find_search(definition.read(folder)) if (folder / definition.FOLDER).is_dir() else None
     section = sweep.search.study.search if sweep and sweep.search else None
     if sweep is None or section is None:
-        raise UserError(str(folder), "contains no search", "give the folder of a search")
+        rule = f"contains no definition of a search, which `zeroscale search` writes into {definition.FOLDER}/"
+        remedy = "give the folder of a search, or an archive of it by `zeroscale pack --whole`"
+        raise UserError(str(path), rule if folder.is_dir() else "no such folder", remedy)
     direction = "minimize" if OBJECTIVES[section.objective] == "least" else "maximize"
     study = optuna.create_study(study_name=sweep.study, storage=storage, direction=direction)
     results = read_trial_results(folder, sweep)

@@ -295,7 +295,9 @@ def warn(found: Reading | Results) -> None:
     """Log warnings on skipped files and on attempts (tries at a run) without a record. Each warning has the number of
     files or attempts, and names the first few."""
     read = len(found.records if isinstance(found, Reading) else found.table)
-    skipped = f"skipped, because they are not records: {len(found.skipped)} of {len(found.skipped) + read} files"
+    skipped = (
+        f"skipped, because they are not readable records: {len(found.skipped)} of {len(found.skipped) + read} files"
+    )
     unfinished = f"attempts without a record: {len(found.unfinished)}"
     for text, things in ((skipped, found.skipped), (unfinished, found.unfinished)):
         if things:

@@ -2,14 +2,13 @@
 
 import itertools
 import logging
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.importance import FieldImportance, estimate_importances
 from bench.core.errors import UserError, make_printable
-from bench.core.files import exists, unpack
+from bench.core.files import exists, open_folder
 from bench.core.quantities import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -63,12 +62,9 @@ def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
 def _try_to_read(folder: Path) -> MeasuredSearch | None:
     """Return the search in a study folder; None, with a warning, if it cannot be read."""
     try:
-        if folder.is_dir():
-            return _read_search(folder)
         # the functions that read a sweep need plain files, so archives are unpacked
-        with tempfile.TemporaryDirectory() as unpacked:
-            unpack(folder, Path(unpacked))
-            return _read_search(Path(unpacked))
+        with open_folder(folder) as plain:
+            return _read_search(plain)
     except UserError as error:
         _log.warning("search not shown: %s", make_printable(str(error)))
         return None

@@ -10,7 +10,8 @@ compared quantity is the time per sample over the whole window. Other pairs are 
 differences. --across allows a difference in a field of the spec (engine, measure,
 engine.options.reduce_bucket_size, …), in machine, in versions.torch, …, and in all fields below it.
 
-A gate prints PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3.
+A gate prints PASS, FAIL or INCONCLUSIVE, with exit code 0, 1 or 3. Without a gate, the exit code is 0, or
+3 if no configuration can be compared.
 
 PASS: a slowdown above the gate is excluded for every configuration.
 
@@ -90,8 +91,8 @@ def percentage(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return the exit code: 1 if the gate fails, 3 if it is inconclusive, else 0."""
-    from analysis.compare import EXIT_CODES, output
+    """Return the exit code: 1 if the gate fails, 3 if it is inconclusive or if nothing can be compared, else 0."""
+    from analysis.compare import output
     from analysis.compare.phrases import format_headline
 
     compared = judge(args)
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         print(args.out)
     else:
         sys.stdout.write(written)
-    return EXIT_CODES[compared.verdict]
+    return compared.exit_code
 
 
 def judge(args: argparse.Namespace) -> "SetComparison":

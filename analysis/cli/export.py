@@ -5,9 +5,10 @@
   zeroscale export results/runs/search_smoke --to optuna --out search_smoke.log
 
 For TensorBoard and MLflow, each record becomes one run. For optuna-dashboard, the trials of a search
-are written. An exported run has parameters, metrics, series with a value per step, and tags such as
-the outcome. A second export replaces the first. Each format needs the extra of its name, for example
-pip install 'zeroscale[mlflow]'; `optuna` needs the extra `search`.
+are written; an archive of the search must be one by `zeroscale pack --whole`, because the trials are
+defined outside of the records. An exported run has parameters, metrics, series with a value per step,
+and tags such as the outcome. A second export replaces the first. Each format needs the extra of its
+name, for example pip install 'zeroscale[mlflow]'; `optuna` needs the extra `search`.
 """
 
 import argparse

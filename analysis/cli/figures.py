@@ -1,10 +1,14 @@
 """Write the report's figures as files for print.
 
-zeroscale figures results/runs/smoke
-zeroscale figures results/runs/smoke --format svg --only throughput,memory --out paper
+  zeroscale figures results/runs/smoke
+  zeroscale figures results/runs/smoke --format svg --only throughput,memory --out paper
+
+A figure is not written if these runs lack the data for it. Standard error then has a line with the
+name of the figure and the runs that it needs. If no figure is written, the exit code is 2.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from analysis.cli import add_paths, read_records, reporting_unwritable
@@ -27,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return exit code 0 once the figures are written. Print the path of each file."""
+    """Return exit code 0 once the figures are written. Print the path of each file. Raise UserError if no figure can be
+    drawn."""
     from analysis.drawing import compose
     from analysis.drawing.svg import FORMATS, save
     from analysis.figures import build_pictures, list_figures
@@ -49,11 +54,18 @@ def run(args: argparse.Namespace) -> int:
         found = read_records(args.paths, follow)
     studies = set(found.table["study"])
     out = args.out or _FIGURES / (studies.pop() if len(studies) == 1 else "all")
+    pictures = {figure.name: picture for figure, picture in build_pictures(found)}
+    for figure in list_figures():
+        if figure.name in only and figure.name not in pictures:
+            print(f"not drawn: {figure.name}, which needs {figure.needs}", file=sys.stderr)
+    drawn = [name for name in pictures if name in only]
+    if not drawn:
+        raise UserError(" ".join(map(str, args.paths)), "no figure can be drawn from these runs", "give other runs")
     with reporting_unwritable(out):
         out.mkdir(parents=True, exist_ok=True)
-        for figure, picture in build_pictures(found):
-            for form in forms if figure.name in only else ():
-                path = out / f"{figure.name}.{form}"
-                path.write_bytes(save(compose(picture), form, figure.name))
+        for name in drawn:
+            for form in forms:
+                path = out / f"{name}.{form}"
+                path.write_bytes(save(compose(pictures[name]), form, name))
                 print(path)
     return 0

@@ -39,12 +39,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0, whether or not changes are found. Files that are not records are named on standard error."""
     from analysis.history import build_history
-    from analysis.history.output import PAGE, render_page, render_tables, to_text
+    from analysis.history.output import PAGE, describe_excluded, render_page, render_tables, to_text
 
     history = build_history(read_records(args.paths), args.by, _sort_by_ancestry)
     if not history.series:
-        rule = f"contains no run with step times and a known {args.by}"
-        raise UserError(" ".join(map(str, args.paths)), rule, "choose another --by, or measure first")
+        excluded = describe_excluded(history)
+        rule = f"contains no usable run; excluded: {excluded}" if excluded else "contains no measured run"
+        remedy = "measure again on an idle machine" if history.flagged else "measure first"
+        remedy = f"choose another --by, or {remedy}" if history.nowhere else remedy
+        raise UserError(" ".join(map(str, args.paths)), rule, remedy)
     sys.stdout.write(to_text(history))
     if args.out:
         with reporting_unwritable(args.out):

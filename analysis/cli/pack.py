@@ -5,7 +5,8 @@
   zeroscale pack results/runs/paper --whole --out kept.zip
 
 The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs
-read it, packed or unpacked.
+read it, packed or unpacked. A record that cannot be read is named on standard error and is not in the
+archive; the exit code is then 1.
 
 Only the fields of an allow-list are copied: numbers, versions, times, and texts that zeroscale
 defines, such as the name of a field, of a choice or of a model in conf/. Other names become
@@ -22,7 +23,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from pydantic import ValidationError
 from analysis.cli import add_paths, report_missing, reporting_unwritable
 from bench.core import plugins
 from bench.core.errors import UserError
-from bench.core.files import find_conf_folder, pack, read_whole
+from bench.core.files import find_conf_folder, is_folder, open_folder, pack, read_whole
 from bench.core.record import RunRecord
 from bench.core.scheduling import find_foreign
 from bench.core.spec import RunSpec, config_id
@@ -68,24 +69,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return exit code 0 once the archive is written."""
+    """Return exit code 0 once the archive is written, or 1 if a record is not in it. Standard error names this
+    record."""
     from analysis import reading, results
 
-    if args.whole and [path.is_dir() for path in args.paths] != [True]:
-        raise UserError("--whole", "needs exactly one folder", "give one results folder")
+    incomplete = False
     if args.whole:
-        packed = read_whole(*args.paths)
+        packed = _read_whole(args.paths)
     else:
         found = reading.read_records(args.paths)
         results.warn(found)
         packed = pack_records(found.records.values())
+        incomplete = bool(found.skipped) or len(packed) < len(found.records)
     if not packed:
         raise report_missing(args.paths)
     with reporting_unwritable(args.out):
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(args.out, pack(packed))
     print(args.out)
-    return 0
+    return int(incomplete)
+
+
+def _read_whole(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Return all files of the only path, which is a folder on the disk or in an archive. Raise UserError otherwise."""
+    if len(paths) != 1:
+        raise UserError("--whole", f"packs exactly one folder, but {len(paths)} are given", "give one results folder")
+    if not is_folder(paths[0]):
+        raise UserError(str(paths[0]), "no such folder", "give one results folder")
+    with open_folder(paths[0]) as folder:
+        return read_whole(folder)
 
 
 _Rename = Callable[[str, Any], str]

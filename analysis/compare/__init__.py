@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from analysis.compare.fields import VariedField
-from analysis.compare.judging import Gate, PairResult, judge_pairs
+from analysis.compare.judging import NOT_COMPARED, Gate, PairResult, judge_pairs
 from analysis.compare.pairing import describe_nearest_miss, label_pairs, list_configurations, pair_configurations
 from analysis.results import Results
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
-EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+_EXIT_CODES: Mapping[Verdict | None, int] = {None: 0, "PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 
 
 class ComparisonSetup(NamedTuple):
@@ -50,6 +50,13 @@ class SetComparison(NamedTuple):
         if self.breaking() or not any(line.is_paired for _, line in self.lines):
             return "FAIL"
         return "INCONCLUSIVE" if any(line.held == "open" for _, line in self.lines) else "PASS"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: that of the gate's verdict. Without a gate it is 0, or 3 if no configuration
+        can be compared, so that a CI job does not pass without any comparison."""
+        nothing = all(line.status in NOT_COMPARED for _, line in self.lines)
+        return _EXIT_CODES["INCONCLUSIVE" if nothing and self.verdict is None else self.verdict]
 
     def breaks(self, line: PairResult) -> bool:
         """Return True if a pair of configurations breaks the regression gate, which limits how much worse result set B

@@ -107,6 +107,8 @@ Status = Literal[
     "only in A", "only in B", "failed in A", "failed in B", "failed in both",
 ]  # fmt: skip
 """Result of a pair, with B compared with A."""
+NOT_COMPARED: tuple[Status, ...] = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
+"""Results without a comparison. `failed in B` is not listed, because it is a finding about B."""
 GateStatus = Literal["kept", "open", "broken"]
 
 

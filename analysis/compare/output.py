@@ -9,7 +9,7 @@ from typing import Any
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from analysis.compare import SetComparison
-from analysis.compare.judging import PairResult
+from analysis.compare.judging import NOT_COMPARED, PairResult
 from analysis.compare.phrases import (
     HEAD,
     RIGHT,
@@ -89,7 +89,6 @@ def _render_pairs_table(lines: list[tuple[str, PairResult]]) -> str:
 
 
 _CLASS = "zeroscale.compare"
-_NOT_COMPARED = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # from XML 1.0, production 2
 
 
@@ -118,7 +117,7 @@ def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
         case.result = [Failure(details, "gate")]
     elif line.held == "open":
         case.result = [Skipped(f"INCONCLUSIVE: {details}")]
-    elif line.status in _NOT_COMPARED:
+    elif line.status in NOT_COMPARED:
         case.result = [Skipped(details)]
     case.system_out = details
     return case

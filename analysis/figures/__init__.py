@@ -9,11 +9,12 @@ from bench.core import plugins
 
 
 class FigureFile(NamedTuple):
-    """A figure: name of its module, title, alternative text, and the module."""
+    """A figure: name of its module, title, alternative text, needed runs, and the module."""
 
     name: str
     title: str
     alt: str
+    needs: str  # runs without which the figure has no panels
     module: Any
 
     def build(self, results: Results) -> Picture:
@@ -26,7 +27,7 @@ def list_figures() -> list[FigureFile]:
     """Return all figures, sorted by the number PLACE that their module defines, and then by name."""
     modules = [(name, plugins.load(plugins.FIGURE, name)) for name in plugins.list_names(plugins.FIGURE)]
     modules.sort(key=lambda named: (named[1].PLACE, named[0]))
-    return [FigureFile(name, module.TITLE, module.ALT, module) for name, module in modules]
+    return [FigureFile(name, module.TITLE, module.ALT, module.NEEDS, module) for name, module in modules]
 
 
 def build_pictures(results: Results) -> Iterator[tuple[FigureFile, Picture]]:

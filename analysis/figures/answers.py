@@ -34,6 +34,7 @@ from analysis.summary import Row, is_disturbed
 
 TITLE = "Extra time per sample compared with the fastest configuration"
 ALT = "A panel per question and a mark per engine or configuration: its extra time per sample, with interval."
+NEEDS = "times of two configurations that do the same work on equal hardware"
 PLACE = 0
 
 MOST_PANELS, MOST_MARKS = 6, 6

@@ -18,6 +18,7 @@ from analysis.summary import Row
 
 TITLE = "Fastest configuration by model and node count"
 ALT = "A cell per model and node count: fastest configuration, number of ties, tokens per second and efficiency."
+NEEDS = "runs at two or more numbers of nodes with equal work and equal micro-batch"
 PLACE = 7
 
 _NOTE = (

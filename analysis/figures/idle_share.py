@@ -16,6 +16,7 @@ TITLE = "Idle share of pipelines"
 ALT = (
     "Fraction of a step in which a rank waits for other stages, against micro-batches per step, measured and predicted."
 )
+NEEDS = "runs of pipelines with a recorded idle share"
 PLACE = 7
 
 QUANTITY = PlottedQuantity(

@@ -16,6 +16,7 @@ from bench.core.record import RunRecord
 
 TITLE = "Held-out loss against training tokens and time"
 ALT = "Held-out loss of each training run against trained tokens, and against the time of its optimizer steps."
+NEEDS = "finished trainings with a held-out loss"
 PLACE = 10
 
 _NOTE = (

@@ -7,6 +7,7 @@ from analysis.results import Results
 
 TITLE = "Peak memory by engine and micro-batch"
 ALT = "Peak allocated memory per rank against micro-batch, with a curve per engine and a panel per question."
+NEEDS = "runs with a recorded peak memory, or failed runs"
 PLACE = 3
 
 _QUANTITY = PlottedQuantity("peak_allocated_bytes", "peak allocated memory", interval=False, is_size=True)

@@ -36,6 +36,7 @@ from bench.predict.memory import predict_memory
 
 TITLE = "Memory by engine, measured and predicted"
 ALT = "Measured and predicted memory of each engine at the peak and between steps, with a panel per question."
+NEEDS = "runs of any kind"
 PLACE = 4
 
 _NOTE = (

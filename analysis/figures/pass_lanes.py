@@ -25,6 +25,7 @@ from bench.predict.step_time.pipeline import play_passes_by_flops
 
 TITLE = "Pipeline timeline of one step"
 ALT = "Forward and backward passes of each pipeline rank over time, as measured and as simulated."
+NEEDS = "runs of pipelines with recorded forward and backward passes"
 PLACE = 7
 
 _NOTE = (

@@ -29,6 +29,7 @@ from bench.core.quantities import compare_to_alike, find_slow_ranks
 
 TITLE = "Differences between ranks"
 ALT = "A line per run and a tick per rank: time outside collectives and peak memory, compared with the median rank."
+NEEDS = "runs of several ranks with times or memory of each rank"
 PLACE = 8
 
 _NOTE = (

@@ -15,6 +15,7 @@ from analysis.searches import MeasuredSearch, SearchTrial
 
 TITLE = "Trials of the search"
 ALT = "Objective of each trial against its number, the spent node-hours and each field, and importance of the fields."
+NEEDS = "runs in the folder of a search by `zeroscale search`"
 PLACE = 20
 
 TRIAL, BEST = Look(0), Look(4)

@@ -16,6 +16,7 @@ from bench.core.record import RunRecord
 
 TITLE = "Step times of single runs"
 ALT = "Time of every step of a run in order, with the end of the warm-up, the median and its interval."
+NEEDS = "runs with times of steps"
 PLACE = 9
 
 _MOST = 12  # panels

@@ -7,6 +7,7 @@ from analysis.results import Results
 
 TITLE = "Step time by engine and node count"
 ALT = "Median step time against node count, with a curve per engine. Each panel has one micro-batch and equal work."
+NEEDS = "runs without background load, or failed runs"
 PLACE = 2
 
 _QUANTITY = PlottedQuantity("step_s", "median step time, s", across="nodes", across_label="nodes")

@@ -6,6 +6,7 @@ from analysis.results import Results
 
 TITLE = "Strong scaling"
 ALT = "Efficiency against node count at a constant global batch, with a curve per engine and a line for ideal scaling."
+NEEDS = "times at two or more numbers of nodes with the same global batch"
 PLACE = 5
 
 

@@ -6,6 +6,7 @@ from analysis.results import Results
 
 TITLE = "Throughput by micro-batch"
 ALT = "Tokens per second against micro-batch, with a curve per engine and a panel per question."
+NEEDS = "runs without background load, or failed runs"
 PLACE = 1
 
 _QUANTITY = PlottedQuantity("tokens_per_s", "tokens/s, padding included", thousands=True)

@@ -6,6 +6,7 @@ from analysis.results import Results
 
 TITLE = "Weak scaling"
 ALT = "Efficiency against node count at constant work per device, with a curve per engine and a line for ideal scaling."
+NEEDS = "times at two or more numbers of nodes with the same work per device"
 PLACE = 6
 
 

@@ -110,6 +110,8 @@ class History(NamedTuple):
 
     axis: HistoryAxis
     series: tuple[HistorySeries, ...]  # series with changes first
+    flagged: int  # number of runs excluded because of background load, also of configurations without any value
+    failed: int  # number of runs excluded because they have no step times, also of configurations without any value
     nowhere: int  # number of runs whose commit, versions or date are unknown
     days: tuple[str, ...]  # first and last day of the measurements
 
@@ -134,6 +136,7 @@ def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits:
     placed = [run for run in runs if find_key(run.origin, by)]
     axis = build_axis([run.origin for run in placed], by, ancestry)
     drafts = [_draft(results, name, members, axis) for name, members in _group_by_series(results, placed)]
+    flagged, failed = sum(one.flagged for one in drafts), sum(one.failed for one in drafts)
     drafts = [one for one in drafts if one.values]
     found = find_changes([_compute_logs(one, len(axis.places)) for one in drafts])
     series = []
@@ -148,6 +151,8 @@ def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits:
     return History(
         axis,
         tuple(sorted(series, key=lambda one: (not one.changes, one.short))),
+        flagged,
+        failed,
         len(runs) - len(placed),
         tuple(dict.fromkeys(days[:1] + days[-1:])),
     )

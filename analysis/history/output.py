@@ -63,14 +63,18 @@ def describe_doubts(history: History) -> Iterable[str]:
     steady = sum(not one.changes and not one.short for one in history.series)
     if steady:
         yield f"No change was detected in {format_count(steady, 'configuration')}."
+    if excluded := describe_excluded(history):
+        yield f"Excluded: {excluded}."
+
+
+def describe_excluded(history: History) -> str:
+    """List how many runs are excluded, by reason. Empty if all runs are included."""
     left = {
-        "made on a busy machine or paused": sum(one.flagged for one in history.series),
-        "without step times": sum(one.failed for one in history.series),
-        f"with an unknown {thing}": history.nowhere,
+        "made on a busy machine or paused": history.flagged,
+        "without step times": history.failed,
+        f"with an unknown {_THINGS[history.axis.by]}": history.nowhere,
     }
-    text = [f"{format_count(count, 'run')} {what}" for what, count in left.items() if count]
-    if text:
-        yield f"Excluded: {', '.join(text)}."
+    return ", ".join(f"{format_count(count, 'run')} {what}" for what, count in left.items() if count)
 
 
 CHANGES = (

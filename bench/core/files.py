@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import stat
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -85,8 +86,10 @@ def read_regular(path: Path) -> bytes:
         if archive is None:
             raise
     with _as_os_error(archive):
+        opened = _open_archive(archive)
+    with _as_os_error(archive / name, "is damaged in its archive"):
         try:
-            with _open_archive(archive).open(name) as member:
+            with opened.open(name) as member:
                 content = member.read(_MEMBER_LIMIT_BYTES + 1)
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(archive / name)) from None
@@ -166,6 +169,21 @@ def unpack(path: Path, folder: Path) -> None:
         unpacked.write_bytes(read_regular(path / name))
 
 
+@contextlib.contextmanager
+def open_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder on the disk: `path` itself, or a temporary copy if `path` is an archive or lies in an archive.
+    Raise UserError for an unreadable archive."""
+    if split_archive(path)[0] is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as unpacked:
+        try:
+            unpack(path, Path(unpacked))
+        except OSError as error:
+            raise UserError(str(path), error.strerror or str(error), "give a results folder") from error
+        yield Path(unpacked)
+
+
 def pack(members: Mapping[str, bytes]) -> bytes:
     """Return the bytes of a zip archive made of `members`, which maps file names to contents. Equal members give equal
     bytes."""
@@ -205,12 +223,13 @@ def _open_version(path: str, *version: int) -> zipfile.ZipFile:
 
 
 @contextlib.contextmanager
-def _as_os_error(archive: Path) -> Iterator[None]:
-    """Convert errors that `zipfile` raises for torn, encrypted or foreign archives to OSError."""
+def _as_os_error(path: Path, rule: str = "is not a readable archive") -> Iterator[None]:
+    """Convert errors that `zipfile` raises for torn, encrypted or foreign archives to OSError with the message `rule`.
+    `path` is the archive, or the damaged file in it."""
     try:
         yield
     except _NO_ARCHIVE as error:
-        raise OSError(errno.EINVAL, f"is not a readable archive ({error})", str(archive)) from error
+        raise OSError(errno.EINVAL, f"{rule} ({error})", str(path)) from error
 
 
 _MOST_VALUES = 100_000

@@ -60,14 +60,39 @@ def test_records_read_from_an_archive_equal_those_from_its_folder(tmp_path: Path
     assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
 
 
-def test_pack_whole_archives_every_file_and_accepts_one_folder_only(
+def test_pack_whole_archives_every_file_of_one_folder_on_the_disk_or_in_an_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.unpack(RECORDED, tmp_path / "runs")
     assert main(["pack", str(tmp_path / "runs"), "--whole", "--out", str(tmp_path / "out" / "kept.zip")]) == 0
     assert (tmp_path / "out" / "kept.zip").read_bytes() == RECORDED.read_bytes()
-    assert main(["pack", str(RECORDED), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
-    assert "give one results folder" in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
+    assert main(["pack", str(RECORDED / "smoke"), "--whole", "--out", str(tmp_path / "smoke.zip")]) == 0
+    assert (tmp_path / "smoke.zip").read_bytes() == files.pack(files.read_whole(tmp_path / "runs" / "smoke"))
+    (tmp_path / "torn.zip").write_bytes(RECORDED.read_bytes()[:1000])
+    refused = {
+        "2 are given": [RECORDED, tmp_path],
+        "missing: no such folder": [tmp_path / "missing"],
+        "torn.zip: is not a readable archive": [tmp_path / "torn.zip"],
+    }
+    for message, paths in refused.items():
+        assert main(["pack", *map(str, paths), "--whole", "--out", str(tmp_path / "none.zip")]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "none.zip").exists()
+
+
+def test_damaged_record_in_an_archive_is_named_and_makes_pack_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = packed(save(tmp_path / "runs", run(), run(repeat=1)), tmp_path / "damaged.zip")
+    assert main(["pack", str(path), "--out", str(tmp_path / "out.zip")]) == 0
+    with zipfile.ZipFile(path) as archive:
+        damaged = next(info for info in archive.infolist() if info.filename.endswith("record.json"))
+    content = bytearray(path.read_bytes())
+    begin = damaged.header_offset + 30 + len(damaged.filename)  # a member's content begins after its header
+    content[begin : begin + damaged.compress_size] = bytes(damaged.compress_size)
+    path.write_bytes(content)
+    assert main(["pack", str(path), "--out", str(tmp_path / "out.zip")]) == 1
+    assert f"{path / damaged.filename}: is damaged in its archive (" in caplog.text
+    assert len(files.list_members(tmp_path / "out.zip")) == 1, "the other record is packed"
 
 
 def test_folder_with_archives_and_subfolders_is_read_completely(tmp_path: Path) -> None:

@@ -77,6 +77,18 @@ def test_difference_of_single_runs_is_indicative_without_an_interval(
     assert "95 %" not in text
 
 
+def test_exit_code_is_3_without_a_gate_if_nothing_can_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = save(tmp_path / "a", run()), save(tmp_path / "b", run(torch="2.14.0"))
+    code, text = run_compare(capsys, str(ours), str(theirs))
+    assert code == 3
+    assert "Not comparable: 1. Add --across versions.torch" in text
+    assert run_compare(capsys, str(ours), str(theirs), "--across", "versions.torch")[0] == 0
+    assert run_compare(capsys, str(ours), str(save(tmp_path / "c", failed("oom"))))[0] == 0, "failed in B is a result"
+    assert run_compare(capsys, str(ours), str(theirs), "--gate", "3%")[0] == 1, "the gate has its own rule"
+
+
 def test_exit_code_is_0_without_a_gate(sides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run_compare(capsys, *sides)
     assert code == 0

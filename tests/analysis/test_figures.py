@@ -97,3 +97,27 @@ def test_only_option_selects_the_figures_to_write(
     assert (tmp_path / "results/figures/smoke/memory.svg").read_text().startswith("<?xml")
     assert main(["figures", "--only", "memry"]) == 2
     assert "--only memry: no such figure; did you mean memory?" in capsys.readouterr().err
+
+
+def test_figures_without_data_are_named_with_the_runs_that_they_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["figures", str(save_runs(tmp_path / "runs", *RUNS)), "--format", "svg", "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", "search,memory"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == [str(tmp_path / "out" / "memory.svg")]
+    (line,) = printed.err.splitlines()
+    assert line.startswith("not drawn: search, which needs runs in the folder of a search")
+    (tmp_path / "out" / "memory.svg").unlink()
+    assert main([*words, "--only", "search,loss_curves"]) == 2
+    *lines, error = capsys.readouterr().err.splitlines()
+    assert [line.partition(", ")[0] for line in lines] == ["not drawn: loss_curves", "not drawn: search"]
+    assert "no figure can be drawn from these runs" in error
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_help_has_each_example_on_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["figures", "--help"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "zeroscale figures results/runs/smoke" in lines

@@ -11,9 +11,10 @@ from records import failed, run, save, scattered, spec, steps
 
 from analysis import results
 from analysis.history import History, Origin, build_axis, build_history
-from analysis.history.output import render_page
+from analysis.history.output import render_page, to_text
 from bench.cli import main
 from bench.core.record import RunRecord
+from bench.core.spec import config_id
 
 COMMITS = [f"{number:02d}" + "ab" * 19 for number in range(12)]
 
@@ -107,12 +108,17 @@ def test_excluded_runs_are_counted(slowed_runs: Path, tmp_path: Path) -> None:
         load=({"node": 0, "others_share": 0.4},),
         environment={"git": {"commit": "f"}},
     )
+    # a configuration all of whose runs are excluded
+    only_busy = busy.model_copy(update={"spec": spec("zero1"), "config_id": config_id(spec("zero1"))})
     unplaced = run(spec("zero2"), study="y", torch=None)
-    save(slowed_runs, busy, unplaced, failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}}))
+    oom = failed("oom", spec("zero2"), study="z", environment={"git": {"commit": "f"}})
+    save(slowed_runs, busy, only_busy, unplaced, oom)
     found = history(slowed_runs)
     assert [(one.flagged, one.failed) for one in found.series] == [(1, 1), (0, 0)]
-    assert found.nowhere == 1
+    assert (found.flagged, found.failed, found.nowhere) == (2, 1, 1)
     assert len(found.series[0].changes) == 1
+    excluded = "2 runs made on a busy machine or paused, 1 run without step times, 1 run with an unknown commit."
+    assert excluded in to_text(found)
 
 
 def test_page_and_terminal_show_the_same_changes(
@@ -164,7 +170,12 @@ def test_commits_are_ordered_by_the_surrounding_checkout(
     ("records", "words", "message"),
     [
         ([], [], "contains no record"),
-        ([run(torch=None)], [], "contains no run with step times and a known commit; choose another --by"),
+        ([run(torch=None)], [], "no usable run; excluded: 1 run with an unknown commit; choose another --by"),
+        (
+            [run(load=({"node": 0, "others_share": 0.4},), environment={"git": {"commit": "f"}})],
+            [],
+            "excluded: 1 run made on a busy machine or paused; measure again on an idle machine",
+        ),
         ([run(steps=steps(scattered(1, 2, 3)))], ["--by", "week"], "is not one of the choices; choose from commit"),
         ([measured(0, 0.1)], ["--out", "/dev/null/x"], "cannot be written"),
     ],

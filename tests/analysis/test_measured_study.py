@@ -165,6 +165,8 @@ def test_warning_counts_skipped_files_and_lists_the_first(tmp_path: Path, caplog
         (tmp_path / str(number) / "record.json").write_text("{}")
     before = set(tmp_path.rglob("*"))
     analysis.open_study(tmp_path)
-    assert "skipped, because they are not records: 9 of 10 files" in caplog.text and "… and 6 more" in caplog.text
+    assert (
+        "skipped, because they are not readable records: 9 of 10 files" in caplog.text and "… and 6 more" in caplog.text
+    )
     assert len(caplog.messages) == 5
     assert set(tmp_path.rglob("*")) == before, "nothing is written into the folder"

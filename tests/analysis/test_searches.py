@@ -167,8 +167,10 @@ def test_unreadable_search_is_reported_and_excluded(tmp_path: Path, caplog: pyte
 def test_exported_search_is_readable_by_optuna(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optuna = pytest.importorskip("optuna")
     folder, out = write_search(tmp_path) / "smoke", tmp_path / "trials.log"
-    for _ in range(2):  # the second report replaces the first
-        assert main(["export", str(folder), "--to", "optuna", "--out", str(out)]) == 0
+    archive = tmp_path / "search.zip"
+    archive.write_bytes(pack(read_whole(folder)))
+    for given in (folder, archive):  # the second export replaces the first
+        assert main(["export", str(given), "--to", "optuna", "--out", str(out)]) == 0
     assert f"8 trials written; optuna-dashboard {out}" in capsys.readouterr().out
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out)))
     study = optuna.load_study(study_name="smoke", storage=storage)
@@ -178,13 +180,18 @@ def test_exported_search_is_readable_by_optuna(tmp_path: Path, capsys: pytest.Ca
     assert study.trials[3].user_attrs["outcome"] == "oom"
 
 
-def test_export_of_a_folder_without_a_search_is_refused_in_one_line(
+def test_export_without_the_definition_of_a_search_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
-    assert main(["export", str(tmp_path), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
-    error = capsys.readouterr().err.strip()
-    assert "no sweep was started in this folder" in error and "\n" not in error
+    folder, records = write_search(tmp_path) / "smoke", tmp_path / "records.zip"
+    records.write_bytes(pack({name: text for name, text in read_whole(folder).items() if name.endswith("record.json")}))
+    (tmp_path / "empty").mkdir()
+    rules = {"missing": "no such folder", "empty": "contains no definition of a search", "records.zip": "contains no"}
+    for name, rule in rules.items():
+        assert main(["export", str(tmp_path / name), "--to", "optuna", "--out", str(tmp_path / "out")]) != 0
+        error = capsys.readouterr().err.strip()
+        assert f"{tmp_path / name}: {rule}" in error and "\n" not in error
 
 
 def test_results_without_a_search_have_no_search_figure(tmp_path: Path) -> None:
