@@ -1,10 +1,10 @@
 """Columns of the run table and of tables derived from it: their meanings, units and types.
 
-Columns that are read directly from a record are defined here. Columns that are computed are defined in
-`analysis/metrics`. An unknown value is missing, never 0 or -1.
+Columns that are read directly from a record are defined here, computed columns in `analysis/metrics`. An unknown value
+is missing, never 0 or -1.
 
-Public tables carry their documentation in pandas' `attrs`: `frame.attrs["units"]` and `frame.attrs["meanings"]`, by
-column. pandas keeps these for selections and copies of a table. A single column has the `attrs` of its whole table.
+Public tables have units and meanings of their columns in `frame.attrs["units"]` and `frame.attrs["meanings"]`. pandas
+keeps these for selections and copies of a table. A single column has the `attrs` of its whole table.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,11 +82,10 @@ LEARNED_TIMES = ("trained_s",)
 SHOWN = (
     "config_id", "machine", "model", "engine", "options", "adapter", "precision", "world_size", "micro",
     "encoder_length", "decoder_length", "learning_rate", "seed", "evidence", "outcome", "tokens_trained", *QUALITIES,
-    "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes", "cost_per_million_tokens",
-    "flags",
+    "sample_s", "step_s", "tokens_per_s", "compute_s", "mfu", "peak_allocated_bytes",
+    "cost_per_million_tokens", "flags",
 )  # fmt: skip
-"""Columns that `zeroscale table` shows by default, each only if any run has a value in it. A column that is also in
-SHOWN_WHERE_DIFFERENT is shown only if its values differ."""
+"""Columns that `zeroscale table` shows by default if any run has a value, and some only if their values differ."""
 SHOWN_WHERE_DIFFERENT = ("machine", "options", "encoder_length", "decoder_length", "seed")
 
 

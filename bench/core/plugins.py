@@ -411,16 +411,14 @@ class FigurePlugin(Protocol):
     TITLE: str
     PLACE: int
     """Position of the figure in a report. Figures with an equal number are sorted by name."""
-
     ALT: str
     """Text alternative of the figure, for readers who cannot see it."""
-
     NEEDS: str
     """Runs without which the figure has no panels, as a noun phrase: "runs with times of steps"."""
 
     def picture(self, results: Any) -> Any:
-        """Return the figure as an `analysis.drawing.Picture`, made from `analysis.results.Results`. The picture has no
-        panels if there is nothing to show. For example, a scaling figure needs runs with several numbers of nodes."""
+        """Return the figure as an `analysis.drawing.Picture`, made from `analysis.results.Results`. It has no panels if
+        the results lack the runs that `NEEDS` names."""
 
 
 Whole = Callable[[Sequence["Parameter"]], AbstractContextManager[Any]]

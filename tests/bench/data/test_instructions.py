@@ -208,18 +208,15 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "anwser": "b"}', {},
          "bad.jsonl: line 2 has no field answer; did you mean anwser?"),
         ('{"messages": []}', {}, "bad.jsonl: line 1 has no field prompt; set data.messages=messages for chats"),
-        ("\n{}", {}, "bad.jsonl: line 2 has no field prompt; add it"),
         ('{"prompt": "a", "answer": "b"}', {"prompt": "question"},
          "bad.jsonl: line 1 has no field question; add it (existing fields: answer, prompt)"),
         ('{"prompt": "a", "answer": 3}', {}, "bad.jsonl: line 1 has a field answer of type int; give text"),
         ('{"prompt": "a",\n', {}, "bad.jsonl: line 1 is not JSON (Expecting property name"),
         ('["a", "b"]', {}, "bad.jsonl: line 1 is not a JSON object; write {"),
-        ("", {}, "is empty; give a file with one JSON object per line"),
         ("\n \n", {}, "is empty; give a file with one JSON object per line"),
         ('{"prompt": "", "answer": "b"}', {"separator": ""}, "bad.jsonl: line 1 has an empty prompt; "),
         ('{"messages": [{"role": "user", "content": "a"}]}', {"messages": "messages"},
          "bad.jsonl: line 1 has no turn of the assistant; add an answer with role assistant, or remove the line"),
-        ('{"messages": []}', {"messages": "messages"}, "line 1 has no turn of the assistant"),
         ('{"messages": "a"}', {"messages": "messages"}, "line 1 has a field messages that is not a list of turns; "),
         ('{"messages": [{"role": "assistant"}]}', {"messages": "messages"}, "line 1 has no field content; "),
         ('{"chat": []}', {"messages": "messages"}, "line 1 has no field messages; add it (existing fields: chat)"),
@@ -249,11 +246,8 @@ def test_invalid_lines_are_refused_in_one_line_before_and_in_the_run(
 
 
 def test_damaged_compressed_file_is_refused_in_one_line(make: MakeSpec, tmp_path: Path) -> None:
-    for name, content in {
-        "plain.jsonl.gz": b"{}",
-        "cut.jsonl.gz": gzip.compress(b"{}" * 999)[:-9],
-        "x.xz": b"{}",
-    }.items():
+    contents = {"plain.jsonl.gz": b"{}", "cut.jsonl.gz": gzip.compress(b"{}" * 999)[:-9], "x.xz": b"{}"}
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=rf"{name}: cannot be read \(.+\); repair or replace it$"):
             take(make(options={"files": [str(tmp_path / name)]}), 1)
