@@ -41,15 +41,15 @@ HEAD = """\
 
 The table has one row per comparison; the list below it explains each comparison. A point is one predicted value, \
 which is compared with one true value. Its error is predicted ÷ true − 1, in percent. Efficiencies are compared by \
-their difference, in percentage points. No point is omitted. A point whose error exceeds the bound (the largest \
-error allowed, set before the comparison) is an exception. A point is not testable if the recorded or published facts \
-do not determine its true value or a setting that this value depends on.
+their difference, in percentage points. No point is omitted. A point is not testable if the recorded or published \
+facts do not determine its true value or a setting that this value depends on.
 
-The bound (the largest error allowed) of each comparison was set before anything was compared: *each* is the bound of \
-the error of every point, *mean* that of the mean absolute error. The last column has the errors of another formula \
-for the same points. No constant was fitted to the points on which it is tested, except where the text says so. If a \
-comparison showed that the memory formulas had missed an allocation, the allocation was added to the formulas. `make \
-predictions` writes this page and the tables again.
+Each comparison has a bound, the largest error allowed, which was set before anything was compared: *each* is the \
+bound of the error of every point, *mean* that of the mean absolute error. A point whose error exceeds *each* is an \
+exception. The last column has the errors of another formula for the same points. No constant was fitted to the \
+points on which it is tested, except where the text says so. If a comparison showed that the memory formulas had \
+missed an allocation, the allocation was added to the formulas. `make predictions` writes this page and the tables \
+again.
 
 Several comparisons use these words. *Live tensor bytes* are the bytes of all tensors that exist at the same time. \
 *Steady steps* are the steps after the warm-up, so their memory peak excludes the construction of model and engine. \
