@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 _GATE = """#!/bin/sh
 : > "$GATE/$$"
-until [ -e "$GATE/open" ]; do sleep 0.1; done
+until [ -e "$GATE/open" ] || rm "$GATE.admitted" 2>/dev/null; do [ -d "$GATE" ] || exit 1; sleep 0.1; done
 exec {sbatch} "$@"
 """
 _NO_AUTOPILOT = """#!/bin/sh
@@ -41,14 +41,22 @@ class Gate:
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
-        self._gate.mkdir()
+        self._gate.mkdir(parents=True)
         self.environment = replace_sbatch(folder, _GATE) | {"GATE": str(self._gate)}
 
     def wait_for(self, callers: int) -> None:
         wait_for(lambda: len(list(self._gate.iterdir())) == callers)
 
+    def admit_one(self) -> None:
+        """Let one caller pass, and block all others."""
+        self._gate.with_suffix(".admitted").touch()
+
     def open(self) -> None:
         (self._gate / "open").touch()
+
+    def close_forever(self) -> None:
+        """End all callers that wait. They submit no job."""
+        shutil.rmtree(self._gate)
 
 
 @pytest.fixture
@@ -62,21 +70,26 @@ def queued(bed: Testbed) -> list[str]:
 
 @pytest.mark.timeout(200)
 def test_sweep_killed_during_submission_continues_without_duplicate_jobs(
-    study: Study, drilled: Testbed, gate: Gate
+    study: Study, drilled: Testbed, gate: Gate, tmp_path: Path
 ) -> None:
     points = (*QUICK, "launcher.begin=now+1hour", "launcher.mode=array", "batch.micro=1,2,3,4,5,6,7,8")
+    # Each of the first three commands submits at most one of the four jobs, however late the test kills it. So a job
+    # is left for the last command.
     for moment in ("sweeps/*", "jobs/*/job.json", "jobs/*/handle"):
         before = len(list(study.folder.glob(moment)))
-        with study.start(*study.asking(*points)) as command:
+        gate_for_one = Gate(tmp_path / moment.replace("/", "-").replace("*", "any"))
+        gate_for_one.admit_one()
+        with study.start(*study.asking(*points), **gate_for_one.environment) as command:
             while len(list(study.folder.glob(moment))) == before:
                 assert command.poll() is None
             command.kill()
-        wait_for(lambda: not ours(drilled.name, study.folder))  # sbatch continues although its caller was killed
+        gate_for_one.close_forever()
+        wait_for(lambda: not ours(drilled.name, study.folder))
     before = len(queued(drilled))
     with study.start(*study.asking(*points), **gate.environment) as command:
         gate.wait_for(callers=1)
         command.kill()
-    gate.open()
+    gate.open()  # sbatch continues although its caller was killed
     wait_for(lambda: len(queued(drilled)) == before + 1)
     study.sweep(*points)
     assert study.check() == ["pending"] * 8
