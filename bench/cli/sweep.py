@@ -349,7 +349,8 @@ class PredictionText:
         forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
         step, protocol = forecast.step, read_protocol(point.spec["measure"])
         minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
-        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, machine)
+        known = inputs.add_host_memory(machine, self._sweep.launcher["name"])
+        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, known, point.devices_per_node)
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:
@@ -373,7 +374,8 @@ class PredictionText:
             return "memory unknown"
         needed = f"{_format_range(room.low_bytes / 1e9, room.high_bytes / 1e9)} GB"
         if there is None and one.machine.device == "cpu" and not launchers.load(self._sweep.launcher["name"]).QUEUES:
-            return f"{needed} per rank, {_format_on_this_host(room, one.point.devices_per_node)}"
+            verdict = "far out of memory, infeasible" if one.infeasible else ""
+            return f"{needed} per rank, {_format_on_this_host(room, one.point.devices_per_node, verdict)}"
         if there is None:
             return f"{needed} (the device's memory is unknown)"
         verdict = "far out of memory, infeasible" if one.infeasible else room.fits(there)
@@ -427,9 +429,9 @@ class PredictionText:
         return [one for one in left if not one.infeasible]
 
 
-def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
-    """Return a text with the memory of all ranks on this host and whether it fits. Memory of the processes themselves
-    is included."""
+def _format_on_this_host(room: MemoryForecast, ranks: int, verdict: str) -> str:
+    """Return a text with the memory of all ranks on this host and the verdict. If the verdict is empty, the text says
+    whether the ranks fit. Memory of the processes themselves is included."""
     low, high = PROCESS_BYTES["cpu"]
     all_ranks = MemoryForecast(
         low_bytes=ranks * (room.low_bytes + low),
@@ -438,9 +440,8 @@ def _format_on_this_host(room: MemoryForecast, ranks: int) -> str:
     )
     there = environment.read_host_memory_bytes()
     span = _format_range(all_ranks.low_bytes / 1e9, all_ranks.high_bytes / 1e9)
-    return (
-        f"{span} GB of {there / 1e9:.3g} on this machine with {format_count(ranks, 'rank')} ({all_ranks.fits(there)})"
-    )
+    text = f"{span} GB of {there / 1e9:.3g} on this machine with {format_count(ranks, 'rank')}"
+    return f"{text} ({verdict or all_ranks.fits(there)})"
 
 
 def _format_range(low: float, high: float) -> str:

@@ -21,7 +21,13 @@ from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Device, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.data.pipeline.corpus import BYT5
-from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
+from bench.measure.environment import (
+    count_cores,
+    count_local_devices,
+    find_device_kind,
+    read_device_name,
+    read_host_memory_bytes,
+)
 from bench.predict.workload import get_network
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
@@ -111,6 +117,15 @@ def find_predicted_device(composed: Request) -> Device:
 def find_local_device() -> str:
     """Return the kind of device of this machine, "cpu" or "cuda"."""
     return find_device_kind()
+
+
+def add_host_memory(machine: Machine, launcher: str) -> Machine:
+    """Return the description of a machine, completed by the size of this host's memory if it lacks that size and the
+    runs use the CPU of this host. `launcher` is the name of the launcher."""
+    known = machine.device != "cpu" or machine.memory_bytes or machine.host_memory_bytes
+    if known or launchers.load(launcher).QUEUES:
+        return machine
+    return machine.model_copy(update={"host_memory_bytes": read_host_memory_bytes()})
 
 
 _SHORTER = 4  # the smoke study's samples have a quarter of the default lengths of its objective

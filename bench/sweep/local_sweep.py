@@ -25,6 +25,7 @@ from bench.measure.environment import classify, compute_environment_id, find_dev
 from bench.sweep import definition, local_attempt, lost
 from bench.sweep.corrections import MeasuredCorrections
 from bench.sweep.definition import RequestedRepeat, RequestedRun, RunKey, SweepDefinition, Trial
+from bench.sweep.inputs import add_host_memory
 from bench.sweep.local_attempt import SweepSupervisor
 from bench.sweep.policy import (
     AddTrial,
@@ -385,9 +386,9 @@ def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> Pla
     versions). For a trial of a search, a final outcome from any environment counts, because later trials were proposed
     from it.
     """
-    environment = None
+    environment, machine = None, add_host_memory(one.sweep.machines[one.key.machine], one.sweep.launcher["name"])
     if one.sweep.search is None:
-        device = one.sweep.machines[one.key.machine].device or find_device_kind()
+        device = machine.device or find_device_kind()
         environment = compute_environment_id(classify(device, one.point.devices_per_node))
     attempts = None if retry else one.sweep.rules.budget.attempts
-    return build_planned_run(one.sweep, one.key, one.point, kin, attempts, environment)
+    return build_planned_run(one.sweep, one.key, one.point, kin, attempts, environment, machine)

@@ -149,13 +149,15 @@ def build_planned_run(
     kin: Siblings | None,
     attempts: int | None,
     environment_id: str | None = None,
+    machine: Machine | None = None,
 ) -> PlannedRun:
     """Return one repeat of a sweep's point as a `PlannedRun`. It includes the point and its machine, so that `policy`
     can decide from the predicted memory that the run is infeasible.
 
     `kin` has the configurations that differ from the point in the micro-batch alone. `attempts` is the number of
     failures after which the run is given up. Only results from the environment (device and software versions) with the
-    id `environment_id` count as answers; None: results from any.
+    id `environment_id` count as answers; None: results from any. `machine` replaces the machine of the sweep's
+    definition.
     """
     return PlannedRun(
         key,
@@ -165,7 +167,7 @@ def build_planned_run(
         point.time_limit_min or 0.0,
         environment_id,
         point,
-        sweep.machines[point.machine],
+        machine or sweep.machines[point.machine],
     )
 
 
@@ -313,7 +315,8 @@ def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
     prediction."""
     if run.point is None or run.machine is None:
         return False
-    return not is_far_out_of_memory(run.point.forecast, run.machine, snapshot.correction(run.point))
+    point = run.point
+    return not is_far_out_of_memory(point.forecast, run.machine, point.devices_per_node, snapshot.correction(point))
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:

@@ -17,7 +17,7 @@ from bench.core.machine import Machine
 from bench.core.record import Outcome
 from bench.core.spec import Frozen, RunSpec
 from bench.core.store import RunAttempt
-from bench.predict.memory import format_gigabytes, predict_memory
+from bench.predict.memory import PROCESS_BYTES, format_gigabytes, predict_memory
 from bench.predict.neighbours import UNCORRECTED, Correction
 from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, MemoryForecast
 
@@ -119,13 +119,25 @@ def _list_outcomes(relative: Sibling, machine: str, tried: Tried) -> list[str]:
     return [a.outcome for a in tried(relative.config_id) if a.machine == machine and a.outcome]
 
 
-def is_far_out_of_memory(forecast: Forecast | None, machine: Machine, correction: Correction = UNCORRECTED) -> bool:
-    """Return whether a point (configuration) is predicted to exceed its device's memory by a wide margin.
+def find_rank_memory_bytes(machine: Machine, ranks: int) -> int | None:
+    """Return the bytes that the tensors of one rank may use, with `ranks` ranks on each node. On a GPU, this is the
+    device's memory. On a CPU, the ranks share the host's memory, and each also needs memory for its process. None if
+    the size of the memory is unknown."""
+    if machine.memory_bytes is None and machine.device == "cpu" and machine.host_memory_bytes:
+        return max(int(machine.host_memory_bytes / ranks - PROCESS_BYTES["cpu"][0]), 1)
+    return machine.memory_bytes
+
+
+def is_far_out_of_memory(
+    forecast: Forecast | None, machine: Machine, ranks: int, correction: Correction = UNCORRECTED
+) -> bool:
+    """Return whether a point (configuration) with `ranks` ranks per node is predicted to exceed the memory of a rank by
+    a wide margin.
 
     `correction` comes from measured runs of similar points, and may raise or lower the prediction. If the uncorrected
-    low estimate fits, or if the device's memory is unknown, the result is always False.
+    low estimate fits, or if the size of the memory is unknown, the result is always False.
     """
-    room, there = forecast.room if forecast else None, machine.memory_bytes
+    room, there = forecast.room if forecast else None, find_rank_memory_bytes(machine, ranks)
     if room is None or there is None or room.low_bytes <= there:
         return False
     return room.corrected(correction.memory).low_bytes > FAR_OUT_FACTOR * there
@@ -135,13 +147,17 @@ def find_infeasible_outcome(
     plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
 ) -> Outcome | None:
     """Return the outcome `infeasible`, with the prediction as evidence, if a point is predicted to far exceed the
-    device's memory. None otherwise."""
-    if not is_far_out_of_memory(forecast, machine, correction):
+    memory of a rank. None otherwise."""
+    ranks = int(plain_spec["devices_per_node"])
+    if not is_far_out_of_memory(forecast, machine, ranks, correction):
         return None
-    assert forecast and forecast.room and machine.memory_bytes
+    there = find_rank_memory_bytes(machine, ranks)
+    assert forecast and forecast.room and there
     room = forecast.room.corrected(correction.memory)
-    needs, has = format_gigabytes(room.low_bytes), format_gigabytes(machine.memory_bytes)
+    needs, has = format_gigabytes(room.low_bytes), format_gigabytes(there)
     reason = f"predicted to need at least {needs} GB, but a device of {machine.name} has {has} GB"
+    if machine.memory_bytes is None:
+        reason = f"predicted to need at least {needs} GB per rank, but this machine has {has} GB per rank"
     return Outcome(kind="infeasible", reason=reason, evidence=_build_evidence(plain_spec, room, machine, correction))
 
 
@@ -161,7 +177,7 @@ def _build_evidence(
             "base_bytes": needed.base,
             "reserve_bytes": needed.reserve,
         },
-        "machine": {"name": machine.name, "memory_bytes": machine.memory_bytes},
+        "machine": {"name": machine.name, "memory_bytes": find_rank_memory_bytes(machine, spec.devices_per_node)},
         "far_out": FAR_OUT_FACTOR,
         "correction": {"memory": correction.memory, "runs": correction.runs},
         "formulas": read_formula_versions(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from records import failed, memory, run, run_table, spec, steps
+from records import MIB, failed, memory, run, run_table, spec, steps
 
 from analysis.flags import FLAGS, list_flags, list_notes
 
@@ -26,7 +26,7 @@ def test_undisturbed_run_has_no_flags_or_notes() -> None:
     [
         ("unsteady", {"steps": steps(STEADY, steady=False)}),
         ("skipped_steps", {"steps": steps(STEADY, skipped=(2, 9))}),
-        ("memory_drift", {"steps": steps(STEADY), "memory": memory(2, drift=-0.011)}),
+        ("memory_drift", {"steps": steps(STEADY), "memory": memory(2, drift=-0.011, resident_bytes=100 * MIB)}),
         ("straggler", {"steps": steps(STEADY), "outside_collectives_s": (0.1, 0.2)}),
         ("straggler", {"steps": steps(STEADY), "link": SLOW_LINK}),
         ("uninspected", {"steps": steps(STEADY), "uninspected": "the run ended before"}),
@@ -54,7 +54,8 @@ def test_each_condition_sets_exactly_its_flag(flag: str, observations: dict[str,
     [
         {"steps": steps((2.0, 2.002) * 15)},
         {"steps": steps(STEADY, skipped=(2,))},  # before the window
-        {"steps": steps(STEADY), "memory": memory(2, drift=0.01)},
+        {"steps": steps(STEADY), "memory": memory(2, drift=0.01, resident_bytes=200 * MIB)},
+        {"steps": steps(STEADY), "memory": memory(2, drift=0.25, resident_bytes=4 * MIB)},
         {"steps": steps(STEADY), "outside_collectives_s": (0.10, 0.12)},
         {"steps": steps(STEADY), "environment": {"git": {"commit": "abc", "dirty": False}}},
         {"steps": steps(STEADY), "environment": OWN},

@@ -187,7 +187,7 @@ def restore_search(sweep: SweepDefinition) -> PlannedSearch:
 
 
 def _build_search(points: SearchPoints, space: SearchSpace, sweep: SweepDefinition) -> PlannedSearch:
-    machine = next(iter(sweep.machines.values()))
+    machine = inputs.add_host_memory(next(iter(sweep.machines.values())), sweep.launcher["name"])
     pool = CandidatePool(points.section, space, points.build_sweep_point, machine)
     return PlannedSearch(sweep, pool, build_proposer(pool))
 

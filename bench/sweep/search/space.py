@@ -196,7 +196,7 @@ class CandidatePool:
         predicted = predict_quantity(
             self.section.objective, spec, step.s if step else None, room.tensor_bytes if room else None
         )
-        far_out = is_far_out_of_memory(forecast, self.machine)
+        far_out = is_far_out_of_memory(forecast, self.machine, point.devices_per_node)
         return SearchCandidate(values, point, predicted, not far_out, room.low_bytes if room else None)
 
 

@@ -39,25 +39,35 @@ def needed(made: RunSpec = FOUR) -> int:
 
 
 def test_point_is_infeasible_from_a_fifth_above_the_devices_memory() -> None:
-    assert is_far_out_of_memory(predict(), small(0.99 * needed() / FAR_OUT_FACTOR))
-    assert not is_far_out_of_memory(predict(), small(1.01 * needed() / FAR_OUT_FACTOR)), "near the edge"
-    assert not is_far_out_of_memory(predict(), small(2 * needed()))
+    assert is_far_out_of_memory(predict(), small(0.99 * needed() / FAR_OUT_FACTOR), 2)
+    assert not is_far_out_of_memory(predict(), small(1.01 * needed() / FAR_OUT_FACTOR), 2), "near the edge"
+    assert not is_far_out_of_memory(predict(), small(2 * needed()), 2)
+
+
+def test_ranks_on_a_cpu_share_the_hosts_memory() -> None:
+    process_bytes = 400_000_000
+    enough = 2 * (needed() / FAR_OUT_FACTOR + process_bytes)
+    shared, larger = (Machine(name="cpu", device="cpu", host_memory_bytes=int(f * enough)) for f in (0.99, 1.01))
+    assert is_far_out_of_memory(predict(), shared, 2) and not is_far_out_of_memory(predict(), larger, 2)
+    assert not is_far_out_of_memory(predict(), shared, 1)
+    outcome = find_infeasible_outcome(FOUR.model_dump(mode="json", by_alias=True), predict(), shared, UNCORRECTED)
+    assert outcome and outcome.kind == "infeasible" and "GB per rank, but this machine has" in outcome.reason
 
 
 def test_unknown_memory_device_or_model_is_never_infeasible() -> None:
-    assert not is_far_out_of_memory(predict(), small(None))
-    assert not is_far_out_of_memory(predict_forecast(FOUR, small(1), None), small(1)), "device not known yet"
-    assert not is_far_out_of_memory(None, small(1)), "without a forecast"
+    assert not is_far_out_of_memory(predict(), small(None), 2)
+    assert not is_far_out_of_memory(predict_forecast(FOUR, small(1), None), small(1), 2), "device not known yet"
+    assert not is_far_out_of_memory(None, small(1), 2), "without a forecast"
     unknown_model = FOUR.model_copy(update={"model": FOUR.model.model_copy(update={"family": "unknown_model"})})
     assert predict_forecast(unknown_model, small(1), "cpu") == Forecast()
 
 
 def test_corrections_by_measured_neighbours_revoke_or_extend_infeasibility() -> None:
     out, edge = small(needed() / 1.3), small(needed() / 1.1)
-    assert is_far_out_of_memory(predict(), out) and not is_far_out_of_memory(predict(), edge)
-    assert not is_far_out_of_memory(predict(), out, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
-    assert is_far_out_of_memory(predict(), edge, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
-    assert not is_far_out_of_memory(predict(), small(needed()), Correction(memory=9.0, runs=2)), (
+    assert is_far_out_of_memory(predict(), out, 2) and not is_far_out_of_memory(predict(), edge, 2)
+    assert not is_far_out_of_memory(predict(), out, 2, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
+    assert is_far_out_of_memory(predict(), edge, 2, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
+    assert not is_far_out_of_memory(predict(), small(needed()), 2, Correction(memory=9.0, runs=2)), (
         "the low estimate says that it fits"
     )
 
@@ -183,5 +193,5 @@ def test_recorded_runs_are_feasible_on_a_device_of_their_used_memory_but_not_of_
         ranks = record.observations.memory
         held = max(max(rank.init_peak_bytes or 0, rank.peak_allocated_bytes or 0) for rank in ranks)
         found = predict_forecast(record.spec, small(held), "cpu")
-        assert not is_far_out_of_memory(found, small(held)), record.config_id
-        assert is_far_out_of_memory(found, small(held / 2)), record.config_id
+        assert not is_far_out_of_memory(found, small(held), 2), record.config_id
+        assert is_far_out_of_memory(found, small(held / 2), 2), record.config_id
