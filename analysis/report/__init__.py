@@ -58,10 +58,10 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
     # Reading records and logs from files takes time, so only those of runs on the page are read.
-    left = {
+    evidence = {
         place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
     }
-    return files | {PAGE: render_page(found, section, left, follow).encode()}
+    return files | {PAGE: render_page(found, section, evidence, follow).encode()}
 
 
 def render_tables(found: ReportFindings) -> dict[str, bytes]:

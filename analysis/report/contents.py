@@ -189,13 +189,13 @@ def find_text_limit(runs: int) -> int:
 def build_details(
     configurations: Sequence[Row],
     runs: Sequence[Row],
-    left: Sequence[Evidence],
+    evidence: Sequence[Evidence],
     configuration_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, list[Any]]:
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
-    `left` holds the records and logs of `runs`. If all records and logs together are too long for the page, those of
-    failed runs are included first, then those of runs with background load or a pause. `configuration_ids` maps the
+    `evidence` holds the records and logs of `runs`. If all records and logs together are too long for the page, those
+    of failed runs are included first, then those of runs with background load or a pause. `configuration_ids` maps the
     config_id of a training to the config_id of its configuration in the summary, which trainings with different seeds
     share.
     """
@@ -203,8 +203,8 @@ def build_details(
     texts, spent, limit = {}, 0, find_text_limit(len(runs))
     order = [(row["outcome"] == "ok", not is_disturbed(row), place) for place, row in enumerate(runs)]
     for *_, place in sorted(order):
-        record = left[place].record
-        text = (format_record(record) if record else "", left[place].log)
+        record = evidence[place].record
+        text = (format_record(record) if record else "", evidence[place].log)
         spent += sum(map(len, text))
         if spent <= limit:
             texts[place] = text
@@ -214,19 +214,19 @@ def build_details(
         behind.setdefault(build_row_key(row | {"config_id": config_id}), []).append(place)
     return {
         "columns": [[column.name, column.meaning] for column in list_columns().values()],
-        "runs": [_build_run_details(row, left[place], texts.get(place)) for place, row in enumerate(runs)],
+        "runs": [_build_run_details(row, evidence[place], texts.get(place)) for place, row in enumerate(runs)],
         "configurations": [
             [_format_title(row), behind.get(build_row_key(row), []), row["runs"]] for row in configurations
         ],
     }
 
 
-def _build_run_details(row: Row, left: Evidence, texts: tuple[str, str] | None) -> list[Any]:
+def _build_run_details(row: Row, evidence: Evidence, texts: tuple[str, str] | None) -> list[Any]:
     """Return title, folder, cells, record and log of a run. Record and log are None if the page has no room for
     them."""
     title = f"{_format_title(row | {'variant': ''})}, repeat {row['repeat']}, attempt {row['attempt']}"
     cells = ["" if row[name] is None else format_cell(column, row[name]) for name, column in list_columns().items()]
-    return [title, str(left.folder), cells, *(texts or (None, None))]
+    return [title, str(evidence.folder), cells, *(texts or (None, None))]
 
 
 def _format_title(row: Row) -> str:

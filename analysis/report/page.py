@@ -85,20 +85,20 @@ class PageFigure(NamedTuple):
 def render_page(
     found: ReportFindings,
     claims: Analogue | None,
-    left: Mapping[int, Evidence],
+    evidence: Mapping[int, Evidence],
     follow: Callable[[str, float | None], None] = lambda what, share: None,
 ) -> str:
     """Return the whole report as HTML.
 
-    `claims` is the section on published claims; None if the page has no such section. `left` maps row indices of the
-    run table to record and log of the run. `follow` is the progress callback: it gets the name of the current task and
-    the finished fraction, which is None if unknown.
+    `claims` is the section on published claims; None if the page has no such section. `evidence` maps row indices of
+    the run table to record and log of the run. `follow` is the progress callback: it gets the name of the current task
+    and the finished fraction, which is None if unknown.
     """
     page_facets, configurations = find_facets(found.rows), found.list_configurations(MOST_ROWS)
     places = select_runs(found.rows)
-    runs, evidence = [found.rows[one] for one in places], [left[one] for one in places]
+    runs, of_runs = [found.rows[one] for one in places], [evidence[one] for one in places]
     # Details and tooltips refer to rows by their index on the page, so they use the same lists as the tables.
-    details = build_details(configurations, runs, evidence, found.results.configuration_ids)
+    details = build_details(configurations, runs, of_runs, found.results.configuration_ids)
     tips = Tips(configurations)
     drawn, listed, styles = [], list_figures(), SharedStyles()
     # Figures take most of the time, so progress is counted in figures.
@@ -113,14 +113,14 @@ def render_page(
     if claims:
         folds["claims"] = _render_macro("table.html.j2", "list_comparisons", HEAD, claims.comparisons)
     return load_template("analysis.report", "report.html.j2").render(
-        **_build_summary(found, page_facets, left),
+        **_build_summary(found, page_facets, evidence),
         glance=[figure for figure in drawn if figure.name == FIRST],
         figures=[figure for figure in drawn if figure.name != FIRST],
         claims=claims,
         facets=page_facets,
         tables=shown,
         ran_once=_ran_once(found),
-        **_build_failures(found, page_facets, left),
+        **_build_failures(found, page_facets, evidence),
         origin=found.origin,
         flags=_count("flags", FLAGS, found.rows),
         notes=_count("notes", NOTES, found.rows),
@@ -213,20 +213,22 @@ def render_figure(
     return PageFigure(name, title, picture.note, keys, tuple(pieces), shown_rows)
 
 
-def _build_summary(found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]) -> dict[str, Any]:
+def _build_summary(
+    found: ReportFindings, page_facets: Sequence[Facet], evidence: Mapping[int, Evidence]
+) -> dict[str, Any]:
     """Return the values that the template needs for the first sections: the answer, the certainty of the answer, and
-    the settings of the runs. `page_facets` are the filters of the page. `left` maps row indices of the run table to the
-    record and log of the run."""
+    the settings of the runs. `page_facets` are the filters of the page. `evidence` maps row indices of the run table to
+    the record and log of the run."""
     studies = sorted({row["study"] for row in found.rows})
     asking = [[{"flags": ""} | (one.fastest or {}) | one.question] for one in found.answers]
     best = tables.build_best_table(found.answers, found.rows)
-    days = sorted(day for one in left.values() if one.record and (day := one.record.circumstance.started_at[:10]))
+    days = sorted(day for one in evidence.values() if one.record and (day := one.record.circumstance.started_at[:10]))
     return {
         "title": title_page(studies, found.questions),
         "all_studies": studies if len(studies) > MOST_STUDIES else [],
         "questions": found.questions,
         # In a large set, records are read for some of the runs only, so the dates of all runs are unknown.
-        "measured": dict.fromkeys((days[0], days[-1])) if days and len(left) == len(found.rows) else (),
+        "measured": dict.fromkeys((days[0], days[-1])) if days and len(evidence) == len(found.rows) else (),
         "asked": describe_setup(found.rows, found.results.configurations, len(found.summary)),
         "protocol": describe_protocol(found.results.specs.values()),
         "answer": describe_answer(found.results),
@@ -266,18 +268,18 @@ def _build_tables(
 
 
 def _build_failures(
-    found: ReportFindings, page_facets: Sequence[Facet], left: Mapping[int, Evidence]
+    found: ReportFindings, page_facets: Sequence[Facet], evidence: Mapping[int, Evidence]
 ) -> dict[str, Any]:
     """Return the values that the template needs for the section on failures: runs that did not end ok, with their
-    records and logs, and files that are not records. `page_facets` are the filters of the page. `left` maps row indices
-    of the run table to the record and log of the run."""
+    records and logs, and files that are not records. `page_facets` are the filters of the page. `evidence` maps row
+    indices of the run table to the record and log of the run."""
     failures = []
     for place in select_failures(found.rows):
-        row, record = found.rows[place], left[place].record
+        row, record = found.rows[place], evidence[place].record
         failures.append({
             "row": row,
             "title": f"{row['model']}: {describe_choice(row | {'variant': ''})}, {format_ranks(row)}",
-            "folder": left[place].folder,
+            "folder": evidence[place].folder,
             "facets": find_place([row], page_facets),
             "evidence": list_reasons(record) if record else [],
         })  # fmt: skip

@@ -317,7 +317,7 @@ class RunSpec(Extensible):
     ] = MeasureSpec()
 
     @property
-    def is_version_1(self) -> bool:
+    def has_version_1_defaults(self) -> bool:
         """True if version 1 of the default values applies: the spec is from a record with schema version 1 or 2."""
         return isinstance(self.measure, AdaptiveMeasure)
 
@@ -412,7 +412,7 @@ class RunSpec(Extensible):
     def _measure_to_the_end(self) -> Self:
         """For a run with `learning.tokens`, set the window to all steps after the warm-up, and limit the warm-up to
         `warmup_steps`."""
-        if self.learning.end_tokens is not None and not self.is_version_1:
+        if self.learning.end_tokens is not None and not self.has_version_1_defaults:
             steps = self.count_steps(self.learning.end_tokens)
             warm = max(1, min(self.measure.warmup_steps, steps - 1))
             window = {"warmup_steps": warm, "min_steps": max(1, steps - warm), "gpu_warmup_s": 0.0, "window_s": 0.0}
@@ -435,7 +435,7 @@ def canonical(spec: RunSpec) -> str:
         plain["sequence"] = {kind: length for kind, length in spec.sequence.items() if LENGTHS.get(kind) != length}
     if not plain.get("measure", True):  # the older protocol with all of its defaults
         del plain["measure"]
-    if spec.is_version_1:
+    if spec.has_version_1_defaults:
         plain.pop("loss_mean", None)
         plain |= {} if spec.loss_mean == _LOSS_MEAN_1 else {"loss_mean": spec.loss_mean}
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
@@ -445,5 +445,5 @@ def config_id(spec: RunSpec) -> str:
     """Return the identifier of `spec`: 10 hexadecimal digits of a hash. It is the name of the folder with all runs of
     `spec`."""
     # The version is part of the hash, because the same text is a different point under other defaults.
-    version = 1 if spec.is_version_1 else DEFAULTS_VERSION
+    version = 1 if spec.has_version_1_defaults else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]
