@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.cli.advice_text import describe_large_batch
 from bench.core import terminal
-from bench.core.formatting import describe_layout, describe_lengths, format_interval, list_overrides
+from bench.core.formatting import describe_layout, describe_lengths, format_interval, format_number, list_overrides
 from bench.predict.advice import format_hours, format_hours_interval
 from bench.sweep.advise.places import PlaceRow, PlaceTable, describe_method, describe_price
 
@@ -106,6 +106,19 @@ def list_caveats(table: PlaceTable) -> list[str]:
         lines.append("Failures are not included: set storage=2e9, in bytes per second, to include them.")
     if any(row.place.kind != "own" for row in rows):
         lines.append("Published prices change: check them before you rent. Disks, network traffic and taxes are extra.")
+    links = {
+        f"{row.place.machine}: {format_number(speed / 1e9)} GB/s"
+        for row in rows
+        if row.place.offer
+        and row.choice.spec.nodes > 1
+        and (speed := row.answer.request.machine.inter_node_bytes_per_s)
+    }
+    if links:
+        known = "; ".join(sorted(links))
+        lines.append(
+            f"Between rented nodes, the bandwidth of the machine's file is assumed ({known} per node). The provider's "
+            "links may be slower: set machine.inter_node_bytes_per_s to their bandwidth."
+        )
     currencies = {row.place.currency for row in rows if row.cost}
     if len(currencies) > 1:
         known = ", ".join(sorted(filter(None, currencies)))

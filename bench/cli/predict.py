@@ -127,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         print(_format_single(found[0], args.storage))
     else:
         print("\n".join(_format_lines(one, args.storage) for one in found))
+        for line in _list_rate_doubts(found):
+            print(terminal.wrap(line))
     if args.page:
         from analysis.answer_page import render_prediction_page
 
@@ -151,6 +153,8 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
         memory = [f"{counts[0].upper()}{counts[1:]}."]
     known = next((one for one in found if one.memory), None)
     caveats = _list_doubts(known, known.memory) if known and known.memory else []
+    if len(found) > 1:
+        caveats = [*caveats, *_list_rate_doubts(found)]
     return PredictionAnswer(memory, time, caveats, command)
 
 
@@ -201,12 +205,20 @@ def _list_time(one: Prediction) -> list[str]:
     if time.hidden_s:
         lines[0] += f" Another {time.hidden_s:.3g} s of communication overlap with computing."
     lines.append(f"{_format_rates(time)}; bound by {time.bound}.")
-    machine, precision = one.point.composed.machine, one.point.composed.spec.precision
-    if one.rehearsed_s is None and (assumed := describe_assumed_rate(machine, precision, one.device)):
-        lines.append(assumed)
-    if one.by_class:
-        lines.append(format_class(one.software))
-    return lines
+    return lines + _list_rate_doubts([one])
+
+
+def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
+    """Return lines on what is assumed for the predicted step times: rates that machine files lack, and the class of the
+    training software. Each line is returned once."""
+    lines: dict[str, None] = {}
+    for one in found:
+        machine, precision = one.point.composed.machine, one.point.composed.spec.precision
+        if one.time and one.rehearsed_s is None:
+            lines |= dict.fromkeys(filter(None, [describe_assumed_rate(machine, precision, one.device)]))
+        if one.time and one.by_class:
+            lines[format_class(one.software)] = None
+    return list(lines)
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:

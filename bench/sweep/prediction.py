@@ -70,7 +70,9 @@ class Prediction(NamedTuple):
             return self.memory_unknown
         low, high = self.memory.device
         span = f"{format_gigabytes(low)}–{format_gigabytes(high)}" if high > low else format_gigabytes(low)
-        step, time = "no step time" if self.fits is False else "step time unknown", self.time
+        step, time = f"no step time: {self.time_unknown}", self.time
+        if self.fits is False:
+            step = "no step time"
         if time:
             tokens = (time.tokens / seconds for seconds in (time.step_s, time.high_s, time.low_s))
             step = f"{format_interval(time.step_s, time.low_s, time.high_s)} s a step"

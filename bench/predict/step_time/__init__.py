@@ -133,10 +133,12 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
 
 
 def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
-    """Return a name for the largest part of the step, such as "links between nodes" or a kind of computing."""
-    exposed_s = sum(one.exposed_s for one in moved)
-    if idle_s > max(own.total, exposed_s):
+    """Return a name for what limits the step, such as "links between nodes" or a kind of computing. Transfers that
+    overlap with computing count with their whole time: if they take longer than computing, faster links shorten the
+    step, and faster computing does not."""
+    moved_s = sum(one.whole_s for one in moved)
+    if idle_s > max(own.total, moved_s):
         return "waiting for other stages"
-    if exposed_s > own.total:
+    if moved_s > own.total:
         return "links between nodes" if spec.nodes > 1 else "links inside a node"
     return own.bound

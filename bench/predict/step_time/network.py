@@ -10,6 +10,7 @@ cards of a node share this traffic.
 
 import contextlib
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,7 @@ INSIDE_SPEED, INSIDE_REACHED = 300.0, (
     (128 * MIB, 176.92), (256 * MIB, 194.07), (512 * MIB, 222.72), (GIB, 229.04), (4 * GIB, 233.88),
 )  # fmt: skip
 """Speed of a link inside a node in GB/s, and bus bandwidths of an all-reduce as (payload in bytes, GB/s). Measured on 8
-A100 (results/published/collectives.csv). Other devices are assumed to reach the same share of their link speed at every
-payload."""
+A100 (results/published/collectives.csv)."""
 BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
     (256 * KIB, 1.33), (MIB, 5.37), (4 * MIB, 18.9), (16 * MIB, 64.43), (64 * MIB, 156.74), (128 * MIB, 197.94),
     (256 * MIB, 229.09), (512 * MIB, 326.9), (GIB, 361.99), (4 * GIB, 377.34),
@@ -35,11 +35,11 @@ BETWEEN_SPEED, BETWEEN_REACHED = 400.0, (
 """Link speed in GB/s between nodes, and bus bandwidths of an all-reduce as (payload in bytes, GB/s). Measured on 4
 nodes of B200 (results/published/collectives.csv). The file's value at 32 KiB is excluded, because it is printed to one
 digit."""
-SCALES = {
-    "intra_node_bytes_per_s": (INSIDE_REACHED, INSIDE_SPEED),
-    "inter_node_bytes_per_s": (BETWEEN_REACHED, BETWEEN_SPEED),
-}
-LARGE = 4 * GIB
+HOP_INSIDE_S, HOP_BETWEEN_S = 3.4e-6, 14e-6
+"""Seconds that one step of a ring takes in addition to its bytes: inside a node (NVLink) and between nodes. NCCL
+chooses its algorithms by these numbers (NCCL 2.18, src/graph/tuning.cc, protocol Simple)."""
+TREE_HOP_INSIDE_S = 4e-6
+"""The same for a tree inside a node, from the same file."""
 MOVED = (0.77, 1.15)
 """Low and high ratio of true to predicted time of exposed communication, for which the step waits. Steps on several
 nodes of the testbed (a cluster of CPU nodes within one machine) had ratios of 0.77 to 1.12 (results/predictions). The
@@ -57,6 +57,17 @@ class RankSpan(NamedTuple):
         """Share of the payload that crosses each link in one round of the ring."""
         return (self.ranks - 1) / self.ranks
 
+    @property
+    def ring_s(self) -> float:
+        """Seconds of the hops in one round of the ring, without those of the bytes."""
+        between = min(self.nodes, self.ranks) - 1
+        return between * HOP_BETWEEN_S + (self.ranks - 1 - between) * HOP_INSIDE_S
+
+    @property
+    def tree_s(self) -> float:
+        """Seconds of the hops on the way up a tree over all ranks, without those of the bytes."""
+        return (self.ranks / self.nodes - 1) * TREE_HOP_INSIDE_S + math.log2(self.nodes) * HOP_BETWEEN_S
+
 
 def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankSpan, machine: Machine) -> float:
     """Return the seconds of one collective. Raise UserError if the speed of a link is unknown."""
@@ -66,18 +77,21 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
     if calibrated := [row for row in rows if (row.kind, row.nodes, row.ranks) == (kind, span.nodes, span.ranks)]:
         return _interpolate(sorted(calibrated, key=lambda row: row.payload_bytes), payload_bytes)
     rounds = 2 if kind == "all_reduce" else 1
-    return rounds * payload_bytes * span.wire / _find_bytes_per_s(span, machine, payload_bytes)
+    return rounds * _compute_round_s(payload_bytes, span, machine, span.wire, tree=kind == "all_reduce")
 
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
     """Return the seconds of sending `payload_bytes` from one device to another device in the same node. If
     `between_nodes` is true, return instead the seconds in which all devices of a node together send `payload_bytes` to
     another node."""
-    return payload_bytes / _find_bytes_per_s(RankSpan(1 + between_nodes, 2), machine, payload_bytes)
+    return _compute_round_s(payload_bytes, RankSpan(1 + between_nodes, 2), machine)
 
 
-def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) -> float:
-    """Return the bytes/s of the slowest link of a ring in one direction, at this payload."""
+def _compute_round_s(
+    payload_bytes: float, span: RankSpan, machine: Machine, wire: float = 1.0, *, tree: bool = False
+) -> float:
+    """Return the seconds of one round of a ring on its slowest link, in one direction. `wire` is the share of the
+    payload that crosses the link. With `tree`, a tree may replace the ring where its hops take less time."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
     needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
@@ -85,27 +99,56 @@ def _find_bytes_per_s(span: RankSpan, machine: Machine, payload_bytes: float) ->
         if value is None:
             rule = f"unknown for machine={machine.name}, so no communication time is predicted"
             raise UserError(f"machine.{name}", rule, f"set machine.{name}, or measure it with zeroscale calibrate")
-    # a link reaches its rate only with large payloads
-    reached = {name: _find_link_share(name, payload_bytes) for name in needed}
-    # a measured rate is that of large payloads, so it already contains their link share
-    for name in reached.keys() & machine.calibrated.keys():
-        reached[name] /= _find_link_share(name, LARGE)
-    return min(reached[name] * value for name, value in needed.items() if value)
+    seconds = []
+    for name, speed in needed.items():
+        assert speed is not None
+        published = PUBLISHED[name]
+        # A measured rate is that of large payloads, so it already contains the share that they reach.
+        rate = speed if name in machine.calibrated else speed * published.largest_share
+        crossed = span if name == "inter_node_bytes_per_s" else RankSpan(1, -(-span.ranks // span.nodes))
+        hops_s, reference_s = crossed.ring_s, published.span.ring_s
+        if tree and crossed.tree_s / published.span.tree_s < hops_s / reference_s:
+            hops_s, reference_s = crossed.tree_s, published.span.tree_s
+        # Fewer hops shorten the published wait in proportion. Each further hop adds its own time.
+        wait_s = min(1.0, hops_s / reference_s) * published.compute_wait_s(payload_bytes)
+        seconds.append(wire * payload_bytes / rate + wait_s + max(0.0, hops_s - reference_s))
+    return max(seconds)
 
 
-@functools.lru_cache(maxsize=4096)  # points of a sweep share it
-def _find_link_share(link: str, payload_bytes: float) -> float:
-    """Return the share of a link's speed that an all-reduce of this payload reaches.
+class PublishedLink(NamedTuple):
+    """A link with published bus bandwidths of an all-reduce.
 
-    The share follows from published times of all-reduces. The time is interpolated linearly between the published
-    payloads, and is never shorter than the time of a smaller payload. Below the smallest published payload the time is
-    constant, and above the largest the rate is constant.
+    The time of a collective is modelled as the sum of two terms, as in NCCL's own model. The first is the bytes on the
+    wire, divided by the rate of very large payloads, which is a fixed share of the link's speed. The second is the time
+    for which a collective waits in its hops and in software. It does not depend on the link's speed.
     """
-    reached, speed = SCALES[link]
-    sizes, rates = np.array(reached).T
-    at_speed_s = np.maximum.accumulate(sizes / rates)  # in units of 1e-9 s
-    beyond = max(1.0, payload_bytes / float(sizes[-1]))
-    return payload_bytes / (float(np.interp(payload_bytes, sizes, at_speed_s)) * beyond * speed)
+
+    speed: float  # GB/s
+    reached: tuple[tuple[int, float], ...]  # payload in bytes, GB/s
+    span: RankSpan
+
+    @property
+    def largest_share(self) -> float:
+        """Share of the link's speed that very large payloads reach."""
+        return max(rate for _, rate in self.reached) / self.speed
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - two objects, and points of a sweep share it
+    def compute_wait_s(self, payload_bytes: float) -> float:
+        """Return the second term of the time of one round at this payload.
+
+        It is what remains of a published time after subtraction of the first term. It is interpolated linearly between
+        payloads. Below the smallest published payload it is constant, and above the largest it is 0.
+        """
+        sizes, rates = np.array(self.reached).T
+        fastest = self.largest_share * self.speed
+        wait_s = self.span.wire * (np.maximum.accumulate(sizes / rates) - sizes / fastest) * 1e-9
+        return float(np.interp(payload_bytes, sizes, wait_s, right=0.0))
+
+
+PUBLISHED = {
+    "intra_node_bytes_per_s": PublishedLink(INSIDE_SPEED, INSIDE_REACHED, RankSpan(1, 8)),
+    "inter_node_bytes_per_s": PublishedLink(BETWEEN_SPEED, BETWEEN_REACHED, RankSpan(4, 32)),
+}
 
 
 def _interpolate(rows: list[CollectiveTime], payload_bytes: float) -> float:

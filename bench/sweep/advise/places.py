@@ -13,6 +13,7 @@ from bench.core.machine import RentedOffer, list_offers
 from bench.predict.advice import AdviceQuestion, HoursInterval, format_hours_interval
 from bench.predict.advice.choices import Choice
 from bench.sweep.advise.questions import AdviceQuery, parse_query
+from bench.sweep.advise.remedies import SEVERAL_NODES
 from bench.sweep.advise.search import Answer, find_answer
 
 WORD = "where="
@@ -166,9 +167,13 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     for place in places:
         for method in query.adapters:
             try:
-                rows.append(_find_row(place, method, rest, config_dir, results))
+                row = _find_row(place, method, rest, config_dir, results)
             except UserError as error:
                 left_out.append((f"{place.name}, {describe_method(method)}", str(error)))
+                continue
+            rows.append(row)
+            several = (one.why for one in row.answer.rejected if one.what == SEVERAL_NODES and query.nodes_given)
+            left_out += ((f"{place.name}, {describe_method(method)}, {SEVERAL_NODES}", why) for why in several)
     if not rows:
         raise UserError("where", f"no place can do this training; {left_out[0][0]}: {left_out[0][1]}")
     rows.sort(key=lambda row: (row.doubt, row.cost.likely if row.cost else math.inf, row.hours.likely))

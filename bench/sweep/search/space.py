@@ -15,7 +15,7 @@ from bench.core.quantities import predict_quantity
 from bench.core.spec import RunSpec
 from bench.core.study import MOST_LISTED, Dimension, Pair, SearchSection
 from bench.sweep.definition import SweepPoint
-from bench.sweep.pruning import is_far_out_of_memory
+from bench.sweep.pruning import find_rank_memory_bytes, is_far_out_of_memory
 
 Values = dict[str, Any]
 """One point of a search space: a value for each active dimension, by the dimension's name."""
@@ -132,7 +132,7 @@ class SearchCandidate(NamedTuple):
 
     values: Values
     point: SweepPoint
-    predicted: float | None  # value of the search's objective; None if there is no prediction
+    predicted: float | None  # value of the search's objective; None without a prediction, or if it does not fit
     may_fit: bool  # False if it surely exceeds the device's memory
     needs_bytes: float | None  # low end of the predicted memory; None if there is no prediction
 
@@ -193,6 +193,8 @@ class CandidatePool:
         point = self._build(values)
         forecast, spec = point.forecast, RunSpec.model_validate(point.spec)
         room, step = (forecast.room, forecast.step) if forecast else (None, None)
+        if room and room.fits(find_rank_memory_bytes(self.machine, point.devices_per_node)) == "does not fit":
+            step = None  # as in `predict`; so the point is not among those that are predicted to be the best
         predicted = predict_quantity(
             self.section.objective, spec, step.s if step else None, room.tensor_bytes if room else None
         )

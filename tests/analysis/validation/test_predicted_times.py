@@ -46,7 +46,7 @@ def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_no
     one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
     assert published_times.predict_step_s(2, one, machine) == pytest.approx(expected)
-    assert published_times.predict_step_s(2, one, machine) == pytest.approx(5.11, abs=0.05)
+    assert published_times.predict_step_s(2, one, machine) == pytest.approx(5.06, abs=0.05)
 
 
 def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
@@ -54,11 +54,14 @@ def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
     a ring. In a reduce-scatter or all-gather, each device sends 79/80 of the bytes of these parameters over a link of
     100 GB/s.
 
-    Gradients are 4 bytes each in buckets of 200 MiB, which reach 54.5 % of the bandwidth. Weights are 2 bytes each in
-    buckets of 100 MiB, which reach 45.8 %. The gradient norm and a small part of the optimizer are not in this
-    calculation; they are within the tolerance.
+    Gradients are 4 bytes each in buckets of 200 MiB, weights 2 bytes each in buckets of 100 MiB. The bytes pass at
+    94.3 % of the bandwidth. Each collective waits for 0.387 or 0.282 ms, as on 4 nodes of 8, and for 0.333 ms more,
+    because its ring has 15 more hops between nodes and 32 more inside nodes or less. The gradient norm and a small part
+    of the optimizer are not in this calculation; they are within the tolerance.
     """
-    reduced, gathered = 4 * 1.39e9 * 79 / 80 / 54.5e9, 2 * 1.39e9 * 79 / 80 / 45.8e9
+    further_s = 15 * 14e-6 + (59 + 1 - 28) * 3.4e-6
+    reduced = 4 * 1.39e9 * (79 / 80 / 94.3e9 + (0.387e-3 + further_s) / (200 * 2**20))
+    gathered = 2 * 1.39e9 * (79 / 80 / 94.3e9 + (0.282e-3 + further_s) / (100 * 2**20))
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(
         reduced + gathered, rel=0.02
     )

@@ -24,8 +24,8 @@ PAGE_FOLDER = ROOT / "results" / "predictions"
 RECORDED = recorded.RecordedRuns(ROOT / "results")
 HOLDS = {
     "zero_table", "peak_memory_building", "rehearsed_resident", "rehearsed_building", "rehearsed_beside_real_resident",
-    "fit_boundaries", "step_times_blind", "step_times", "scaling_a100", "published_steps_aside",
-    "published_steps_left_out", "published_steps", "t5_times", "frontier_peak",
+    "fit_boundaries", "step_times_blind", "step_times", "published_steps_aside",
+    "published_steps_left_out", "published_steps", "gpt_times_aside", "gpt_times", "t5_times", "frontier_peak",
 }  # fmt: skip
 """Names of the comparisons whose errors are within their bound today. Later changes to predictions must keep them
 within it."""

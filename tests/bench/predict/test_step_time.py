@@ -175,3 +175,14 @@ def test_communication_has_its_own_relative_error() -> None:
     found = predict_step_time(spec("engine=zero0"), H200)
     computing = found.step_s - found.exposed_s
     assert found.step_s - found.low_s == pytest.approx(0.25 * computing + 0.23 * found.exposed_s)
+
+
+@pytest.mark.parametrize("bytes_per_s", [1.25e10, 1e11, 4e11])
+def test_what_bounds_a_step_shortens_it_most_when_it_becomes_faster(bytes_per_s: float) -> None:
+    asked = spec("engine=fsdp", "nodes=4", "model=llama_2_7b", "sequence.tokens=2048", "batch.micro=1")
+    machine = H200.model_copy(update={"inter_node_bytes_per_s": bytes_per_s})
+    rates = {name: 2 * rate for name, rate in machine.sustained_tflops.items()}
+    found = predict_step_time(asked, machine)
+    with_links = predict_step_time(asked, machine.model_copy(update={"inter_node_bytes_per_s": 2 * bytes_per_s}))
+    with_rates = predict_step_time(asked, machine.model_copy(update={"sustained_tflops": rates}))
+    assert (found.bound == "links between nodes") == (with_links.step_s < with_rates.step_s)
