@@ -96,9 +96,8 @@ def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Mic
     Each epoch has its own order of samples and its own hidden spans. With packing, encoder inputs are padded only if
     the decoder's sequence length limits the length of a sample.
     """
-    from bench.data.pipeline import (
-        loader,
-    )  # imported here, like numpy: torch is slow to import, and `check` needs neither
+    # Imported here, like numpy: torch is slow to import, and `check` needs neither.
+    from bench.data.pipeline import loader
 
     return loader.micro_batches(_prepare(spec).samples, spec, data_rank, first)
 

@@ -48,7 +48,7 @@ class RankStages(Module):
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
         # If several stages of this rank have a parameter of the same name, they share one parameter.
-        # Identified by name, since `materialise` separates tied parameters.
+        # Identified by name, since the allocation of memory separates tied parameters.
         first: dict[str, Parameter] = {}
         for stage in stages.values():
             for name, parameter in list(stage.named_parameters()):

@@ -8,6 +8,7 @@ the host. It excludes the processes of data loaders and the page cache.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -143,11 +144,11 @@ def predict_memory_by_place(
     costs = predict_pipeline(spec, device, rehearsed=rehearsed)
     if costs is None:
         return ()
-    found = []
-    for place in list_place_phases(spec, get_network(spec), build_workload(spec, device), costs):
-        phases = tuple(MemoryPhase(name, terms) for name, terms in place.phases.items())
-        found.append(_add_process(phases, sum_bytes(place.resident), device))
-    return tuple(found)
+    of_places = list_place_phases(spec, get_network(spec), build_workload(spec, device), costs)
+    return tuple(
+        _add_process(tuple(itertools.starmap(MemoryPhase, phases.items())), sum_bytes(place.resident), device)
+        for phases, place in zip(of_places, costs.places, strict=True)
+    )
 
 
 def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
