@@ -271,9 +271,8 @@ class StudyStore:
                 plain = json.loads(content)
                 described = {part: plain[part] for part in (SPEC, CIRCUMSTANCE)}
             except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{self.objects.url}/{name}", "is not a claim file of zeroscale", "delete this object"
-                ) from error
+                rule, remedy = "is not a claim file of zeroscale", "delete this object"
+                raise UserError(f"{self.objects.url}/{name}", rule, remedy) from error
         for part, text in {path.name: content, **{part: text.encode() for part, text in described.items()}}.items():
             store.write_atomically(path.with_name(part), text, sync=False, modified_at=info.modified_at)
 

@@ -164,13 +164,10 @@ class ShardedUpdate:
         # on a GPU torch's default updates all tensors at once, except for DTensors
         foreach = True if on_gpu and not fused else None
         self.optimizer = build_optimizer(self._rows or self._parameters, optimizer, foreach=foreach)
+        # True if the optimizer's state belongs to plain tensors with this rank's rows, not to the DTensors
+        self.has_plain_state = bool(self._rows)
         self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
         self.steps = 0  # optimizer steps so far, including those before a resume
-
-    @property
-    def has_plain_state(self) -> bool:
-        """True if the optimizer's state belongs to plain tensors with this rank's rows, not to the DTensors."""
-        return bool(self._rows)
 
     def __call__(self) -> None:
         """Make one optimizer step. Collective."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bench.core.engine_costs import (
     EngineStep,
+    Hop,
     PipelineCosts,
     PlaceCosts,
     SimulatedPass,
@@ -36,7 +37,7 @@ from bench.engines.distributed.schedule import (
     build_schedule,
     find_obstacle,
 )
-from bench.engines.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, simulate_passes
+from bench.engines.distributed.simulation import LinkedPass, link_passes, list_moments, simulate_passes
 from bench.engines.pipeline.options import decode_options, size_of
 from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
