@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ from bench.core.engine_facts import EngineFacts, Layout
 from bench.core.errors import UserError
 from bench.core.plugins import EngineBuilder, EnginePlugin
 from bench.core.record import TimedPass
-from bench.core.spec import Parallel, RunSpec
+from bench.core.spec import Frozen, Parallel, RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,15 @@ LAYOUTS: dict[Layout, str] = {
 """Fields of `parallel` in a spec, and their names in error messages."""
 REFERENCE = "ddp"
 """Engine preset whose losses are the reference for all other presets."""
-AnyOptions = TypeVar("AnyOptions", bound=BaseModel)
+
+
+class EngineOptions(Frozen):
+    """Base class of the options of an engine."""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Self:
+        """Return the engine options of a spec."""
+        return cast(Self, _decode_cached(cls, json.dumps(spec.engine.options)))
 
 
 class Engine(Protocol):
@@ -147,11 +155,6 @@ def load_builder(backend: str) -> EngineBuilder:
     """Return the module that builds the engine `backend`, which imports torch. Raise UserError if no engine has this
     name."""
     return plugins.load(plugins.ENGINE_BUILDER, backend)
-
-
-def decode_options(kind: type[AnyOptions], spec: RunSpec) -> AnyOptions:
-    """Return the engine options of a spec as an instance of `kind`, the engine's options class."""
-    return cast(AnyOptions, _decode_cached(kind, json.dumps(spec.engine.options)))
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share options, and decoding takes as long as predicting

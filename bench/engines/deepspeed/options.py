@@ -15,9 +15,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, Positive, Precision, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.precision import LossScale, check_whole
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -252,7 +252,7 @@ class Aio(Frozen):
     use_gds: bool = Field(False, description="copy between disk and GPU without host memory (GPUDirect Storage)")
 
 
-class Options(Zero):
+class Options(EngineOptions, Zero):
     """Options of the presets in conf/engine: the fields of DeepSpeed's ZeRO section, and options of its config outside
     this section."""
 
@@ -292,11 +292,6 @@ class Options(Zero):
         """Names of the enabled options that quantise communicated values."""
         names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
         return [name for name in names if getattr(self, name)]
-
-
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)
 
 
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:

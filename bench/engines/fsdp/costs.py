@@ -34,7 +34,7 @@ from bench.core.engine_costs import (
 from bench.core.errors import NoPrediction, UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
-from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.fsdp.options import Options, shard_ranks
 from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
 OUTSIDE = -1
@@ -126,7 +126,7 @@ class FsdpRun(NamedTuple):
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
     """Return the values that decide memory and transfers of the run `spec`. If `rehearsed` is true, collectives run on
     a fake process group and need no memory."""
-    options = decode_options(spec)
+    options = Options.of(spec)
     if model.quantised:
         raise NoPrediction("quantised weights with FSDP2", "no prediction of their partitions", "choose engine=ddp")
     ranks, width = shard_ranks(options, spec), WIDTH[spec.precision]

@@ -39,7 +39,7 @@ from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
-from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.fsdp.options import Options, shard_ranks
 from bench.engines.precision.update import (
     build_optimizer,
     describe_optimizer,
@@ -93,7 +93,7 @@ class Shard:
 def construction(spec: RunSpec) -> Iterator[None]:
     """Return a context that builds modules on this rank's device and in the run's precision. The memory of each
     parameter is freed as soon as its module has registered it. Collective; the process group must exist."""
-    ranks = shard_ranks(decode_options(spec), spec)
+    ranks = shard_ranks(Options.of(spec), spec)
     with on_device(spec.precision):
         device = torch.empty(()).device.type
     # (copies, ranks of a copy): the ranks of one copy are neighbours
@@ -208,7 +208,7 @@ def _get_rows(parameter: Parameter) -> Tensor:
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
     """Return the engine with `module` partitioned by fully_shard. Each rank gets its own rows of every parameter, which
     the parameter's `Shard` object holds."""
-    return FullyShardedEngine(module, spec, decode_options(spec))
+    return FullyShardedEngine(module, spec, Options.of(spec))
 
 
 class FullyShardedEngine:

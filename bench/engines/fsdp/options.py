@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field, StrictBool
 
-from bench import engines
 from bench.core.errors import UserError
-from bench.core.spec import Device, Frozen, Positive, RunSpec
+from bench.core.spec import Device, Positive, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.precision import check_unscaled, check_whole
 
 
-class Options(Frozen):
+class Options(EngineOptions):
     """Options of torch.distributed.fsdp.fully_shard. Options that decide speed or memory have no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
@@ -65,8 +65,3 @@ def shard_ranks(options: Options, spec: RunSpec) -> int:
     if options.shard_ranks == "node":
         return spec.devices_per_node if 1 < spec.devices_per_node < spec.data_parallel else spec.data_parallel
     return options.shard_ranks
-
-
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)
