@@ -84,14 +84,6 @@ def _move_at_once(source: int, target: int) -> float:
     return 0.0
 
 
-class PipelineTime(NamedTuple):
-    """Times of a step on the rank that is busy longest."""
-
-    own: ComputeTime
-    moved: list[TransferTime]
-    idle_s: float  # seconds of waiting for other stages
-
-
 class _PlaceTime(NamedTuple):
     """Times of a step on the ranks at one position of the pipeline."""
 
@@ -115,15 +107,16 @@ class _PlaceTime(NamedTuple):
         return self.own.total - self.own.optimizer + exchanged_s + self.reduced_s + self.updated_s
 
 
-def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
-    """Return the times of a pipeline step for the rank that is busy longest."""
+def time_pipeline(context: StepContext, costs: PipelineCosts) -> tuple[ComputeTime, list[TransferTime], float]:
+    """Return the times of a pipeline step for the rank that is busy longest: its computing time, its transfers, and the
+    seconds in which it waits for other stages."""
     places, forward_s, backward_s = _time_places(context, costs)
     ends_s = costs.simulate(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
     idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # no idle time from rounding errors
-    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
+    return most.own, [*most.exchanged, *most.moved], idle_s
 
 
 def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
