@@ -23,7 +23,7 @@ from bench.core.scheduling import JobContext
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
 from bench.runtime.node import build_rank_environment
-from bench.runtime.process import install_handlers, set_parent_death_signal, start_process
+from bench.runtime.process import install_handlers, start_child, start_process
 from bench.runtime.transport import Rendezvous
 
 _RANKS_POLL_S = 0.1
@@ -98,14 +98,8 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # in its own session, because srun would ask for a second Ctrl-C
-                preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
-            )
+            # In its own session, because srun would ask for a second Ctrl-C.
+            process = start_child(command, stdout=log, stderr=log)
         except FileNotFoundError as error:
             raise UserError(command[0], "not found inside this job", "start this outside any container") from error
         try:
