@@ -13,7 +13,7 @@ from analysis.drawing import COLOURS, INK, Key, Panel, Picture, Space, choose_lo
 from analysis.drawing.lanes import KEYS, build_lanes, compute_idle, draw_lanes
 from analysis.formats import load_template
 from analysis.report.page import Tips, draw_folds, pack, render_figure
-from bench.core.formatting import describe_choice, describe_layout, describe_lengths, format_count, format_interval
+from bench.core.formatting import describe_choice, describe_lengths, format_count, format_interval, list_layout
 from bench.core.formatting import format_number as number
 from bench.predict.advice import find_front, rate_doubt
 from bench.predict.memory import format_gigabytes
@@ -415,6 +415,6 @@ def _list_facts(spec: "RunSpec", machine: str) -> dict[str, str]:
         "ranks": f"{format_count(spec.nodes, 'node')} × {spec.devices_per_node}",
         "batch": f"micro {spec.batch.micro} × {spec.accumulation} = {spec.global_batch}",
         "checkpointing": f"{'' if spec.activation_checkpointing else 'no '}checkpointing",
-        "layout": describe_layout(spec).strip() or "data-parallel", "lengths": describe_lengths(spec),
+        "layout": "  ".join(list_layout(spec)) or "data-parallel", "lengths": describe_lengths(spec),
         "objective": spec.objective, "data": spec.data.name, "machine": machine,
     }  # fmt: skip

@@ -18,12 +18,12 @@ from bench.core import plugins, store
 from bench.core.errors import UserError
 from bench.core.formatting import format_duration
 from bench.core.job_environment import read_job
-from bench.core.processes import build_module_command
+from bench.core.processes import build_module_command, interrupt_on_sigterm
 from bench.core.scheduling import JobContext
 from bench.core.terminal import Progress
 from bench.measure.channel import LISTENER
 from bench.runtime.node import build_rank_environment
-from bench.runtime.process import install_handlers, set_parent_death_signal, start_process
+from bench.runtime.process import install_handlers, start_child, start_process
 from bench.runtime.transport import Rendezvous
 
 _RANKS_POLL_S = 0.1
@@ -80,7 +80,7 @@ def measure(request: CalibrationRequest, parent: Path, follow: Callable[[Progres
     The processes use a folder in `parent`, which all nodes must share; it is removed afterwards. Ctrl-C ends every
     process.
     """
-    with _create_folder(parent, request) as folder, _raise_interrupt_on_sigterm():
+    with _create_folder(parent, request) as folder, interrupt_on_sigterm():
         with _show_progress(folder, request.seconds, follow):
             ended_well = run_node(folder, 0) if request.nodes == 1 else _run_on_nodes(folder, request.nodes)
         if not ended_well or not (folder / MEASURED).exists():
@@ -98,14 +98,8 @@ def _run_on_nodes(folder: Path, nodes: int) -> bool:
     command = launcher.spread(build_module_command("bench.calibrate.starting", str(folder)), nodes)
     with (folder / _LOG).open("wb") as log:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # in its own session, because srun would ask for a second Ctrl-C
-                preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
-            )
+            # In its own session, because srun would ask for a second Ctrl-C.
+            process = start_child(command, stdout=log, stderr=log)
         except FileNotFoundError as error:
             raise UserError(command[0], "not found inside this job", "start this outside any container") from error
         try:
@@ -129,20 +123,6 @@ def _create_folder(parent: Path, request: CalibrationRequest) -> Iterator[Path]:
         except OSError as error:
             raise store.build_unwritable_error(parent, error) from error
         yield folder
-
-
-@contextlib.contextmanager
-def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, like on Ctrl-C, while this context lasts."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

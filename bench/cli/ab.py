@@ -34,15 +34,15 @@ one node.
 
 import argparse
 import contextlib
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 
 from bench.cli import options
 from bench.core.errors import UserError
 from bench.core.formatting import describe_result, format_count
+from bench.core.processes import interrupt_on_sigterm
 from bench.core.record import RunRecord
 from bench.core.spec import OBJECTIVE, RunSpec
 from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         *args.overrides,
         *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
     ]
-    with _raise_interrupt_on_sigterm(), open_sides(args.a, args.b, find_checkout(Path.cwd())) as (a, b):
+    with interrupt_on_sigterm(), open_sides(args.a, args.b, find_checkout(Path.cwd())) as (a, b):
         results = _create_folder(args.results, f"ab-{a.name}-{b.name}")
         # Two revisions may decode the same overrides into different specs, so all fields may differ between the sides.
         # The measurement protocol is the exception: times of different protocols cannot be compared.
@@ -148,14 +148,3 @@ def _create_folder(parent: Path, name: str) -> Path:
 
 def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
     print(f"round {number + 1}  {side.called}  {describe_result(record)}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM raises KeyboardInterrupt. The current run then ends with a record, and the git worktrees
-    are removed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

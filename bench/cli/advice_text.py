@@ -10,13 +10,13 @@ from bench.core.formatting import (
     TIMES,
     describe_adapter,
     describe_choice,
-    describe_layout,
     describe_lengths,
     format_count,
     format_extra,
     format_interval,
     format_number,
     format_percent,
+    list_layout,
 )
 from bench.core.spec import RunSpec
 from bench.predict.advice import (
@@ -234,7 +234,7 @@ def _build_row(advice: Advice, choice: Choice) -> list[str]:
     hours = advice.question.predict_hours(choice)
     per_device = (choice.time.tokens / seconds / spec.world_size for seconds in (steps[0], steps[2], steps[1]))
     return [
-        f"{spec.engine.name}{describe_layout(spec).replace('  ', ', ')}{_name_adapter(advice, spec)}",
+        f"{', '.join([spec.engine.name, *list_layout(spec)])}{_name_adapter(advice, spec)}",
         str(spec.nodes),
         f"{spec.batch.micro} × {spec.accumulation}",
         "yes" if spec.activation_checkpointing else "no",
@@ -265,8 +265,7 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
         per_device = row[rate].partition(" ")[0] if advice.question.has_length else row[rate]
         name = f"{choice.spec.engine.name}{_name_adapter(advice, choice.spec)}"
         cells.append([name, *row[1:rate], per_device, *row[rate + 1 : len(head)]])
-        layout = [word for word in describe_layout(choice.spec).split("  ") if word]
-        layout += ["checkpointed"] if choice.spec.activation_checkpointing else []
+        layout = [*list_layout(choice.spec), *["checkpointed"] * choice.spec.activation_checkpointing]
         note = "" if choice is advice.winner else row[-1]
         details.append("; ".join(filter(None, [", ".join(layout), note])))
     cells = [[*row[:dropped], *row[dropped + 1 :]] for row in cells]

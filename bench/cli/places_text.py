@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.cli.advice_text import describe_large_batch
 from bench.core import terminal
-from bench.core.formatting import describe_layout, describe_lengths, format_interval, format_number, list_overrides
+from bench.core.formatting import describe_lengths, format_interval, format_number, list_layout, list_overrides
 from bench.predict.advice import format_hours, format_hours_interval
 from bench.sweep.advise.places import PlaceRow, PlaceTable, describe_method, describe_price
 
@@ -73,7 +73,7 @@ def _list_rows(table: PlaceTable) -> list[str]:
 
 def _describe_layout(row: PlaceRow) -> str:
     spec = row.choice.spec
-    layout = [spec.engine.name, *filter(None, describe_layout(spec).split("  ")), f"micro-batch {spec.batch.micro}"]
+    layout = [spec.engine.name, *list_layout(spec), f"micro-batch {spec.batch.micro}"]
     layout += [f"accumulation {spec.accumulation}"] if spec.accumulation > 1 else []
     layout += ["checkpointing"] if spec.activation_checkpointing else []
     return ", ".join([*layout, *(["may not fit"] if row.choice.candidate.fits is None else [])])

@@ -65,10 +65,9 @@ def read_adapter(spec: AdapterSpec) -> Adapter | None:
 def check_targets(targets: Iterable[str], names: Iterable[str]) -> None:
     """Raise UserError if a target is not the name of a matrix of the model. `targets` are the names of the matrices to
     adapt, and `names` are the names of all matrices of the model."""
-    known = sorted(set(names))
-    for target in sorted(targets):
-        if target not in known:
-            value, rule = f"adapter.targets={target}", "the blocks of the model have no matrix of this name"
-            listed = f"choose from {list_names(known)}"
-            nearest = suggest_nearest(target, known, listed)
-            raise UserError(value, rule, nearest if nearest == listed else f"{nearest} Otherwise {listed}")
+    known = set(names)
+    for target in sorted(set(targets) - known):
+        rule, listed = "the blocks of the model have no matrix of this name", f"choose from {list_names(known)}"
+        nearest = suggest_nearest(target, known, listed)
+        remedy = nearest if nearest == listed else f"{nearest} Otherwise {listed}"
+        raise UserError(f"adapter.targets={target}", rule, remedy)

@@ -56,9 +56,8 @@ class Division(NamedTuple):
         The bytes of each of the three kinds are divided by the number of ranks among which that kind is partitioned.
         """
         width = WIDTH[precision]
-        together = defaultdict[int, float](
-            float
-        )  # bytes per parameter by number of ranks, so that each sum is rounded once
+        # Bytes per parameter by number of ranks, so that each sum is rounded once.
+        together = defaultdict[int, float](float)
         kinds = (float(width), float(width), MOMENTS[optimizer] + (FULL if width < FULL else 0))
         for ranks, each in zip(self, kinds, strict=True):
             together[ranks] += each

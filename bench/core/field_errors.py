@@ -155,13 +155,9 @@ def describe_error(error: ValidationError, kind: type[BaseModel]) -> str:
 
 
 def _find_article(text: str) -> str:
-    return (
-        "an "
-        if text.startswith("integer")
-        else "a "
-        if text.startswith(("number", "list", "mapping", "sec", "date"))
-        else ""
-    )
+    if text.startswith("integer"):
+        return "an "
+    return "a " if text.startswith(("number", "list", "mapping", "sec", "date")) else ""
 
 
 def _find_field(kind: type[BaseModel], location: Sequence[Any]) -> _Field:

@@ -142,11 +142,8 @@ def list_members(path: Path) -> dict[str, int]:
     # `unpack` would write a member named ../x outside its target folder.
     for name in found:
         if PurePosixPath(name).as_posix() != name or name.startswith("/") or ".." in name.split("/"):
-            raise OSError(
-                errno.EINVAL,
-                f"the archive has a member {name!r}, which would be unpacked outside its folder",
-                str(archive),
-            )
+            rule = f"the archive has a member {name!r}, which would be unpacked outside its folder"
+            raise OSError(errno.EINVAL, rule, str(archive))
     if below in found:
         return {"": found[below]}
     beginning = f"{below}/" if below else ""
@@ -310,9 +307,8 @@ def find_conf_folder() -> Path:
 def check_config_dir(config_dir: Path | None) -> None:
     """Raise UserError if the folder of a user's group files does not exist."""
     if config_dir and not config_dir.is_dir():
-        raise UserError(
-            f"--config-dir {config_dir}", "no such folder", "name a folder with subfolders like those of conf/"
-        )
+        remedy = "name a folder with subfolders like those of conf/"
+        raise UserError(f"--config-dir {config_dir}", "no such folder", remedy)
 
 
 def find_group_files(group: str, config_dir: Path | None = None) -> dict[str, Path]:

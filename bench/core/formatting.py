@@ -11,7 +11,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 def describe_point(spec: RunSpec, identity: str) -> str:
     """Return a one-line description of a configuration. `identity` is its config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
-    extra += describe_layout(spec)
+    extra += "".join(f"  {words}" for words in list_layout(spec))
     extra += f"  {adapter}" if (adapter := describe_adapter(spec)) else ""
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""
     return (
@@ -26,7 +26,7 @@ def describe_choice(spec: RunSpec) -> str:
     """Return as text the settings that `zeroscale advise` chooses, except the engine: nodes, layout, batch,
     checkpointing and adapter."""
     batch = f"micro-batch {spec.batch.micro} × accumulation {spec.accumulation} = global {spec.global_batch}"
-    layout = "".join(f", {words}" for words in describe_layout(spec).split("  ") if words)
+    layout = "".join(f", {words}" for words in list_layout(spec))
     again = f"{'' if spec.activation_checkpointing else 'no '}checkpointing"
     adapter = f", {spec.adapter.name}" if describe_adapter(spec) else ""
     return f"{format_count(spec.nodes, 'node')}{layout}, {batch}, {again}{adapter}"
@@ -78,13 +78,12 @@ def describe_lengths(spec: RunSpec) -> str:
     return f"{'/'.join(map(str, spec.sequence.values()))} tokens"
 
 
-def describe_layout(spec: RunSpec) -> str:
-    """Return the parallel layout, such as `  tensor 2  pipeline 4`, each item after two spaces. Empty if every rank has
-    a copy of the model."""
+def list_layout(spec: RunSpec) -> list[str]:
+    """Return the parallel layout, such as `["tensor 2", "pipeline 4"]`. Empty if every rank has a copy of the model."""
     parallel = spec.parallel
     parts = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "stages": parallel.stages_per_rank}
-    words = [f"  {name} {number}" for name, number in parts.items() if number > 1]
-    return "".join([*words, "  sequence-parallel" * parallel.sequence])
+    words = [f"{name} {number}" for name, number in parts.items() if number > 1]
+    return [*words, *["sequence-parallel"] * parallel.sequence]
 
 
 def describe_adapter(spec: RunSpec) -> str:

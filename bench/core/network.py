@@ -388,9 +388,8 @@ def units(network: Stacks) -> list[Unit]:
     for stack in network.stacks:
         outside += [Matrix(stack.positions, network.width, trained)] * (stack.positions > 0) + norm
         block = [matrix for part in stack.block for matrix in list_part_matrices(network, part)]
-        bias = (
-            [Matrix(*stack.bias_table, trained)] if stack.bias_table else []
-        )  # the first block owns the bias that all blocks share
+        # The first block owns the bias that all blocks share.
+        bias = [Matrix(*stack.bias_table, trained)] if stack.bias_table else []
         blocks += [block + bias * (layer == 0) for layer in range(stack.layers)]
     numbered = [(None, outside), *enumerate(blocks)]
     return [Unit(block, tuple(Counter(matrices).items())) for block, matrices in numbered]

@@ -112,9 +112,8 @@ class ObjectStore:
         try:
             return self._repeat(call)
         except FileNotFoundError as error:
-            raise UserError(
-                self.url, "no such bucket", "create the bucket, or use the URL of another bucket"
-            ) from error
+            remedy = "create the bucket, or use the URL of another bucket"
+            raise UserError(self.url, "no such bucket", remedy) from error
 
     def _repeat(self, call: Callable[[], _Result]) -> _Result:
         """Return the result of a call. Repeat the call while the store does not respond."""
@@ -141,16 +140,12 @@ def _explain_refusal(error: Exception) -> tuple[str, str] | None:
     """Return rule and remedy for a refused request, which is useless to repeat; None for any other error."""
     code = str(getattr(error, "code", "") or getattr(error, "status", ""))
     if (type(error).__name__ in _NO_LOGIN and not getattr(error, "retryable", False)) or code == "401":
-        return (
-            f"no valid credentials ({_describe(error)})",
-            "log in, for example with `gcloud auth application-default login`",
-        )
+        remedy = "log in, for example with `gcloud auth application-default login`"
+        return f"no valid credentials ({_describe(error)})", remedy
     # gcsfs raises a plain OSError for status 403.
     if isinstance(error, PermissionError) or code == "403" or str(error).startswith("Forbidden"):
-        return (
-            f"access is denied ({_describe(error)})",
-            "give this account read and write access, or use another account",
-        )
+        remedy = "give this account read and write access, or use another account"
+        return f"access is denied ({_describe(error)})", remedy
     if isinstance(error, ValueError) or code == "400":
         return f"the store refuses the request ({_describe(error)})", "check the URL"
     return None
@@ -168,10 +163,8 @@ def _open_backend(url: str) -> "_FolderBackend | _FsspecBackend":
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
         return _FolderBackend(Path(unquote(parts.path)))
     if parts.scheme not in _PACKAGES or not parts.netloc:
-        rule = "is not the URL of an object store"
-        raise UserError(
-            url, rule, "use the URL of a bucket, such as gs://bucket/zeroscale, or of a folder, file:///folder"
-        )
+        remedy = "use the URL of a bucket, such as gs://bucket/zeroscale, or of a folder, file:///folder"
+        raise UserError(url, "is not the URL of an object store", remedy)
     package = _PACKAGES[parts.scheme]
     if missing := next((name for name in ("fsspec", package) if importlib.util.find_spec(name) is None), None):
         rule = f"the package {missing} for this object store is not installed"

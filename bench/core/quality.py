@@ -60,13 +60,11 @@ def load(name: str) -> Measure:
     try:
         found: Measure = getattr(importlib.import_module(path), function)
     except Exception as error:  # a user's module may fail in any way
-        raise UserError(
-            value, f"cannot be imported ({_describe(error)})", "correct the module, or add its folder to PYTHONPATH"
-        ) from error
+        remedy = "correct the module, or add its folder to PYTHONPATH"
+        raise UserError(value, f"cannot be imported ({_describe(error)})", remedy) from error
     if not callable(found):
-        raise UserError(
-            value, "is not a function", "name a function with two arguments: lists of predictions and references"
-        )
+        remedy = "name a function with two arguments: lists of predictions and references"
+        raise UserError(value, "is not a function", remedy)
     return found
 
 

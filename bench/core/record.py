@@ -239,9 +239,8 @@ class Tokens(RootModel[dict[str, float]]):
         # Without this check, a kind without its padding, or the reverse, would silently change the derived throughput.
         kinds = self.root.keys() - {name for name in self.root if name.endswith(_PADDING)}
         if not kinds or self.root.keys() != kinds | {f"{kind}{_PADDING}" for kind in kinds}:
-            raise ValueError(
-                f"must have KIND and KIND_padding for each kind of tokens, and has: {', '.join(self.root)}"
-            )
+            listed = ", ".join(self.root)
+            raise ValueError(f"must have KIND and KIND_padding for each kind of tokens, and has: {listed}")
         return self
 
     @classmethod

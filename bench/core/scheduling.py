@@ -71,9 +71,8 @@ class JobState(NamedTuple):
     phase: Phase
     state: str  # the scheduler's own name of the state
     reason: str = ""  # why the job waits, in the scheduler's own words
-    outcome: OutcomeKind | None = (
-        None  # outcome of an attempt that left no record; None: the job's end does not determine it
-    )
+    # Outcome of an attempt that left no record; None: the job's end does not determine it.
+    outcome: OutcomeKind | None = None
     why: str = ""  # the reason for `outcome`; empty for an error, which the log explains
     restarts: int | None = None  # number of times it was requeued
     nodes: int | None = None

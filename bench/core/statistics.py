@@ -51,14 +51,6 @@ class SeriesBounds(NamedTuple):
     degrees_of_freedom: Array
 
 
-class _MeanSpread(NamedTuple):
-    """Uncertainty of the mean of each of several series, as arrays with one entry per series."""
-
-    error: Array  # standard error
-    degrees_of_freedom: Array
-    size: Array  # effective size
-
-
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
     """Return the confidence interval of the median of independent values, from their order; None for too few values
     (below six at 95 %).
@@ -93,15 +85,15 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     than `_LEAST_STEPS` values, for an effective size below `LEAST`, or for a margin beyond the ends of the series.
     """
     n = series.shape[-1]
-    spread = _compute_spread(signs(series))
-    margin = student(spread.degrees_of_freedom, level) * spread.error * n / 2  # in ranks of the sorted series
+    error, degrees_of_freedom, size = _compute_spread(signs(series))
+    margin = student(degrees_of_freedom, level) * error * n / 2  # in ranks of the sorted series
     ordered, middle = np.sort(series, axis=-1), (n + 1) / 2
     # The margin is counted from the middle rank, so a larger margin gives a wider interval.
     if n < SHORT:
         margin = np.maximum(margin, middle - max(_find_rank(n, level) - 1, 1))
-    known = (middle - margin >= 1) & (spread.size >= LEAST) & (n >= _LEAST_STEPS)
+    known = (middle - margin >= 1) & (size >= LEAST) & (n >= _LEAST_STEPS)
     low, high = (_interpolate_order_statistic(ordered, position) for position in (middle - margin, middle + margin))
-    return SeriesBounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), spread.degrees_of_freedom)
+    return SeriesBounds(np.where(known, low, -np.inf), np.where(known, high, np.inf), degrees_of_freedom)
 
 
 def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> SeriesBounds:
@@ -113,11 +105,11 @@ def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) ->
     confidence level. No interval is correct if slow steps are so rare that some windows contain three of them and
     others none.
     """
-    mean, spread = series.mean(axis=-1), _compute_spread(series)
-    skew = correction * _compute_skewness(series) / np.sqrt(spread.size)
-    margin = student(spread.degrees_of_freedom, level)
-    low, high = (mean - spread.error * _invert_hall(side, skew) for side in (margin, -margin))
-    return SeriesBounds(low, high, spread.degrees_of_freedom)
+    mean, (error, degrees_of_freedom, size) = series.mean(axis=-1), _compute_spread(series)
+    skew = correction * _compute_skewness(series) / np.sqrt(size)
+    margin = student(degrees_of_freedom, level)
+    low, high = (mean - error * _invert_hall(side, skew) for side in (margin, -margin))
+    return SeriesBounds(low, high, degrees_of_freedom)
 
 
 def student(degrees_of_freedom: Array, level: float) -> Array:
@@ -173,13 +165,15 @@ def autocorrelation(series: Array) -> Array:
     return correlation
 
 
-def _compute_spread(series: Array) -> _MeanSpread:
+def _compute_spread(series: Array) -> tuple[Array, Array, Array]:
+    """Return the uncertainty of the mean of each series: its standard error, the degrees of freedom of this error, and
+    the effective size."""
     n, size = series.shape[-1], effective_size(series)
     count = np.clip(np.floor(np.sqrt(size)), 2, n - 1)  # number of cosines
     cosines = scipy.fft.dct(series, axis=-1)[..., 1:]  # 2 Σ x cos(π j (t + 1/2) / n), j from 1
     slowest = np.arange(1, n) <= count[..., None]
     variance = (cosines**2 * slowest).sum(axis=-1) / (2 * n * count)
-    return _MeanSpread(np.sqrt(variance / n), count, size)
+    return np.sqrt(variance / n), count, size
 
 
 def _compute_skewness(series: Array) -> Array:

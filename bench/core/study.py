@@ -59,9 +59,8 @@ class Dimension(Frozen):
             if self.log or self.step is not None:
                 raise ValueError("log and step need a range; write {from: 1, to: 8}, or remove log and step")
         elif self.from_ is None or self.to is None or self.from_ > self.to:
-            raise ValueError(
-                f"the range from {self.from_} to {self.to} is empty; set from and to, with from the smaller"
-            )
+            rule = f"the range from {self.from_} to {self.to} is empty"
+            raise ValueError(f"{rule}; set from and to, with from the smaller")
         elif self.log and (self.from_ <= 0 or self.step is not None):
             raise ValueError("a range with log must begin above 0 and have no step; remove log or step")
         return self
@@ -203,9 +202,8 @@ class SearchSection(Frozen):
             if plain.get("objective") is None:
                 raise ValueError(f"the search has no objective; set objective to one of {', '.join(OBJECTIVES)}")
             if not plain.get("space"):
-                raise ValueError(
-                    "the search has an empty space; add a field with its values, such as batch.micro: [1, 2, 4]"
-                )
+                remedy = "add a field with its values, such as batch.micro: [1, 2, 4]"
+                raise ValueError(f"the search has an empty space; {remedy}")
         return plain
 
     @field_validator("objective")

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,10 +85,9 @@ class StudyStore:
                 self.push(path)
         self._push_record(folder)
 
-    def pull_attempts(self, config_id: str, names: Collection[str] = HEADERS) -> None:
-        """Copy new and changed files with these names from the store, for all attempts at the configuration
-        `config_id`."""
-        self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in names)
+    def pull_attempts(self, config_id: str) -> None:
+        """Copy new and changed HEADERS from the store, for all attempts at the configuration `config_id`."""
+        self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in HEADERS)
 
     def pull_attempt(self, folder: Path) -> None:
         """Copy the claim of one attempt from the store. The claim contains the attempt's spec and its circumstance (how
@@ -271,9 +270,8 @@ class StudyStore:
                 plain = json.loads(content)
                 described = {part: plain[part] for part in (SPEC, CIRCUMSTANCE)}
             except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{self.objects.url}/{name}", "is not a claim file of zeroscale", "delete this object"
-                ) from error
+                rule, remedy = "is not a claim file of zeroscale", "delete this object"
+                raise UserError(f"{self.objects.url}/{name}", rule, remedy) from error
         for part, text in {path.name: content, **{part: text.encode() for part, text in described.items()}}.items():
             store.write_atomically(path.with_name(part), text, sync=False, modified_at=info.modified_at)
 

@@ -106,16 +106,17 @@ def held_out_prompts(spec: RunSpec, data_rank: int) -> Prompts:
 
     part, words, wanted = _get_held_out(spec), _load_tokenizer(spec), spec.learning.evaluation_samples
     questions = [_split_question(part.samples(number), words) for number in range(wanted)]
-    limit = spec.learning.answer_tokens or max(len(question.answer) for question in questions)
+    limit = spec.learning.answer_tokens or max(len(answer) for _, answer in questions)
     if _is_joined(spec):
         [room] = spec.sequence.values()
-        width = min(max(len(question.prompt) for question in questions) + limit, room)
+        width = min(max(len(prompt) for prompt, _ in questions) + limit, room)
     else:
         width, room = spec.sequence.values()
         limit = min(limit, room)
 
     def read(number: int) -> tuple[NDArray[Any], str]:
-        return questions[number].prompt, words.decode(questions[number].answer.tolist())
+        prompt, answer = questions[number]
+        return prompt, words.decode(answer.tolist())
 
     return Prompts(loader.list_prompts(read, spec, data_rank, width), limit, words.eos, words.decode)
 
@@ -148,7 +149,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 class Sequences:
     """An endless stream of sequences. A sequence contains one sample or, with packing, several samples."""
 
-    pieces: ShuffledPieces  # its tokens have the fields of `_list_fields`
+    pieces: ShuffledPieces  # its tokens have the fields that `_select_fitting` lists
     joined: bool  # True: prompt and answer are one kind of tokens
     padded: frozenset[str]
 
@@ -176,14 +177,6 @@ class Prepared(NamedTuple):
     held_out: Part | None
 
 
-class Question(NamedTuple):
-    """Tokens of a prompt and tokens of its reference answer, EOS included. In a chat, the reference answer is the last
-    answer, and the prompt is all tokens before this answer."""
-
-    prompt: NDArray[np.int32]
-    answer: NDArray[np.int32]
-
-
 def _is_joined(spec: RunSpec) -> bool:
     """Return True if prompt and answer are one kind of tokens, as for decoder-only models."""
     kinds = objectives.load(spec.objective).KINDS
@@ -200,14 +193,6 @@ def _load_tokenizer(spec: RunSpec) -> Tokenizer:
     words = corpus.load_tokenizer(spec.data.options.get("tokenizer", BYT5))
     check_vocabulary(words.name, words.vocabulary, spec)
     return words
-
-
-def _list_fields() -> list[tuple[str, type[Any]]]:
-    """Return names and types of the fields of a token: its id, whether it has a loss, and its position in its
-    sample."""
-    import numpy as np
-
-    return [("token", np.int32), ("learned", np.bool_), ("place", np.int32)]
 
 
 def _prepare(spec: RunSpec) -> Prepared:
@@ -268,7 +253,9 @@ def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
     return packs
 
 
-def _split_question(sample: Any, words: Tokenizer) -> Question:
+def _split_question(sample: Any, words: Tokenizer) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the tokens of a sample's prompt and of its reference answer, EOS included. In a chat, the reference answer
+    is the last answer, and the prompt is all tokens before this answer."""
     import numpy as np
 
     tokens, learned = sample["token"], sample["learned"]
@@ -277,7 +264,7 @@ def _split_question(sample: Any, words: Tokenizer) -> Question:
     begin = int(before[-1]) + 1 if len(before) else 0
     answer = tokens[begin:end]
     stop = np.flatnonzero(answer == words.eos)
-    return Question(tokens[:begin], answer[: int(stop[0]) + 1] if len(stop) else answer)
+    return tokens[:begin], answer[: int(stop[0]) + 1] if len(stop) else answer
 
 
 # ---------------------------------------- tokens
@@ -294,8 +281,8 @@ class Samples(NamedTuple):
 
 def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
     """Return two values: a corpus with the samples that fit the sequence, and the number of longer samples, which are
-    left out. The corpus's tokens have the fields of `_list_fields`. Raise UserError for unusable files. Raise it also
-    for a longer sample, unless the option `too_long` allows skipping it."""
+    left out. Raise UserError for unusable files. Raise it also for a longer sample, unless the option `too_long` allows
+    skipping it."""
     import numpy as np
 
     _load_tokenizer(spec)
@@ -328,12 +315,13 @@ def _collect_rows(rows: Sequence[dict[str, Any]]) -> Samples:
 
 
 def _select_fitting(options: Options, spec: RunSpec, samples: Samples) -> tuple[Corpus, int]:
-    """Return the samples that fit the sequence as a corpus, and the number of the other samples."""
+    """Return the samples that fit the sequence as a corpus, and the number of the other samples. The fields of a token
+    are its id, whether it has a loss, and its position in its sample."""
     import numpy as np
 
     ids, learned, lengths, rows = samples
     begins = np.cumsum(lengths) - lengths
-    tokens = np.empty(len(ids), _list_fields())
+    tokens = np.empty(len(ids), [("token", np.int32), ("learned", np.bool_), ("place", np.int32)])
     tokens["token"], tokens["learned"] = ids, learned
     tokens["place"] = np.arange(len(ids)) - np.repeat(begins, lengths)
     answers = np.add.reduceat(learned.astype(np.int64), begins)

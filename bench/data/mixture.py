@@ -35,9 +35,8 @@ def compute_shares(weights: Sequence[float], temperature: float) -> NDArray[np.f
     """
     import numpy as np
 
-    logarithms = (
-        np.log(np.asarray(weights, float)) / temperature
-    )  # logarithms, because powers of large weights would overflow
+    # Logarithms, because powers of large weights would overflow.
+    logarithms = np.log(np.asarray(weights, float)) / temperature
     powers = np.exp(logarithms - logarithms.max())
     shares: NDArray[np.float64] = powers / powers.sum()
     return shares

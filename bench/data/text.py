@@ -39,21 +39,13 @@ class Options(SampleOptions, corpus.CorpusSelection):
     """Options of the source: the text, and how samples are made from it. conf/data/text.yaml explains each field."""
 
 
-class HeldOutText(NamedTuple):
-    """The part of a corpus that is held out from training, with its samples."""
-
-    documents: int
-    tokens: int
-    samples: CorruptedText | PlainText
-
-
 class PreparedText(NamedTuple):
     """A corpus, its tokenizer, and the samples made from it for an objective."""
 
     corpus: Corpus
     tokenizer: Tokenizer
     samples: CorruptedText | PlainText
-    held_out: HeldOutText | None = None
+    held_out: PreparedText | None = None  # the part of the corpus that is held out from training
 
 
 def check(options: Options, spec: RunSpec) -> None:
@@ -80,11 +72,11 @@ def check(options: Options, spec: RunSpec) -> None:
 def _check_beginning(options: Options, spec: RunSpec) -> None:
     """Raise UserError if the beginning of the files is unusable. Raise it also if this beginning is known to be the
     whole text, and the text is too short."""
-    found = corpus.read_beginning(options)
+    found, is_whole = corpus.read_beginning(options)
     # Other tokenizers make fewer tokens, and have to be loaded before their number is known.
-    if found is not None and found.is_whole and options.tokenizer == corpus.BYT5:
+    if found is not None and is_whole and options.tokenizer == corpus.BYT5:
         words = corpus.load_tokenizer(options.tokenizer)
-        prepared = _divide(options, spec, words, found.corpus, (spec.seed,))
+        prepared = _divide(options, spec, words, found, (spec.seed,))
         if prepared.held_out:
             check_held_out(spec, len(prepared.held_out.samples.pieces.bounds), "sample")
 
@@ -96,9 +88,8 @@ def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Mic
     Each epoch has its own order of samples and its own hidden spans. With packing, encoder inputs are padded only if
     the decoder's sequence length limits the length of a sample.
     """
-    from bench.data.pipeline import (
-        loader,
-    )  # imported here, like numpy: torch is slow to import, and `check` needs neither
+    # Imported here, like numpy: torch is slow to import, and `check` needs neither.
+    from bench.data.pipeline import loader
 
     return loader.micro_batches(_prepare(spec).samples, spec, data_rank, first)
 
@@ -119,8 +110,8 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     prepared = _prepare(spec)
     facts = {"source": "text", "tokenizer": describe_tokenizer(prepared), **describe_corpus(prepared)}
     if held_out := prepared.held_out:
-        samples = len(held_out.samples.pieces.bounds)
-        facts["held_out"] = {"documents": held_out.documents, "tokens": held_out.tokens, "samples": samples}
+        kept, samples = held_out.corpus, len(held_out.samples.pieces.bounds)
+        facts["held_out"] = {"documents": kept.documents, "tokens": len(kept.tokens), "samples": samples}
     return facts
 
 
@@ -176,7 +167,7 @@ def _divide(options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, see
     samples = _build_samples(options, spec, words, learned, length, seed)
     # This seed does not depend on `seed`, so runs with different seeds are evaluated on equal samples.
     other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,))
-    return PreparedText(text, words, samples, HeldOutText(len(kept.ends), len(kept.tokens), other))
+    return PreparedText(text, words, samples, PreparedText(kept, words, other))
 
 
 def _build_samples(

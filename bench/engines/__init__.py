@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ from bench.core.engine_facts import EngineFacts, Layout
 from bench.core.errors import UserError
 from bench.core.plugins import EngineBuilder, EnginePlugin
 from bench.core.record import TimedPass
-from bench.core.spec import Parallel, RunSpec
+from bench.core.spec import Frozen, Parallel, RunSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,15 @@ LAYOUTS: dict[Layout, str] = {
 """Fields of `parallel` in a spec, and their names in error messages."""
 REFERENCE = "ddp"
 """Engine preset whose losses are the reference for all other presets."""
-AnyOptions = TypeVar("AnyOptions", bound=BaseModel)
+
+
+class EngineOptions(Frozen):
+    """Base class of the options of an engine."""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Self:
+        """Return the engine options of a spec."""
+        return cast(Self, _decode_cached(cls, json.dumps(spec.engine.options)))
 
 
 class Engine(Protocol):
@@ -49,20 +57,16 @@ class Engine(Protocol):
         same samples (pipeline and tensor parallelism) get the same tensors. Take each micro-batch only when it is
         needed, because the next micro-batch is loaded while the current one is computed.
         """
-        ...
 
     def gradient_norm(self) -> "Tensor | float | None":
         """Return the global L2 norm of the last step's gradients before clipping, without waiting for the device.
         Return None if the engine does not keep it."""
-        ...
 
     def skipped_steps(self) -> int:
         """Return the number of optimizer updates skipped so far because a gradient was not finite."""
-        ...
 
     def config(self) -> dict[str, Any]:
         """Return the engine's effective configuration as plain types, for the run's record."""
-        ...
 
 
 class OptionalMembers(Protocol):
@@ -72,7 +76,6 @@ class OptionalMembers(Protocol):
     def evaluate(self, batches: "Iterable[dict[str, Tensor]]") -> "Tensor | None":
         """Return the mean loss of `batches` on this rank, without training on them. Return None on ranks where
         `train_step` returns None."""
-        ...
 
     def predict_tokens(self, tensors: "dict[str, Tensor]") -> "Tensor":
         """Return the most likely next token at each position, (micro, length), without dropout.
@@ -80,49 +83,40 @@ class OptionalMembers(Protocol):
         For a decoder-only model, `tensors` are the inputs. For an encoder-decoder model, they also contain `labels`,
         and the token at each position follows from the labels before it. Collective: all ranks make the same number of
         calls."""
-        ...
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next optimizer step and all later ones."""
-        ...
 
     def save(self, folder: Path, steps: int) -> None:
         """Write a checkpoint with everything that the next step depends on: weights, optimizer state, random state and
         `steps`. `steps` is the number of optimizer steps so far, which is also the position in the data. All ranks can
         access `folder`. Collective."""
-        ...
 
     def load(self, folder: Path) -> int:
         """Resume from the checkpoint that `save` wrote, on the same number of ranks, and return its `steps`. The next
         loss is bitwise equal to that of an uninterrupted training. Collective."""
-        ...
 
     def list_weights(self, only_trained: bool = False) -> "Iterator[tuple[str, Tensor]]":
         """Yield the name and value of every parameter, whole and in the run's precision, and of every stored buffer
         (`list_buffers`). With `only_trained`, yield only the trained parameters. An engine that partitions weights
         makes one parameter whole at a time, to save memory. Collective."""
-        ...
 
     def idle_s(self) -> float:
         """Return the seconds of the last step in which this rank was idle because of the engine's schedule (such as a
         pipeline bubble). The call may wait for the device. Every rank must call it, because it may be collective."""
-        ...
 
     def transfer_wait_s(self) -> float:
         """Return the part of the idle seconds (`idle_s`) in which no collective was running, such as a wait for a
         neighbour's send. If the engine cannot separate this part from the time in collectives, return all idle
         seconds."""
-        ...
 
     def list_passes(self) -> "list[TimedPass]":
         """Return the forward and backward passes of the last step on this rank with their times, in execution order.
         The call may wait for the device."""
-        ...
 
     def step_phases_s(self) -> dict[str, float]:
         """Return the seconds that each part of the last step took on this rank, by the name of the part (such as
         forward or backward). The call may wait for the device."""
-        ...
 
 
 def trained(module: "Module") -> "list[Parameter]":
@@ -161,11 +155,6 @@ def load_builder(backend: str) -> EngineBuilder:
     """Return the module that builds the engine `backend`, which imports torch. Raise UserError if no engine has this
     name."""
     return plugins.load(plugins.ENGINE_BUILDER, backend)
-
-
-def decode_options(kind: type[AnyOptions], spec: RunSpec) -> AnyOptions:
-    """Return the engine options of a spec as an instance of `kind`, the engine's options class."""
-    return cast(AnyOptions, _decode_cached(kind, json.dumps(spec.engine.options)))
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share options, and decoding takes as long as predicting

@@ -9,7 +9,7 @@ from bench.core.processes import build_module_command
 from bench.core.record import Limits
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import RunSpec
-from bench.runtime.process import set_parent_death_signal
+from bench.runtime.process import start_child
 
 QUEUES = False
 
@@ -38,13 +38,7 @@ def submit(launch: LaunchPlan) -> subprocess.Popen[bytes]:
     The supervisor receives SIGTERM if this process dies. Ctrl-C in the terminal does not reach the supervisor, so it
     always writes a record.
     """
-    return subprocess.Popen(
-        launch.command,
-        env=dict(os.environ) | launch.environment,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
-    )
+    return start_child(launch.command, env=dict(os.environ) | launch.environment)
 
 
 def poll(handle: subprocess.Popen[bytes]) -> bool:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Question = Literal[
     "name",
@@ -227,16 +227,9 @@ def count_devices() -> int:
     return driver.count() if driver else 0
 
 
-class BackgroundUse(NamedTuple):
-    """Number of processes on a device that do not belong to a run, and their memory in bytes; None if unknown."""
-
-    processes: int | None = None
-    bytes: int | None = None
-
-
-def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUse:
-    """Return how many processes outside of the run use a device, and their memory. `own` are the process ids of the
-    run.
+def find_background_use(device: int | str, own: Collection[int]) -> tuple[int | None, int | None]:
+    """Return how many processes outside of the run use a device, and their memory in bytes; None if unknown. `own` are
+    the process ids of the run.
 
     In a container, the driver may report other process ids than the run sees. So if no process on the device is in
     `own`, one of the processes is assumed to be the run's rank. All other processes then count as background load.
@@ -245,11 +238,11 @@ def find_background_use(device: int | str, own: Collection[int]) -> BackgroundUs
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:
-        return BackgroundUse()
+        return None, None
     if any(number in own for number, _ in found) or not found:
         used = [count for number, count in found if number not in own]
-        return BackgroundUse(len(used), None if None in used else sum(count for count in used if count is not None))
-    return BackgroundUse(len(found) - 1, 0 if len(found) == 1 else None)
+        return len(used), None if None in used else sum(count for count in used if count is not None)
+    return len(found) - 1, 0 if len(found) == 1 else None
 
 
 def read_states() -> list[dict[str, Any]]:

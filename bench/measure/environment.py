@@ -355,9 +355,8 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        ask(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # otherwise the repository is another project that contains this folder
+        # This fails if the repository is another project that contains this folder.
+        ask("ls-files", "--error-unmatch", Path(__file__).name)
         changed = ask("status", "--porcelain", "--untracked-files=no", "--", ":/")
         # An untracked file outside of these folders does not affect results.
         added = ask("status", "--porcelain", "--", *_CODE)

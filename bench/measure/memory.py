@@ -210,11 +210,8 @@ def _load_cpu_allocator() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(_compile_allocator()))
     except (OSError, subprocess.CalledProcessError) as error:
-        _LOGGER.warning(
-            "memory will be unknown, because its counter cannot be compiled: %s %s",
-            error,
-            getattr(error, "stderr", None) or "",
-        )
+        why = f"{error} {getattr(error, 'stderr', None) or ''}"
+        _LOGGER.warning("memory will be unknown, because its counter cannot be compiled: %s", why)
         return None
     for function in (library.zeroscale_live, library.zeroscale_peak):
         function.restype = ctypes.c_longlong

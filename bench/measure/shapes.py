@@ -39,9 +39,6 @@ class LeftOutOperations(TorchDispatchMode):
     Raise Refused for a large operation whose result shape depends on values.
     """
 
-    def __init__(self) -> None:  # typed, unlike the base class's
-        super().__init__()
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

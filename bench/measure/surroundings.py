@@ -256,9 +256,9 @@ class DeviceMonitor:
         return Surrounded(use=use, energy_j=energy, energy_s=None if energy is None else seconds)
 
     def _sample_background(self) -> None:
-        found = devices.find_background_use(self._uuid, self._own)
-        self._processes = max(self._processes, found.processes or 0)
-        self._bytes += [found.bytes] if found.bytes is not None else []
+        processes, used_bytes = devices.find_background_use(self._uuid, self._own)
+        self._processes = max(self._processes, processes or 0)
+        self._bytes += [used_bytes] if used_bytes is not None else []
 
 
 _SAMPLE_S = 1.0
@@ -335,7 +335,7 @@ class Surroundings:
 
     def read_background_bytes(self) -> int | None:
         """Return the memory in bytes of other processes on this rank's device; None on a CPU or if unknown."""
-        return devices.find_background_use(self._uuid, self._own).bytes if self._uuid else None
+        return devices.find_background_use(self._uuid, self._own)[1] if self._uuid else None
 
     def _sample(self) -> LoadReading | None:
         return self._host.sample() if self._host else None

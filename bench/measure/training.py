@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from bench.core.record import Checkpoint, Evaluation
 from bench.core.spec import RunSpec
 from bench.core.steps import compute_learning_rate, find_last_step, list_checkpoints, list_evaluations
 from bench.core.store import ADAPTER, MODEL
-from bench.data import MicroBatch, PromptBatch, Prompts
+from bench.data import MicroBatch, Prompts
 from bench.engines import OptionalMembers
 from bench.engines.distributed.ranks import count_targets
 from bench.measure import checkpoints
@@ -129,7 +130,11 @@ class Training:
             # Without target tokens, the mean loss is NaN.
             losses.append(float(loss) * weight if count else 0.0)
             targets.append(float(count))
-        found = self._measure_quality(trainer)
+        found = None
+        if self._prompts is not None:
+            hook = partial(self._hook, "evaluation", self.steps)
+            answers = answer_prompts(self._engine, self._prompts, self._copy, hook)
+            found = measure_quality(self._spec.learning.quality, answers, trainer.peers)
         wait_for(self._device)
         own = torch.tensor([[sum(losses), sum(targets)]], dtype=torch.float64)  # (1, 2): one row per rank
         loss_sum, target_sum = trainer.peers.all_gather(own)[0].sum(dim=0).tolist()
@@ -143,13 +148,6 @@ class Training:
                 quality=found,
             )
         )
-
-    def _measure_quality(self, trainer: Trainer) -> dict[str, float] | None:
-        if self._prompts is None:
-            return None
-        hook = partial(self._hook, "evaluation", self.steps)
-        own = answer_prompts(self._engine, self._prompts, self._copy, hook)
-        return measure_quality(self._spec.learning.quality, own, trainer.peers)
 
     def _save(self, trainer: Trainer, series: Series) -> None:
         """Write a checkpoint. It becomes complete after every rank has written its part. All ranks must call this."""
@@ -225,8 +223,11 @@ def answer_prompts(
     answers = list[Answer]()
     for batch in prompts.batches:
         before_batch()
-        tokens = generate_answers(engine, *_place_prompts(batch, copy), prompts.limit)
-        texts = [prompts.decode(_cut_answer(row, prompts.eos)) for row in tokens.tolist()]
+        tensors = copy({**batch.tensors, "ends": batch.ends})
+        ends = tensors.pop("ends")
+        tokens = generate_answers(engine, tensors, ends if len(tensors) == 1 else None, prompts.limit)
+        until_eos = (takewhile(lambda token: token != prompts.eos, row) for row in tokens.tolist())
+        texts = [prompts.decode(list(row)) for row in until_eos]
         answers += map(Answer, batch.numbers, texts, batch.references)
     return answers
 
@@ -240,13 +241,3 @@ def measure_quality(names: Sequence[str], own: list[Answer], peers: Peers) -> di
         return None
     _, predictions, references = zip(*(found[number] for number in sorted(found)), strict=True)
     return {name: quality.compute(name, predictions, references) for name in names}
-
-
-def _place_prompts(batch: PromptBatch, copy: BatchCopy) -> tuple[dict[str, Tensor], Tensor | None]:
-    tensors = copy({**batch.tensors, "ends": batch.ends})
-    ends = tensors.pop("ends")
-    return tensors, ends if len(tensors) == 1 else None
-
-
-def _cut_answer(tokens: list[int], eos: int) -> list[int]:
-    return tokens[: tokens.index(eos)] if eos in tokens else tokens

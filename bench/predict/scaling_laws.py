@@ -12,7 +12,7 @@ critical batch B_crit, steps and tokens are both twice their minimum.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.network import Attention, count_parameters
@@ -31,23 +31,6 @@ def compute_critical_batch(loss: float) -> float:
     return _CRITICAL_TOKENS / math.pow(loss, 1 / _ALPHA_B)
 
 
-class ScalingLaw(Protocol):
-    """A published scaling law. `parameters` are counted as in its source, with or without the embedding."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def counts_embedding(self) -> bool: ...
-    def compute_floor(self, parameters: float) -> float:
-        """Return the lowest loss that a model with this number of parameters approaches with unlimited data."""
-        ...
-
-    def compute_least_tokens(self, parameters: float, loss: float) -> float:
-        """Return E_min: the tokens to reach `loss` with batches far below the critical batch. `loss` must be above
-        `compute_floor`."""
-        ...
-
-
 @dataclass(frozen=True)
 class KaplanLaw:
     """Scaling law of arXiv 2001.08361: L(N, S_min) = (N_c/N)^α_N + (S_c/S_min)^α_S, equation 5.6 with the constants of
@@ -61,6 +44,7 @@ class KaplanLaw:
     counts_embedding: bool = False
 
     def compute_floor(self, parameters: float) -> float:
+        """Return the lowest loss that a model with this number of parameters approaches with unlimited data."""
         return math.pow(self.n_c / parameters, self.alpha_n)
 
     def compute_loss(self, parameters: float, least_steps: float) -> float:
@@ -72,6 +56,8 @@ class KaplanLaw:
         return self.s_c / math.pow(loss - self.compute_floor(parameters), 1 / self.alpha_s)
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
+        """Return E_min: the tokens to reach `loss` with batches far below the critical batch. `loss` must be above
+        `compute_floor`."""
         return self.compute_least_steps(parameters, loss) * compute_critical_batch(loss)
 
 
@@ -94,12 +80,16 @@ class ParametricLaw:
         return self.compute_floor(parameters) + self.b / math.pow(tokens, self.beta)
 
     def compute_floor(self, parameters: float) -> float:
+        """Return the lowest loss, as `KaplanLaw.compute_floor` does."""
         return self.e + self.a / math.pow(parameters, self.alpha)
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
+        """Return E_min, as `KaplanLaw.compute_least_tokens` does."""
         return float((self.b / (loss - self.compute_floor(parameters))) ** (1 / self.beta))
 
 
+ScalingLaw = KaplanLaw | ParametricLaw
+"""A published scaling law. `parameters` are counted as in its source, with or without the embedding."""
 KAPLAN = KaplanLaw()
 CHINCHILLA = ParametricLaw(1.69, 406.4, 410.7, 0.34, 0.28, "Hoffmann et al., arXiv 2203.15556, approach 3")
 CHINCHILLA_CORRECTED = ParametricLaw(

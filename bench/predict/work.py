@@ -38,7 +38,6 @@ ADAPTER_PASSES, COMPILED_ADAPTER_PASSES = 5, 3
 and with them. Without compilation, scaling the adapter's output takes a read and a write. Adding it to the output of
 the frozen matrix takes two reads and a write. Compiled blocks scale and add in one operation, with two reads and a
 write."""
-Lengths = tuple[tuple[str, int], ...]
 
 _KEPT = 256  # cached results; a study has few networks and lengths, and each run uses them again
 
@@ -354,7 +353,7 @@ def compute_training_flops(network: Stacks, sample: Mapping[str, int]) -> int:
     appendix B). Backward has two matmuls of equal size for every matmul of forward. There is no matmul for the gradient
     of a frozen weight, or of a tensor before the first trained parameter.
     """
-    return _count_training_flops(network, tuple(sample.items()))
+    return _count_sample_flops(network, _build_one_sample(sample)).model
 
 
 def compute_recomputed_flops(
@@ -374,23 +373,22 @@ def compute_recomputed_flops(
     fp16 activations saves its input. The second is a `compiled` block, which is recomputed completely. The function
     assumes that weights have the dtype `precision`, so there is no autocast.
     """
-    load = _build_one_sample(tuple(sample.items()), dropout=dropout, precision=precision)._replace(compiled=compiled)
-    return _count_recomputed_flops(network, load)
+    load = _build_one_sample(sample, dropout=dropout, precision=precision)._replace(compiled=compiled)
+    found = _count_sample_flops(network, load)
+    return found.hardware - found.model
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _count_training_flops(network: Stacks, lengths: Lengths) -> int:
-    forward = compute_forward(network, _build_one_sample(lengths))
-    passes = forward, compute_backward(forward)
-    return sum(work.matmul_flops + work.attention_flops for work in passes)
+def _count_sample_flops(network: Stacks, load: Workload) -> StepFlops:
+    forward = compute_forward(network, load)
+    model, again = (
+        sum(work.matmul_flops + work.attention_flops for work in passes)
+        for passes in ((forward, compute_backward(forward)), (compute_recomputed(network, load),))
+    )
+    return StepFlops(model=model, hardware=model + again)
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _count_recomputed_flops(network: Stacks, load: Workload) -> int:
-    again = compute_recomputed(network, load)
-    return again.matmul_flops + again.attention_flops
-
-
-def _build_one_sample(lengths: Lengths, *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
+def _build_one_sample(sample: Mapping[str, int], *, dropout: float = 0.0, precision: Precision = "bf16") -> Workload:
     """Return the workload of one checkpointed sample. Fields without an effect on FLOPs have arbitrary values."""
-    return Workload(1, lengths, WIDTH[precision], "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)
+    lengths, width = tuple(sample.items()), WIDTH[precision]
+    return Workload(1, lengths, width, "sdpa", dropout > 0, True, "cuda", precision == "fp16", None)

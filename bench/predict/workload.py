@@ -20,7 +20,7 @@ from bench.core.network import (
     list_tensors,
     units,
 )
-from bench.core.spec import WIDTH, AdapterSpec, Device, RunSpec
+from bench.core.spec import WIDTH, AdapterSpec, Batch, Device, RunSpec
 
 
 class Software(NamedTuple):
@@ -77,6 +77,12 @@ def format_class(software: Software) -> str:
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."
+
+
+def with_batch(spec: RunSpec, micro: int, accumulation: int) -> RunSpec:
+    """Return `spec` with another micro-batch and accumulation, and the global batch that follows from them."""
+    total = micro * accumulation * spec.data_parallel
+    return spec.model_copy(update={"batch": Batch(micro=micro, accumulation=accumulation, global_=total)})
 
 
 class Workload(NamedTuple):

@@ -174,7 +174,7 @@ class RunCoordinator:
         others = self.server.paused
         if paused_s or others.all_s > self._paused.all_s:
             self._resumed_at = time.monotonic()
-        self._paused = self._paused.combine(self.node.pauses.totals.combine(others))
+        self._paused = self._paused.combine(self.node.pauses.totals, others)
 
     def _all_ended(self) -> bool:
         agents = self.server.agents.values()

@@ -16,9 +16,11 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench.core.errors import UserError
 from bench.core.files import get_cache_folder
@@ -101,10 +103,9 @@ def load(name: str, device: str, folder: Path) -> bool:
     return _read_built_at(home) != before
 
 
-@contextlib.contextmanager
-def _import_complete_ops(folder: Path) -> Iterator[None]:
-    """Inside the block, import ops that are already built in `folder` without torch's loader. `folder` must be a folder
-    of zeroscale's cache.
+def _import_complete_ops(folder: Path) -> AbstractContextManager[object]:
+    """Return a context in which ops that are already built in `folder` are imported without torch's loader. `folder`
+    must be a folder of zeroscale's cache.
 
     The loader makes a lock file at every load. If a process is killed at that time, the file stays and blocks all later
     runs. For a folder that the user has set, the caller uses the loader and not this function. An op in such a folder
@@ -112,18 +113,13 @@ def _import_complete_ops(folder: Path) -> Iterator[None]:
     """
     from torch.utils import cpp_extension
 
-    loader: Any = cpp_extension
-    build = loader.load
+    build: Any = cpp_extension.load
 
     def load_or_build(name: str, **options: Any) -> Any:
         library = _find_library(folder, name)
         return _import_library(name, library) if library.exists() else build(name=name, **options)
 
-    loader.load = load_or_build
-    try:
-        yield
-    finally:
-        loader.load = build
+    return mock.patch.object(cpp_extension, "load", load_or_build)
 
 
 def _find_library(folder: Path, name: str) -> Path:
@@ -171,18 +167,13 @@ def _read_built_at(home: Path) -> float:
     return max((path.stat().st_mtime for path in home.glob("*.so")), default=0.0)
 
 
-@contextlib.contextmanager
-def _pretend_gpu(device: str) -> Iterator[None]:
-    """Make torch report a GPU while ops for GPUs are built, even on a node without a GPU.
+def _pretend_gpu(device: str) -> AbstractContextManager[object]:
+    """Return a context in which torch reports a GPU while ops for GPUs are built, even on a node without a GPU.
 
     If torch finds no GPU, DeepSpeed omits compiler flags, and each node would build the op again.
     """
     import torch
 
-    is_available = torch.cuda.is_available
     if device == "cuda":
-        torch.cuda.is_available = lambda: True
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = is_available
+        return mock.patch.object(torch.cuda, "is_available", lambda: True)
+    return contextlib.nullcontext()

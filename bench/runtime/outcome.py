@@ -58,12 +58,12 @@ class PauseTotals(NamedTuple):
         """Return the totals with another pause added."""
         return PauseTotals(self.all_s + seconds, self.in_steps_s + (seconds if in_steps else 0.0))
 
-    def combine(self, other: "PauseTotals") -> "PauseTotals":
-        """Return the totals of two nodes together: for each total, the larger value of the two nodes.
+    def combine(self, *others: "PauseTotals") -> "PauseTotals":
+        """Return the totals of several nodes together: for each total, the largest value of these nodes.
 
         A job is suspended on all of its nodes at the same time, so pauses of different nodes are not added.
         """
-        return PauseTotals(max(self.all_s, other.all_s), max(self.in_steps_s, other.in_steps_s))
+        return PauseTotals(*map(max, zip(self, *others, strict=True)))
 
 
 class PauseWatch:

@@ -123,6 +123,21 @@ def set_parent_death_signal(signal_number: int) -> None:
         os.kill(os.getpid(), signal_number)
 
 
+def start_child(
+    command: Sequence[str], death_signal: int = signal.SIGTERM, *, stdin: int = subprocess.DEVNULL, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a process that receives `death_signal` when this process dies. `options` are further arguments of Popen.
+
+    The process leads its own session, so that Ctrl-C on a terminal reaches this process alone."""
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        start_new_session=True,
+        preexec_fn=lambda: set_parent_death_signal(death_signal),
+        **options,
+    )
+
+
 StartedProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
 """Started rank. It leads its own session, so that its DataLoader processes can be ended together with it."""
 
@@ -141,16 +156,9 @@ def start_process(
     """Start a rank as a child process with its own Python interpreter. The rank inherits the file descriptors in
     `descriptors`, and finds the number of each in the environment variable that is its key. `output` is the file
     descriptor for the rank's standard output and standard error."""
-    return subprocess.Popen(
-        command,
-        env=environment | {name: str(descriptor) for name, descriptor in descriptors.items()},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=tuple(descriptors.values()),
-        start_new_session=True,
-        preexec_fn=lambda: set_parent_death_signal(signal.SIGKILL),
-    )
+    own = environment | {name: str(descriptor) for name, descriptor in descriptors.items()}
+    inherited = tuple(descriptors.values())
+    return start_child(command, signal.SIGKILL, env=own, stdout=output, stderr=output, pass_fds=inherited)
 
 
 class RankProcess:
@@ -267,14 +275,9 @@ class ForkServer:
     def _launch(self) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                build_module_command("bench.runtime.fork_server", str(theirs.fileno()), *self._arguments),
-                env=self._environment | dict(os.environ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                preexec_fn=lambda: set_parent_death_signal(signal.SIGKILL),
-            )
+            command = build_module_command("bench.runtime.fork_server", str(theirs.fileno()), *self._arguments)
+            environment = self._environment | dict(os.environ)
+            self._process = start_child(command, signal.SIGKILL, env=environment, pass_fds=(theirs.fileno(),))
 
     def wait_until_ready(self) -> None:
         """Wait until the fork server has imported all modules that ranks need.

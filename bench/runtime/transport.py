@@ -12,7 +12,6 @@ end the run.
 """
 
 import contextlib
-import functools
 import json
 import math
 import secrets
@@ -290,9 +289,7 @@ class CoordinatorServer:
     def paused(self) -> PauseTotals:
         """Seconds for which processes of the run were paused on the other nodes, for example by SIGSTOP. Each field of
         the result is the largest value that any of these nodes reported."""
-        return functools.reduce(
-            PauseTotals.combine, (agent.last.paused for agent in self.agents.values()), PauseTotals()
-        )
+        return PauseTotals().combine(*(agent.last.paused for agent in self.agents.values()))
 
     def find_absent(self, patience_s: float) -> str | None:
         """Return a text with the nodes that have not connected within `patience_s` seconds; None if there are none."""

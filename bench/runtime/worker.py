@@ -23,7 +23,7 @@ from bench.core.engine_facts import place as find_place
 from bench.core.job_environment import read_job
 from bench.core.network import count_part_elements
 from bench.core.processes import importing
-from bench.core.record import Circumstance, EnvironmentClass, MemoryShortage, Observations, OutcomeKind, RunRecord
+from bench.core.record import Circumstance, MemoryShortage, Observations, OutcomeKind, RunRecord
 from bench.core.scheduling import JobContext
 from bench.core.spec import AdapterSpec, RunSpec, config_id
 from bench.measure import devices, environment
@@ -381,19 +381,18 @@ class RankWorker:
 
         from bench.measure.peers import RankPlace, check_places
 
-        position: dict[str, Any] = {
+        job, host = read_job(os.environ) or JobContext(), socket.gethostname()
+        position = {
             "rank": self.rank,
-            "host": socket.gethostname(),
+            "host": host,
             "affinity": sorted(os.sched_getaffinity(0)),
             "threads": torch.get_num_threads(),
             "device": self.device_name,
         }
-        ranks: list[dict[str, Any]] = self.peers.gather(position)
-        job = read_job(os.environ) or JobContext()
-        places: list[RankPlace] = self.peers.gather(RankPlace(position["host"], job.job_id, job.restart))
         found = environment.classify(self.device.type, self.spec.devices_per_node, self.device_name)
-        classes: list[EnvironmentClass] = self.peers.gather(found)
+        gathered = self.peers.gather((position, RankPlace(host, job.job_id, job.restart), found))
         if self.peers.is_main:
+            ranks, places, classes = zip(*gathered, strict=True)
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
             description = environment.probe(found, hosts, {"ranks": ranks}, job)
             store.write_json(self.folder / store.ENVIRONMENT, description)

@@ -21,7 +21,7 @@ from bench.core import store
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.quantities import is_busy
 from bench.core.record import RunRecord
-from bench.runtime.process import set_parent_death_signal
+from bench.runtime.process import start_child
 
 MOST_AGAIN = 2
 """A round measured on a busy machine is repeated at most this many times. Then it is kept, so that a machine that is
@@ -225,16 +225,13 @@ def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Pat
     """Run one side once, in the round `number`, and return its record. On Ctrl-C, the run ends and still writes a
     record, and KeyboardInterrupt is raised."""
     command = [str(side.python), "-m", "bench.cli", "run", *words, "--results", str(results), "--study", side.name]
-    process = subprocess.Popen(
+    process = start_child(
         command,
         env=_build_environment(side),
-        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C on a terminal reaches this process alone
-        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
     )
     try:
         _, said = process.communicate()

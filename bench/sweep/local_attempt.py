@@ -30,7 +30,7 @@ from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.terminal import Progress
 from bench.runtime.outcome import build_heartbeat, format_signal
-from bench.runtime.process import set_parent_death_signal
+from bench.runtime.process import start_child
 from bench.sweep import snapshot
 from bench.sweep.definition import RequestedRun
 from bench.sweep.snapshot import find_rival_attempt
@@ -271,13 +271,8 @@ class SweepSupervisor:
         died."""
         if self._process and self._process.poll() is None:
             return True
-        self._process = subprocess.Popen(
-            build_module_command("bench.runtime", "--series"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches it through this process alone
-            preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
-        )
+        command = build_module_command("bench.runtime", "--series")
+        self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(self._setup)
         while not self.poll(self._process):
             follow(Progress("importing"))

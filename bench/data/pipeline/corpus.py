@@ -182,31 +182,23 @@ def _build_corpus(selection: CorpusSelection, tokens: Tokens, lengths: Any, last
     return Corpus(_format_name(selection), len(ends), last["bytes"], last["sha256"], tokens, ends)
 
 
-class Beginning(NamedTuple):
-    """The first documents of a corpus, with their bytes as tokens, as the tokenizer "byt5" makes them."""
-
-    corpus: Corpus
-    is_whole: bool  # True: there are no further documents
-
-
-def read_beginning(selection: CorpusSelection) -> Beginning | None:
-    """Return the beginning of a corpus from local files: at most FIRST_BYTES and FIRST_DOCUMENTS. Return None if only
-    the library `datasets`, which is slow to import, can read the files. Raise the same UserError as `load` for an
-    unusable line."""
+def read_beginning(selection: CorpusSelection) -> tuple[Corpus | None, bool]:
+    """Return the first documents of a corpus from local files (at most FIRST_BYTES and FIRST_DOCUMENTS), and True if
+    there are no further documents. Tokens are bytes, as the tokenizer "byt5" makes them. Return None instead of the
+    documents if only the library `datasets`, which is slow to import, can read the files. Raise the same UserError as
+    `load` for an unusable line."""
     import numpy as np
 
     if not all(map(_is_readable_here, list_files(selection))):
-        return None
+        return None, False
     documents = selection.max_documents or FIRST_DOCUMENTS + 1
     limits = {"max_bytes": min(selection.max_bytes, FIRST_BYTES), "max_documents": min(documents, FIRST_DOCUMENTS)}
     first = selection.model_copy(update={**limits, "tokenizer": BYT5})
     rows = list(_list_documents(_build_request(first)))
     ids = [row["ids"] for row in rows]
     text = _build_corpus(selection, np.concatenate(ids), [len(one) for one in ids], rows[-1])
-    is_whole = (text.bytes < FIRST_BYTES or selection.max_bytes <= FIRST_BYTES) and (
-        len(rows) < FIRST_DOCUMENTS or documents <= FIRST_DOCUMENTS
-    )
-    return Beginning(text, is_whole)
+    has_all_bytes = text.bytes < FIRST_BYTES or selection.max_bytes <= FIRST_BYTES
+    return text, has_all_bytes and (len(rows) < FIRST_DOCUMENTS or documents <= FIRST_DOCUMENTS)
 
 
 def load_table(
@@ -410,15 +402,8 @@ def _format_name(selection: CorpusSelection) -> str:
 # ---------------------------------------- held-out text
 
 
-class DividedText(NamedTuple):
-    """A corpus divided into training text (`learned`) and held-out text."""
-
-    learned: Corpus
-    held_out: Corpus
-
-
-def divide(text: Corpus, share: float, seed: int) -> DividedText:
-    """Divide a corpus into training text and held-out text. Raise UserError unless two of its documents differ.
+def divide(text: Corpus, share: float, seed: int) -> tuple[Corpus, Corpus]:
+    """Return the training text and the held-out text of a corpus. Raise UserError unless two of its documents differ.
 
     Whole documents are held out, in a random order that depends only on `seed`, until they contain the share `share` of
     all tokens. Documents with equal text are either all held out or all used for training, so that a model is never
@@ -447,4 +432,4 @@ def divide(text: Corpus, share: float, seed: int) -> DividedText:
         tokens, ends = text.tokens[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen], dtype=np.int64)
         return text._replace(documents=len(ends), tokens=tokens, ends=ends)
 
-    return DividedText(take(~held), take(held))
+    return take(~held), take(held)

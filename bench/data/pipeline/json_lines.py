@@ -160,9 +160,8 @@ def _list_turns(line: Line, field: str) -> list[dict[str, str]]:
     if turns is ...:
         raise line.refuse_missing(field, line.content)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise line.refuse(
-            f"has a field {field} that is not a list of turns", 'write [{"role": "user", "content": "…"}, …]'
-        )
+        remedy = 'write [{"role": "user", "content": "…"}, …]'
+        raise line.refuse(f"has a field {field} that is not a list of turns", remedy)
     read = [{name: _get_text(line, turn, name) for name in ("role", "content")} for turn in turns]
     while read and read[-1]["role"] != "assistant":
         read.pop()

@@ -18,7 +18,7 @@ from bench.core.engine_costs import (
     sum_bytes,
 )
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
-from bench.engines.ddp.options import decode_options
+from bench.engines.ddp.options import Options
 from bench.engines.precision import count_model_moment_bytes, count_update_bytes
 
 MIB = 2**20
@@ -69,7 +69,7 @@ class DdpMemory(NamedTuple):
         none = np.zeros_like(work.parameters)
         fresh = self.width * (np.minimum(work.largest, self.model.largest) + work.transposed)  # (segments,)
         done = np.cumsum(work.parameters[::-1])[::-1]  # (segments,): summed from the last segment to this one
-        view = decode_options(self.spec).gradient_as_bucket_view
+        view = Options.of(self.spec).gradient_as_bucket_view
         return SegmentBytes(fresh if view else fresh + self.width * done, none, none)
 
     def after_backward(self) -> int:
@@ -91,6 +91,6 @@ def predict_step(spec: RunSpec, model: ModelSizes) -> EngineStep:
         return EngineStep(model.elements, [])
     width = WIDTH[spec.precision]
     gradients, last = width * model.elements, width * model.largest  # the embedding's gradient is complete last
-    calls = max(1, round(gradients / (decode_options(spec).bucket_cap_mb * MIB)))
+    calls = max(1, round(gradients / (Options.of(spec).bucket_cap_mb * MIB)))
     reduced = Transfer("all_reduce", "backward", gradients, calls, 1, True, spec.data_parallel, last)
     return EngineStep(model.elements, [reduced])

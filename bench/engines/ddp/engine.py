@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core.spec import RunSpec
 from bench.engines import list_buffers, list_parameters, trained
-from bench.engines.ddp.options import Options, decode_options
+from bench.engines.ddp.options import Options
 from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
 from bench.engines.precision.update import (
     Update,
@@ -43,7 +43,7 @@ _STATE = "state.pt"
 def build(module: Module, spec: RunSpec) -> "DataParallel":
     """Return the engine with `module` wrapped in DDP. The module must be on this rank's device, and the process group
     must exist."""
-    return DataParallel(module, spec, decode_options(spec))
+    return DataParallel(module, spec, Options.of(spec))
 
 
 class DataParallel:

@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from bench import engines
-from bench.core.spec import Device, Frozen, RunSpec
+from bench.core.spec import Device, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.precision import LossScale, check_optimizer
 
 
-class Options(Frozen):
+class Options(EngineOptions):
     """Options of torch.nn.parallel.DistributedDataParallel, and of the loss scale for fp16."""
 
     bucket_cap_mb: float = Field(
@@ -24,8 +24,3 @@ class Options(Frozen):
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
     """Raise UserError if this engine cannot run the spec."""
     check_optimizer(spec)
-
-
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)

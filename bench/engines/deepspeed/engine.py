@@ -25,7 +25,7 @@ from bench.core.spec import RunSpec
 from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.deepspeed.facts import build_deepspeed_config
 from bench.engines.deepspeed.library import load_deepspeed
-from bench.engines.deepspeed.options import decode_options
+from bench.engines.deepspeed.options import Options
 from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
 from bench.engines.precision.update import build_optimizer, on_device, set_learning_rate, sum_squares
 
@@ -36,7 +36,7 @@ _STATE = "state"
 def construction(spec: RunSpec) -> AbstractContextManager[Any]:
     """Return the context in which the model is built: on this rank's device and in the run's precision. At stage 3,
     each parameter is partitioned as soon as it is built. DeepSpeed reads LOCAL_RANK from the environment."""
-    options = decode_options(spec)
+    options = Options.of(spec)
     if options.stage < 3:
         return on_device(spec.precision)
     partitioned: AbstractContextManager[Any] = load_deepspeed().zero.Init(config_dict_or_path=_configure(spec))
@@ -69,7 +69,7 @@ def build(module: Module, spec: RunSpec) -> "ZeroEngine":
 def _configure(spec: RunSpec) -> dict[str, Any]:
     """Return DeepSpeed's config. With offload to NVMe, `nvme_path` becomes a folder for this run alone. Raise UserError
     if files cannot be written there."""
-    config = build_deepspeed_config(decode_options(spec), spec)
+    config = build_deepspeed_config(Options.of(spec), spec)
     for name in ("offload_param", "offload_optimizer"):
         tier = config["zero_optimization"].get(name, {})
         if tier.get("device") != "nvme":

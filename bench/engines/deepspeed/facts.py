@@ -14,7 +14,7 @@ from bench.core.engine_facts import (
     Rehearsal,
 )
 from bench.core.spec import Device, OptimizerSpec, RunSpec
-from bench.engines.deepspeed.options import Options, Zero, decode_options
+from bench.engines.deepspeed.options import Options, Zero
 
 if TYPE_CHECKING:
     from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
@@ -80,7 +80,7 @@ def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
 
 def facts(spec: RunSpec) -> EngineFacts:
     """Return the facts about this engine for a spec: what it supports, and functions that predict its costs."""
-    options = decode_options(spec)
+    options = Options.of(spec)
     return EngineFacts(
         label=f"ZeRO stage {options.stage}",
         distinguishing=frozenset({"stage"}),

@@ -15,9 +15,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from bench import engines
 from bench.core.errors import UserError
 from bench.core.spec import Device, Frozen, Positive, Precision, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.precision import LossScale, check_whole
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -169,9 +169,8 @@ class Zero(Frozen):
         for name, stages in STAGES.items():
             value, acts = getattr(self, name), self.stage in stages
             if acts and value is None and name in WRITTEN_OUT:
-                raise ValueError(
-                    f"{name} is missing, but decides memory and time of stage {self.stage}; set engine.{name}"
-                )
+                rule = f"{name} is missing, but decides memory and time of stage {self.stage}"
+                raise ValueError(f"{rule}; set engine.{name}")
             if not acts and value != type(self).model_fields[name].get_default():
                 where = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
                 raise ValueError(f"{name}={value} has no effect at stage {self.stage}, only at {where}; remove it")
@@ -253,7 +252,7 @@ class Aio(Frozen):
     use_gds: bool = Field(False, description="copy between disk and GPU without host memory (GPUDirect Storage)")
 
 
-class Options(Zero):
+class Options(EngineOptions, Zero):
     """Options of the presets in conf/engine: the fields of DeepSpeed's ZeRO section, and options of its config outside
     this section."""
 
@@ -295,11 +294,6 @@ class Options(Zero):
         return [name for name in names if getattr(self, name)]
 
 
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)
-
-
 def check(options: Options, spec: RunSpec, device: Device | None = None) -> None:
     """Raise UserError for the first rule that the spec violates. Rules about the device are checked only if `device` is
     given."""
@@ -321,13 +315,11 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
         raise UserError(f"engine.zero_hpz_partition_size={secondary}", rule, remedy)
     if options.stage == 3 and spec.model.compile != "none":
         rule = "the compiled code would contain the hooks by which stage 3 gathers and releases weights"
-        raise UserError(
-            f"model.compile={spec.model.compile} at stage 3", rule, "use stage 0, 1 or 2, or remove model.compile"
-        )
+        value, remedy = f"model.compile={spec.model.compile} at stage 3", "use stage 0, 1 or 2, or remove model.compile"
+        raise UserError(value, rule, remedy)
     if device == "cpu" and spec.precision == "fp16":
-        raise UserError(
-            "precision=fp16 on a CPU", "DeepSpeed does not support it", "set precision=bf16 or precision=fp32"
-        )
+        rule, remedy = "DeepSpeed does not support it", "set precision=bf16 or precision=fp32"
+        raise UserError("precision=fp16 on a CPU", rule, remedy)
     if device == "cpu" and options.quantised:
         value = f"engine.{' and engine.'.join(options.quantised)} on a CPU"
         raise UserError(value, "quantisation runs on GPUs only", "remove these options, or use a GPU")
@@ -385,9 +377,8 @@ def _check_offload(options: Options, spec: RunSpec) -> None:
     partial, native = optimizer.ratio < 1 or optimizer.super_offload, spec.optimizer.implementation == "native"
     if options.stage < 3 and (optimizer.device == "nvme" or partial):
         rule = "device=nvme, ratio below 1 and super_offload need stage 3"
-        raise UserError(
-            f"engine.offload_optimizer at stage {options.stage}", rule, "set engine=zero3, or remove the option"
-        )
+        remedy = "set engine=zero3, or remove the option"
+        raise UserError(f"engine.offload_optimizer at stage {options.stage}", rule, remedy)
     value, name = f"optimizer.implementation={spec.optimizer.implementation}", spec.optimizer.name
     if name != "adamw" and (optimizer.device == "nvme" or partial or options.zero_force_ds_cpu_optimizer):
         rule, remedy = "DeepSpeed swaps and splits only fp32 states", "set optimizer.name=adamw"

@@ -9,7 +9,7 @@ backward is still to come, not on the number of micro-batches.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ class RankStages(Module):
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
         # If several stages of this rank have a parameter of the same name, they share one parameter.
-        # Identified by name, since `materialise` separates tied parameters.
+        # Identified by name, since the allocation of memory separates tied parameters.
         first: dict[str, Parameter] = {}
         for stage in stages.values():
             for name, parameter in list(stage.named_parameters()):
@@ -164,13 +164,6 @@ def _require(work: dist.Work | None) -> dist.Work:
     return work
 
 
-class PassUnderWay(NamedTuple):
-    """Tensors that a forward pass keeps for its backward pass."""
-
-    inputs: States
-    edges: list[GradientEdge]  # gradient edges of the outputs
-
-
 class ScheduleExecutor:
     """Executor of the actions (passes, sends, receives and others) that a schedule lists for one rank. It runs the list
     once per step."""
@@ -190,8 +183,8 @@ class ScheduleExecutor:
     def _begin_step(self, micro_batches: Iterable[dict[str, Tensor]], weights: Sequence[Tensor | None]) -> None:
         self._micro_batches, self._weights = iter(micro_batches), weights
         self._batches: list[dict[str, Tensor]] = []  # micro-batches loaded so far
-        # passes whose backward is still to come, by stage and micro-batch
-        self._under_way: dict[tuple[int, int], PassUnderWay] = {}
+        # inputs, and gradient edges of the outputs, of passes whose backward is still to come, by stage and micro-batch
+        self._under_way: dict[tuple[int, int], tuple[States, list[GradientEdge]]] = {}
         self._leaving: dict[Action, States] = {}  # result of a pass until the next action sends it
         self._handed: dict[Action, States] = {}  # inputs from another stage of this rank, by the pass that uses them
         self._losses: list[Tensor] = []
@@ -267,7 +260,7 @@ class ScheduleExecutor:
             outputs = made
             self._hand_on(action, [tensor.detach() for tensor in outputs])
         # the edges keep the graph; the outputs themselves may be freed once they are sent
-        self._under_way[action.stage, action.micro_batch] = PassUnderWay(inputs, list(map(get_gradient_edge, outputs)))
+        self._under_way[action.stage, action.micro_batch] = inputs, list(map(get_gradient_edge, outputs))
         self._passes.append((action, begin, self._neighbours.mark()))
 
     def _run_backward(self, action: Action) -> None:

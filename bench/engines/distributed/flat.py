@@ -67,11 +67,9 @@ class DividedParameters(Protocol):
     def take_gradient(self) -> Tensor:
         """Return this rank's partition of the gradients in fp32, averaged over the ranks with copies of the parameters.
         Collective."""
-        ...
 
     def publish(self) -> None:
         """Write this rank's updated partition back to the weights. Collective."""
-        ...
 
 
 class WholeParameters:

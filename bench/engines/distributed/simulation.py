@@ -7,14 +7,12 @@ input lives until the backward of its pass, and a result until it is sent.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from bench.core.engine_costs import Counts, StageMoment
+from bench.core.engine_costs import Counts, Hop, StageMoment
 from bench.engines.distributed.schedule import Action, Order, PipelineSize, find_source, find_target
 
-Hop = Callable[[int, int], float]
-"""Function of two ranks of a pipeline, sender and receiver, that returns the seconds of a transfer between them."""
 SENDS_PER_RANK = 2
 """Limit of unfinished sends on a rank, as a multiple of the number of ranks of its pipeline."""
 

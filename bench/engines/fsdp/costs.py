@@ -34,7 +34,7 @@ from bench.core.engine_costs import (
 from bench.core.errors import NoPrediction, UserError
 from bench.core.network import EqualTensors
 from bench.core.spec import FULL, WIDTH, Device, RunSpec
-from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.fsdp.options import Options, shard_ranks
 from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
 OUTSIDE = -1
@@ -126,7 +126,7 @@ class FsdpRun(NamedTuple):
 def build_fsdp_run(spec: RunSpec, model: ModelSizes, device: Device, *, rehearsed: bool = False) -> FsdpRun:
     """Return the values that decide memory and transfers of the run `spec`. If `rehearsed` is true, collectives run on
     a fake process group and need no memory."""
-    options = decode_options(spec)
+    options = Options.of(spec)
     if model.quantised:
         raise NoPrediction("quantised weights with FSDP2", "no prediction of their partitions", "choose engine=ddp")
     ranks, width = shard_ranks(options, spec), WIDTH[spec.precision]
@@ -167,8 +167,7 @@ class FsdpMemory(NamedTuple):
 
     def forward(self, segments: int) -> SegmentBytes:
         run, sizes = self.run, self.run.sizes
-        of, until = sizes.of, sizes.until
-        whole, root = run.width * sizes.blocks, run.width * sizes.root
+        of, until, whole, root = sizes.of, sizes.until, run.width * sizes.blocks, run.width * sizes.root
         flat, root_flat = (whole, root) if run.ranks > 1 else (0 * whole, 0)
         before = np.concatenate([[root_flat], flat[:-1]])  # (blocks,): bytes of the flat tensor of the previous unit
         gathering = before + (1 + run.gloo) * flat + _cast(run, sizes.trained_blocks)
@@ -182,8 +181,7 @@ class FsdpMemory(NamedTuple):
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
         run, sizes = self.run, self.run.sizes
-        of, until = sizes.of, sizes.until
-        whole, root = run.width * sizes.blocks, run.width * sizes.root
+        of, until, whole, root = sizes.of, sizes.until, run.width * sizes.blocks, run.width * sizes.root
         ahead = whole * (run.ranks > 1 and run.options.reshard_after_forward is not False)
         lower = np.concatenate([[0], ahead[:-1]])  # (blocks,): bytes gathered ahead for the next block of backward
         begins = np.append(of[1:] != of[:-1], True)  # (segments,): backward enters a block here

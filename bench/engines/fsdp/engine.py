@@ -39,7 +39,7 @@ from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.spec import OptimizerSpec, RunSpec
 from bench.engines import list_buffers, list_parameters, trained
 from bench.engines.distributed.ranks import evaluate, load_random_state, predict_tokens, save_random_state, weigh
-from bench.engines.fsdp.options import Options, decode_options, shard_ranks
+from bench.engines.fsdp.options import Options, shard_ranks
 from bench.engines.precision.update import (
     build_optimizer,
     describe_optimizer,
@@ -93,7 +93,7 @@ class Shard:
 def construction(spec: RunSpec) -> Iterator[None]:
     """Return a context that builds modules on this rank's device and in the run's precision. The memory of each
     parameter is freed as soon as its module has registered it. Collective; the process group must exist."""
-    ranks = shard_ranks(decode_options(spec), spec)
+    ranks = shard_ranks(Options.of(spec), spec)
     with on_device(spec.precision):
         device = torch.empty(()).device.type
     # (copies, ranks of a copy): the ranks of one copy are neighbours
@@ -164,13 +164,10 @@ class ShardedUpdate:
         # on a GPU torch's default updates all tensors at once, except for DTensors
         foreach = True if on_gpu and not fused else None
         self.optimizer = build_optimizer(self._rows or self._parameters, optimizer, foreach=foreach)
+        # True if the optimizer's state belongs to plain tensors with this rank's rows, not to the DTensors
+        self.has_plain_state = bool(self._rows)
         self.norm: Tensor | None = None  # of the last step's gradients before clipping; 0-d
         self.steps = 0  # optimizer steps so far, including those before a resume
-
-    @property
-    def has_plain_state(self) -> bool:
-        """True if the optimizer's state belongs to plain tensors with this rank's rows, not to the DTensors."""
-        return bool(self._rows)
 
     def __call__(self) -> None:
         """Make one optimizer step. Collective."""
@@ -211,7 +208,7 @@ def _get_rows(parameter: Parameter) -> Tensor:
 def build(module: Module, spec: RunSpec) -> "FullyShardedEngine":
     """Return the engine with `module` partitioned by fully_shard. Each rank gets its own rows of every parameter, which
     the parameter's `Shard` object holds."""
-    return FullyShardedEngine(module, spec, decode_options(spec))
+    return FullyShardedEngine(module, spec, Options.of(spec))
 
 
 class FullyShardedEngine:

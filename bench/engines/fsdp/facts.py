@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from bench.core.engine_facts import WITHOUT_INT8, Division, EngineFacts, Rehearsal
 from bench.core.spec import Device, RunSpec
-from bench.engines.fsdp.options import decode_options, shard_ranks
+from bench.engines.fsdp.options import Options, shard_ranks
 
 if TYPE_CHECKING:
     from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
@@ -17,7 +17,7 @@ def facts(spec: RunSpec) -> EngineFacts:
     Between steps FSDP2 holds 12 bytes per parameter: fp32 weights and two moments. ZeRO in bf16 or fp16 holds 14 to 16
     bytes: low-precision weights, fp32 master weights, two moments, and at stage 3 gradients.
     """
-    options, ranks = decode_options(spec), shard_ranks(decode_options(spec), spec)
+    options, ranks = Options.of(spec), shard_ranks(Options.of(spec), spec)
     again = options.reshard_after_forward
     kept = "" if again is True else ", weights kept" + (f" among {again}" if again else "") + " for backward"
     hybrid = ", hybrid shards" if ranks < spec.data_parallel else ""

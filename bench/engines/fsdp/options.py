@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field, StrictBool
 
-from bench import engines
 from bench.core.errors import UserError
-from bench.core.spec import Device, Frozen, Positive, RunSpec
+from bench.core.spec import Device, Positive, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.precision import check_unscaled, check_whole
 
 
-class Options(Frozen):
+class Options(EngineOptions):
     """Options of torch.distributed.fsdp.fully_shard. Options that decide speed or memory have no default."""
 
     reshard_after_forward: StrictBool | Positive = Field(
@@ -43,20 +43,16 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
     check_unscaled(spec)
     check_whole(spec, "some of their rows")
     if spec.precision == "fp32" and options.reduce_dtype == "bf16":
-        raise UserError(
-            "engine.reduce_dtype=bf16",
-            "a run with precision=fp32 reduces in fp32",
-            "remove engine.reduce_dtype, or set precision=bf16",
-        )
+        rule, remedy = "a run with precision=fp32 reduces in fp32", "remove engine.reduce_dtype, or set precision=bf16"
+        raise UserError("engine.reduce_dtype=bf16", rule, remedy)
     ranks, again = shard_ranks(options, spec), options.reshard_after_forward
     value = f"engine.shard_ranks={options.shard_ranks}"
     if spec.data_parallel % ranks:
         rule = f"does not divide the {spec.data_parallel} data-parallel ranks"
         raise UserError(value, rule, f"set a divisor of {spec.data_parallel}, or remove it")
     if ranks == 1 < spec.data_parallel:
-        raise UserError(
-            value, "with one rank per copy, nothing is partitioned", "set engine=ddp, or a larger engine.shard_ranks"
-        )
+        remedy = "set engine=ddp, or a larger engine.shard_ranks"
+        raise UserError(value, "with one rank per copy, nothing is partitioned", remedy)
     if not isinstance(again, bool) and (again == 1 or again >= ranks or ranks % again):
         rule = f"must divide the {ranks} ranks that share one copy, and be at least 2 and below {ranks}"
         raise UserError(f"engine.reshard_after_forward={again}", rule, "set such a number, or true or false")
@@ -69,8 +65,3 @@ def shard_ranks(options: Options, spec: RunSpec) -> int:
     if options.shard_ranks == "node":
         return spec.devices_per_node if 1 < spec.devices_per_node < spec.data_parallel else spec.data_parallel
     return options.shard_ranks
-
-
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bench.core.engine_costs import (
     EngineStep,
+    Hop,
     PipelineCosts,
     PlaceCosts,
     SimulatedPass,
@@ -36,8 +37,8 @@ from bench.engines.distributed.schedule import (
     build_schedule,
     find_obstacle,
 )
-from bench.engines.distributed.simulation import Hop, LinkedPass, link_passes, list_moments, simulate_passes
-from bench.engines.pipeline.options import decode_options, size_of
+from bench.engines.distributed.simulation import LinkedPass, link_passes, list_moments, simulate_passes
+from bench.engines.pipeline.options import Options, size_of
 from bench.engines.precision import DRAWN_AT_ONCE, count_moment_bytes, count_update_bytes
 
 PASSES: tuple[StepPass, StepPass] = ("forward", "backward")
@@ -92,7 +93,7 @@ def predict_pipeline(
 ) -> PipelineCosts:
     """Return the costs of every position in a pipeline whose stages are `parts` of the model. If `rehearsed` is true,
     collectives run on a fake process group and need no memory."""
-    options, copies = decode_options(spec), spec.data_parallel
+    options, copies = Options.of(spec), spec.data_parallel
     run = PipelineRun(
         schedule=options.schedule,
         size=size_of(spec),

@@ -25,7 +25,7 @@ from bench.engines.distributed.schedule import add_gathers, build_schedule
 from bench.engines.distributed.simulation import SENDS_PER_RANK
 from bench.engines.distributed.slices import find_slice
 from bench.engines.distributed.slices import make_whole as whole
-from bench.engines.pipeline.options import decode_options, size_of
+from bench.engines.pipeline.options import Options, size_of
 from bench.engines.precision.update import construction, describe_optimizer, parameter_count
 
 __all__ = ["PipelineEngine", "build", "construction", "parameter_count", "whole"]
@@ -41,7 +41,7 @@ class PipelineEngine:
     """Pipeline engine. `bench.engines.Engine` documents its methods."""
 
     def __init__(self, stages: RankStages, spec: RunSpec) -> None:
-        self._spec, self._options, size = spec, decode_options(spec), size_of(spec)
+        self._spec, self._options, size = spec, Options.of(spec), size_of(spec)
         self._here = place(spec, dist.get_rank())
         named = {name: parameter for name, parameter in stages.named_parameters() if parameter.requires_grad}
         # an empty tensor, since a parameter would keep memory alive that `_divide` replaces

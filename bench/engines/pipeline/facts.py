@@ -8,7 +8,7 @@ from bench.core.errors import UserError
 from bench.core.network import Part, Stacks
 from bench.core.spec import Device, RunSpec
 from bench.engines.distributed.cut import check_slices, count_unit_flops, cut_units
-from bench.engines.pipeline.options import decode_options, size_of
+from bench.engines.pipeline.options import Options, size_of
 
 if TYPE_CHECKING:
     from bench.core.engine_costs import PipelineCosts
@@ -20,7 +20,7 @@ def facts(spec: RunSpec) -> EngineFacts:
     """Return the facts about this engine for a spec: what it supports, and a function that predicts its costs."""
     last = spec.world_size - spec.data_parallel * spec.parallel.tensor  # the first rank with the last stages
     return EngineFacts(
-        label=f"pipeline, {SCHEDULES[decode_options(spec).schedule]}",
+        label=f"pipeline, {SCHEDULES[Options.of(spec).schedule]}",
         distinguishing=frozenset({"schedule"}),
         layouts=frozenset({"pipeline", "stages_per_rank", "tensor", "sequence"}),
         loss_ranks=tuple(range(last, spec.world_size)),
@@ -50,7 +50,7 @@ def cut_into_parts(spec: RunSpec, network: Stacks) -> tuple[Part, ...]:
         value = f"parallel.pipeline={spec.parallel.pipeline} × stages_per_rank={spec.parallel.stages_per_rank}"
         rule = f"{spec.model.name} can be divided into at most {units} stages: embedding, {units - 2} blocks, head"
         raise UserError(value, rule, f"set {units} stages or less")
-    return _cut_network(network, tuple(spec.sequence.items()), stages, decode_options(spec).cut)
+    return _cut_network(network, tuple(spec.sequence.items()), stages, Options.of(spec).cut)
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result

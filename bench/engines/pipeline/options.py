@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bench import engines
 from bench.core.errors import UserError
-from bench.core.spec import Device, Frozen, RunSpec
+from bench.core.spec import Device, RunSpec
+from bench.engines import EngineOptions
 from bench.engines.distributed.schedule import PipelineSize, ScheduleName, find_obstacle
 from bench.engines.precision import check_unscaled, check_whole
 
 
-class Options(Frozen):
+class Options(EngineOptions):
     """Options of the pipeline engine: the schedule of the passes in a step, the division of the model into stages, and
     the sharding of weights, gradients and optimizer state among data-parallel copies."""
 
@@ -74,8 +74,3 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
 def size_of(spec: RunSpec) -> PipelineSize:
     """Return the size of a spec's pipeline: ranks, stages per rank, and micro-batches per step."""
     return PipelineSize(spec.parallel.pipeline, spec.parallel.stages_per_rank, spec.accumulation)
-
-
-def decode_options(spec: RunSpec) -> Options:
-    """Return the spec's engine options, decoded from plain data."""
-    return engines.decode_options(Options, spec)

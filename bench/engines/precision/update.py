@@ -94,10 +94,8 @@ def build_optimizer(parameters: Iterable[Tensor], optimizer: OptimizerSpec, **mo
         try:
             from bitsandbytes.optim import AdamW8bit
         except ImportError as error:
-            remedy = "pip install 'zeroscale[adapters]'"
-            raise UserError(
-                "optimizer.name=adamw_8bit", f"bitsandbytes cannot be imported ({error})", remedy
-            ) from error
+            rule, remedy = f"bitsandbytes cannot be imported ({error})", "pip install 'zeroscale[adapters]'"
+            raise UserError("optimizer.name=adamw_8bit", rule, remedy) from error
         found = AdamW8bit(parameters, **settings)
     elif optimizer.name == "adafactor":
         from transformers import Adafactor

@@ -12,13 +12,13 @@ from bench.core.errors import UserError
 from bench.core.network import Part
 from bench.core.plugins import Whole
 from bench.core.spec import RunSpec
-from bench.engines.distributed.slices import TensorRanks, mark_slices
-from bench.models import derived_seed
+from bench.engines.distributed.slices import TensorRanks
+from bench.models import derived_seed, modules
 from bench.models.checkpoint.tensors import StoredForm
 from bench.models.gpt.decoder import CausalLanguageModel
 from bench.models.gpt.part import DIMENSIONS, EMBEDDING, DecoderPart
 from bench.models.gpt.shape import GPT2, LLAMA, Shape, from_hugging_face
-from bench.models.modules import SkippedInitialisation, draw, materialise
+from bench.models.modules import SkippedInitialisation, draw
 
 DEVIATION = 0.02
 """Standard deviation of the initial values of every matrix and embedding: `initializer_range` of GPT-2 and Llama in
@@ -49,11 +49,11 @@ def build_part(
     engine creates parameters. `among` are the ranks of this rank's tensor-parallel group. If they are given, the part
     has only this rank's slice of each matrix."""
     shape = Shape.model_validate(spec.model.shape)
-    made = materialise(lambda: DecoderPart(shape, spec.model, part, among, **_list_settings(spec)), construction)
-    made.finish(spec.model.loss_chunk_tokens)
-    if among is not None:
-        mark_slices(made, DIMENSIONS, among)
-    return made
+
+    def make() -> DecoderPart:
+        return DecoderPart(shape, spec.model, part, among, **_list_settings(spec))
+
+    return modules.build_part(make, spec, construction, among, DIMENSIONS, EMBEDDING)
 
 
 def _list_settings(spec: RunSpec) -> dict[str, Any]:

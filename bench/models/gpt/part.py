@@ -18,7 +18,6 @@ from bench.engines.distributed.slices import (
 from bench.models.gpt.decoder import CausalLanguageModel, Decoder, FeedForward, SelfAttention
 from bench.models.gpt.shape import Shape
 from bench.models.modules import NumberedBlocks
-from bench.models.modules.chunked_loss import ChunkedHead
 
 DIMENSIONS = {
     "qkv_proj": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1,
@@ -65,7 +64,7 @@ class DecoderPart(CausalLanguageModel):
     ) -> None:  # fmt: skip
         """`among` are the tensor-parallel ranks over which each matrix is split, including this rank; None if matrices
         are whole."""
-        unchunked = model.model_copy(update={"loss_chunk_tokens": None})  # `finish` adds the chunked head
+        unchunked = model.model_copy(update={"loss_chunk_tokens": None})  # `modules.build_part` adds the chunked head
         super().__init__(shape, unchunked, checkpointing=checkpointing, reduction=reduction)
         self.part, self.tied = part, not shape.separate_head
         [blocks] = part.blocks([shape.layers])
@@ -82,17 +81,6 @@ class DecoderPart(CausalLanguageModel):
             del self.lm_head
         if among is not None:
             slice_part(self, among)
-
-    def finish(self, loss_chunk_tokens: int | None) -> None:
-        """If this part has the head, tie it to the embedding where the model shares them, and add the chunked loss.
-        Call this method after memory has been allocated for the parameters, which are on the meta device until then."""
-        if not self.part.last:
-            return
-        assert isinstance(self.lm_head, nn.Linear)
-        if self.tied:
-            self.lm_head.weight = self.model.embed_tokens.weight  # type: ignore[assignment]
-        if loss_chunk_tokens:
-            self.lm_head = ChunkedHead(self.lm_head, loss_chunk_tokens)
 
     def forward(  # type: ignore[override]
         self, *states: Tensor, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None

@@ -160,13 +160,11 @@ class Shape(Frozen):
         if self.heads % (self.key_heads or self.heads):
             raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}; give a divisor")
         if self.fused and self.key_heads not in (None, self.heads):
-            raise ValueError(
-                f"key_heads={self.key_heads} with fused=true: a fused matrix needs key_heads=heads; set fused=false"
-            )
+            rule = "a fused matrix needs key_heads=heads"
+            raise ValueError(f"key_heads={self.key_heads} with fused=true: {rule}; set fused=false")
         if self.rotary_base is not None and self.d_head % 2:
-            raise ValueError(
-                f"head_width={self.d_head} is odd, but a rotary embedding rotates pairs of elements; set an even number"
-            )
+            rule = "is odd, but a rotary embedding rotates pairs of elements"
+            raise ValueError(f"head_width={self.d_head} {rule}; set an even number")
         if self.rotary_scaling is not None and self.rotary_base is None:
             raise ValueError("rotary_scaling needs rotary_base; set rotary_base, or remove rotary_scaling")
         return self

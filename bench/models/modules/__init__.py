@@ -4,17 +4,18 @@ Initial weights depend only on a seed; they are the same on every rank and in ev
 the whole model is created on the meta device, other parts are removed, and only then is memory allocated.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
+from bench.core.spec import RunSpec
+from bench.engines.distributed.slices import TensorRanks, mark_slices
 from bench.engines.precision import DRAWN_AT_ONCE
-
-AnyModule = TypeVar("AnyModule", bound=Module)
+from bench.models.modules.chunked_loss import ChunkedHead
 
 
 class SkippedInitialisation(TorchFunctionMode):
@@ -37,17 +38,32 @@ def draw(parameter: torch.nn.Parameter, deviation: float, seed: int) -> None:
         piece.copy_(drawn.normal_(0.0, deviation, generator=generator))
 
 
-def materialise(make: Callable[[], AnyModule], construction: AbstractContextManager[Any] | None) -> AnyModule:
-    """Let `make` create a module on the meta device, then allocate the module's memory on the device that the context
-    `construction` sets, and return the module. No memory is allocated for submodules that `make` drops. Tied parameters
-    become separate parameters."""
+def build_part(
+    make: Callable[[], Module], spec: RunSpec, construction: AbstractContextManager[Any] | None,
+    among: TensorRanks | None, dimensions: Mapping[str, int], embedding: str,
+) -> Module:  # fmt: skip
+    """Let `make` create a part of a model on the meta device, and allocate the part's memory on the device that the
+    context `construction` sets. No memory is allocated for submodules that `make` drops.
+
+    A part has the attributes `part` and `tied` and, if it has the head, `lm_head`. If the head is tied, it becomes tied
+    to the parameter `embedding` again, because allocation separates tied parameters. With the setting
+    `model.loss_chunk_tokens`, the head computes a chunked loss. `among` are the tensor-parallel ranks that share the
+    part's matrices; None if these are whole. `dimensions` are those of `mark_slices`.
+    """
     with construction or nullcontext(), SkippedInitialisation():
         # the context decides the final device; within it the module is built on the meta device
         place = torch.empty(()).device
         with torch.device("meta"):
-            part = make()
-        assert next(part.buffers(), None) is None, "a buffer's content would be lost"
-        return part.to_empty(device=place)
+            built: Any = make()
+        assert next(built.buffers(), None) is None, "a buffer's content would be lost"
+        built.to_empty(device=place)
+    if built.part.last and built.tied:
+        built.lm_head.weight = built.get_parameter(embedding)
+    if built.part.last and spec.model.loss_chunk_tokens:
+        built.lm_head = ChunkedHead(built.lm_head, spec.model.loss_chunk_tokens)
+    if among is not None:
+        mark_slices(built, dimensions, among)
+    return built  # type: ignore[no-any-return]
 
 
 class NumberedBlocks(Module):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100
-"""Label of tokens without a loss, in torch and transformers."""
+from bench.core.network import IGNORED
 
 
 class ChunkedHead(torch.nn.Module):

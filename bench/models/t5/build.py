@@ -11,10 +11,10 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from bench.core.network import Part
 from bench.core.plugins import Whole
 from bench.core.spec import ModelSpec, RunSpec
-from bench.engines.distributed.slices import TensorRanks, mark_slices
-from bench.models import derived_seed
+from bench.engines.distributed.slices import TensorRanks
+from bench.models import derived_seed, modules
 from bench.models.checkpoint.tensors import StoredForm
-from bench.models.modules import SkippedInitialisation, draw, materialise
+from bench.models.modules import SkippedInitialisation, draw
 from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.t5.part import BIAS_TABLE, DIMENSIONS, EMBEDDING, STACKS, T5Part
 from bench.models.t5.shape import NAMES, Shape
@@ -104,11 +104,7 @@ def build_part(
             _enable_checkpointing(whole)
         return T5Part(whole, part, shape, among)
 
-    made = materialise(make, construction)
-    made.finish(spec.model.loss_chunk_tokens)
-    if among is not None:
-        mark_slices(made, DIMENSIONS, among)
-    return made
+    return modules.build_part(make, spec, construction, among, DIMENSIONS, EMBEDDING)
 
 
 def _enable_checkpointing(model: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.core.network import Part
+from bench.core.network import IGNORED, Part
 from bench.engines.distributed.slices import (
     SlicedEmbedding,
     SummedLinear,
@@ -20,7 +20,7 @@ from bench.engines.distributed.slices import (
     cut_weights,
 )
 from bench.models.modules import NumberedBlocks
-from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
+from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.t5.shape import Shape
 
 DIMENSIONS = {
@@ -89,17 +89,6 @@ class T5Part(nn.Module):
             self.lm_head: nn.Module = whole.lm_head
         if among is not None:
             slice_part(self, among)
-
-    def finish(self, loss_chunk_tokens: int | None) -> None:
-        """If this part has the head, tie it to the embedding where the model shares them, and add the chunked loss.
-        Call this method after memory has been allocated for the parameters, which are on the meta device until then."""
-        if not self.part.last:
-            return
-        assert isinstance(self.lm_head, nn.Linear)
-        if self.tied:
-            self.lm_head.weight = self.shared.weight
-        if loss_chunk_tokens:
-            self.lm_head = ChunkedHead(self.lm_head, loss_chunk_tokens)
 
     def forward(
         self, *states: Tensor, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from bench import engines
 from bench.core.errors import UserError
-from bench.core.spec import Batch, Device, Parallel, RunSpec
+from bench.core.spec import Device, Parallel, RunSpec
 from bench.predict.memory import LARGEST_MICRO_BATCH, MemoryPrediction, predict_memory
-from bench.predict.workload import get_network
+from bench.predict.workload import get_network, with_batch
 
 STAGES = (1, 2, 4)
 """Numbers of stages per rank that the search tries if a pipeline has several ranks. If it has one rank, the search
@@ -137,12 +137,7 @@ def apply_layout(spec: RunSpec, layout: Parallel) -> RunSpec:
     """Return `spec` with another layout. The accumulation is set to the number of ranks in a model copy, so that every
     layout has the same number of samples per device."""
     placed = spec.model_copy(update={"parallel": layout})
-    return _with_batch(placed, spec.batch.micro, layout.ranks)
-
-
-def _with_batch(spec: RunSpec, micro: int, accumulation: int) -> RunSpec:
-    total = micro * accumulation * spec.data_parallel
-    return spec.model_copy(update={"batch": Batch(micro=micro, accumulation=accumulation, global_=total)})
+    return with_batch(placed, spec.batch.micro, layout.ranks)
 
 
 def can_run(spec: RunSpec, device: Device) -> bool:
@@ -260,7 +255,7 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
     else:
         tried = sorted({*list_doublings(most), most}) if axes.max_global_batch else [start.parallel.ranks]
     specs = [
-        _with_batch(start, micro, number)
+        with_batch(start, micro, number)
         for number in tried
         if 0 < number <= most and axes.global_batch in (None, number * samples)
     ]

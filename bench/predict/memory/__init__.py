@@ -8,6 +8,7 @@ the host. It excludes the processes of data loaders and the page cache.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +26,17 @@ from bench.core.engine_costs import (
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.network import Stacks
-from bench.core.spec import WIDTH, Batch, Device, RunSpec
+from bench.core.spec import WIDTH, Device, RunSpec
 from bench.predict.memory.activations import Segment, list_segments
 from bench.predict.memory.stages import list_place_phases
-from bench.predict.workload import Workload, build_workload, get_network, predict_engine_memory, predict_pipeline
+from bench.predict.workload import (
+    Workload,
+    build_workload,
+    get_network,
+    predict_engine_memory,
+    predict_pipeline,
+    with_batch,
+)
 
 FRAGMENTATION = (0.0, 0.1)
 """Bytes that torch's caching allocator reserves beyond live tensors, low and high, as a share of the temporary tensors'
@@ -143,11 +151,11 @@ def predict_memory_by_place(
     costs = predict_pipeline(spec, device, rehearsed=rehearsed)
     if costs is None:
         return ()
-    found = []
-    for place in list_place_phases(spec, get_network(spec), build_workload(spec, device), costs):
-        phases = tuple(MemoryPhase(name, terms) for name, terms in place.phases.items())
-        found.append(_add_process(phases, sum_bytes(place.resident), device))
-    return tuple(found)
+    of_places = list_place_phases(spec, get_network(spec), build_workload(spec, device), costs)
+    return tuple(
+        _add_process(tuple(itertools.starmap(MemoryPhase, phases.items())), sum_bytes(place.resident), device)
+        for phases, place in zip(of_places, costs.places, strict=True)
+    )
 
 
 def _add_process(phases: tuple[MemoryPhase, ...], lasting: int, device: Device) -> MemoryPrediction:
@@ -215,11 +223,8 @@ def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = 
     other settings stay as they are, so the global batch grows with the micro-batch."""
 
     def fits(micro: int, end: int) -> bool:
-        total = micro * spec.accumulation * spec.data_parallel
-        batch = Batch(micro=micro, accumulation=spec.accumulation, global_=total)
-        return (
-            predict_memory(spec.model_copy(update={"batch": batch}), device, memory_bytes).device[end] <= memory_bytes
-        )
+        other = with_batch(spec, micro, spec.accumulation)
+        return predict_memory(other, device, memory_bytes).device[end] <= memory_bytes
 
     # memory grows with the micro-batch, so doubling and then bisection finds the boundary
     def find_largest(end: int) -> int:

@@ -274,16 +274,9 @@ def _list_head(network: Stacks, load: Workload, whole: list[Segment], slices: Te
     return [head, loss]
 
 
-class PlacePhases(NamedTuple):
-    """Bytes by term (kind of memory, such as activations) on the ranks at one position of the pipeline: at the peak of
-    each phase (such as forward), and between two steps."""
-
-    phases: dict[str, Terms]
-    resident: Terms
-
-
-def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[PlacePhases]:
-    """Return the bytes by phase (such as forward) and term (such as activations) for every position of the pipeline."""
+def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: PipelineCosts) -> list[dict[str, Terms]]:
+    """Return, for every position of the pipeline, the bytes by phase (such as forward) and term (such as activations).
+    Each phase is counted at its peak."""
     slices = TensorSlices(spec.parallel.tensor, spec.parallel.sequence)
     states = count_state_bytes(network, load, slices)
     # every rank holds inputs and labels of all micro-batches; with one kind of tokens they are two tensors
@@ -300,51 +293,46 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
     return [_find_phases(place, [stages[number] for number in place.stages], states, samples) for place in costs.places]
 
 
-def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> PlacePhases:
+def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> dict[str, Terms]:
     """Return the bytes of a rank at one position of the pipeline in each phase of a run, such as forward. Forward and
     backward are counted at their points of highest memory. `place` has the engine's costs, and `passes` the bytes of a
     pass through each stage of this position. `states` is the bytes of hidden states that a stage sends for one
     micro-batch, and `samples` the bytes of all inputs and labels."""
     moments = place.list_moments()
-    counts = _count_what_lives(moments, place.stages)
+    counts, is_forward = _count_live_objects(moments, place.stages)
     # a schedule has thousands of points in time: one matrix product gives the totals of all, and terms are built only
     # for the peak of forward and the peak of backward
-    totals = counts.of_each @ np.array(_list_sizes(place, passes, states), np.float64)
+    totals = counts @ np.array(_list_sizes(place, passes, states), np.float64)
     forward_terms, backward_terms = (
         _build_terms(place, passes, moments[at[int(np.argmax(totals[at]))]], states) | {"micro-batches": samples}
-        for at in (counts.forwards, counts.others)
+        for at in (np.flatnonzero(is_forward), np.flatnonzero(~is_forward))
     )
     phases = {"initialisation": place.initialisation, "forward": forward_terms, "backward": backward_terms}
-    return PlacePhases(phases | {"update": place.update}, place.resident)
-
-
-class MomentCounts(NamedTuple):
-    """Number of live objects of each kind, such as received states or gathered weights, at each point in time of the
-    schedule, for one position of the pipeline."""
-
-    of_each: NDArray[np.float64]  # shape (points in time, kinds); `_list_sizes` has the bytes of each kind
-    forwards: NDArray[np.int64]  # row indices of forward passes
-    others: NDArray[np.int64]  # row indices of backward passes and of reductions of gradients
+    return phases | {"update": place.update}
 
 
 @functools.lru_cache(maxsize=4096)  # points of a sweep that differ in their model or micro-batch share it
-def _count_what_lives(moments: tuple[StageMoment, ...], stages: tuple[int, ...]) -> MomentCounts:
+def _count_live_objects(
+    moments: tuple[StageMoment, ...], stages: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return two arrays with one row for each point in time of the schedule, for one position of the pipeline. The
+    first has the number of live objects of each kind, such as received states, with shape (points in time, kinds).
+    The second has shape (points in time,) and is True for forward passes."""
     made = [(kind, stage) for kind in ("forward", "backward", "reduce") for stage in stages]
     rows = [
         (one.waiting + one.gradients + one.leaving, *one.kept, *one.whole, *one.unreduced, *one.reduced,
          *((one.kind, one.stage) == other for other in made))
         for one in moments
     ]  # fmt: skip
-    forward = np.array([one.kind == "forward" for one in moments])
-    return MomentCounts(np.array(rows, np.float64), np.flatnonzero(forward), np.flatnonzero(~forward))
+    return np.array(rows, np.float64), np.array([one.kind == "forward" for one in moments])
 
 
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
     """Return the bytes of one object of each kind that may live during a step but not between steps.
 
-    The counts of live objects at a point in time (a row of `MomentCounts`), times these sizes, give the total bytes at
-    that point. So one matrix product gives the totals of all points in time. Each total equals the sum of the terms of
-    `_build_terms` without the bytes that live between steps.
+    The counts of live objects at a point in time (a row of `_count_live_objects`), times these sizes, give the total
+    bytes at that point. So one matrix product gives the totals of all points in time. Each total equals the sum of the
+    terms of `_build_terms` without the bytes that live between steps.
     """
     return [
         states,

@@ -125,8 +125,7 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
     rank that is busy longest."""
     spec = context.spec
     if costs := predict_pipeline(spec, context.device):
-        found = time_pipeline(context, costs)
-        return found.own, found.moved, found.idle_s
+        return time_pipeline(context, costs)
     added = predict_engine_step(spec, context.device)
     own = predict_compute_time(context, added.updated)
     return own, time_transfers(added.transfers, own, spec, context.machine, spec.accumulation), 0.0

@@ -163,7 +163,8 @@ class CalibratedShapes(NamedTuple):
         return float(([product.flops for product in products] / rates).sum())
 
 
-class DeviceRates(NamedTuple):
+@dataclass(frozen=True, eq=False)  # compared by identity, because it is a key of caches
+class DeviceRates:
     """Speeds of matrix products, memory and attention of a device in one precision, calibrated or published."""
 
     device: Device
@@ -307,14 +308,9 @@ class StepContext:
     rehearsed_s: float | None = None  # computing seconds of the first rank in a step, from a rehearsal
 
     @functools.cached_property
-    def machine_json(self) -> str:
-        """The machine as JSON, which serves as a key for caches."""
-        return self.machine.model_dump_json()
-
-    @functools.cached_property
     def rates(self) -> DeviceRates:
         """Rates of the device; raises UserError if a rate is unknown."""
-        return read_rates(self.machine_json, self.spec.precision, self.device, self.software)
+        return read_rates(self.machine.model_dump_json(), self.spec.precision, self.device, self.software)
 
     @functools.cached_property
     def load(self) -> Workload:
@@ -356,8 +352,8 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     time was measured in a rehearsal (one real rank, the other ranks simulated), this total is divided among the passes
     in proportion to their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
-    passes = _compute_passes(get_network(spec), context.load, context.machine_json, spec.precision)
-    updating = compute_update_s(spec, updated, context.load.device, context.rates)
+    passes = _compute_passes(get_network(spec), context.load, context.rates)
+    updating = compute_update_s(spec, updated, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
     # a rehearsal runs one rank alone, so it contains no contention
     if context.rehearsed_s is not None:
@@ -378,17 +374,13 @@ def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: in
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _compute_passes(network: Stacks, load: Workload, machine_json: str, precision: Precision) -> PassTimes:
-    forward, again = compute_forward(network, load), compute_recomputed(network, load)
-    return time_passes(forward, again, machine_json, precision, load.device, load.software)
+def _compute_passes(network: Stacks, load: Workload, known: DeviceRates) -> PassTimes:
+    return time_passes(compute_forward(network, load), compute_recomputed(network, load), known)
 
 
-def time_passes(
-    forward: PassWork, again: PassWork, machine_json: str, precision: Precision, device: Device,
-    software: Software = OWN,
-) -> PassTimes:  # fmt: skip
+def time_passes(forward: PassWork, again: PassWork, known: DeviceRates) -> PassTimes:
     """Return the seconds of a forward pass, of the recomputation with the work `again`, and of the backward pass."""
-    known, backward = read_rates(machine_json, precision, device, software), compute_backward(forward)
+    backward = compute_backward(forward)
     work = forward.plus(again).plus(backward)
     kinds = {
         "matrix products": known.products_s(work),
@@ -398,11 +390,12 @@ def time_passes(
     return PassTimes(known.pass_s(forward), known.pass_s(again), known.pass_s(backward), kinds)
 
 
-def compute_update_s(spec: RunSpec, elements: int, device: Device, known: DeviceRates) -> float:
+def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
     """Return the seconds of an optimizer update of `elements` parameters. All its reads and writes go through
     memory."""
-    width = WIDTH[spec.precision]
-    copies = (width + FULL) if width < FULL else 0  # the gradient converted to fp32, the weight converted back
-    other = OTHER_PASSES.get((spec.optimizer.name, device), ADAMW_PASSES[spec.optimizer.implementation])
+    copies = (
+        (known.width + FULL) if known.width < FULL else 0
+    )  # the gradient converted to fp32, the weight converted back
+    other = OTHER_PASSES.get((spec.optimizer.name, known.device), ADAMW_PASSES[spec.optimizer.implementation])
     moved = FULL * (other + UPDATE_PASSES) + 2 * copies
     return moved * elements / known.memory

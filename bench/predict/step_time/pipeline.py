@@ -18,11 +18,12 @@ from typing import NamedTuple
 from bench.core.engine_costs import PipelineCosts, PlaceCosts, SimulatedPass, StepPass, Transfer
 from bench.core.machine import CollectiveKind
 from bench.core.network import Attention, Part, Stacks
-from bench.core.spec import FULL, Precision, RunSpec
+from bench.core.spec import FULL, RunSpec
 from bench.engines.distributed.cut import count_unit_flops
 from bench.predict.memory.stages import TensorSlices, count_state_bytes, cut_network, list_alike
 from bench.predict.step_time.compute import (
     ComputeTime,
+    DeviceRates,
     PassTimes,
     StepContext,
     build_compute_time,
@@ -83,14 +84,6 @@ def _move_at_once(source: int, target: int) -> float:
     return 0.0
 
 
-class PipelineTime(NamedTuple):
-    """Times of a step on the rank that is busy longest."""
-
-    own: ComputeTime
-    moved: list[TransferTime]
-    idle_s: float  # seconds of waiting for other stages
-
-
 class _PlaceTime(NamedTuple):
     """Times of a step on the ranks at one position of the pipeline."""
 
@@ -114,15 +107,16 @@ class _PlaceTime(NamedTuple):
         return self.own.total - self.own.optimizer + exchanged_s + self.reduced_s + self.updated_s
 
 
-def time_pipeline(context: StepContext, costs: PipelineCosts) -> PipelineTime:
-    """Return the times of a pipeline step for the rank that is busy longest."""
+def time_pipeline(context: StepContext, costs: PipelineCosts) -> tuple[ComputeTime, list[TransferTime], float]:
+    """Return the times of a pipeline step for the rank that is busy longest: its computing time, its transfers, and the
+    seconds in which it waits for other stages."""
     places, forward_s, backward_s = _time_places(context, costs)
     ends_s = costs.simulate(forward_s, backward_s, _build_hop(context))
     met_s = max(end_s + place.reduced_s for end_s, place in zip(ends_s, places, strict=True))
     total_s = met_s + max(place.updated_s for place in places)
     most = max(places, key=lambda place: place.busy_s)
     idle_s = 0.0 if math.isclose(total_s, most.busy_s) else total_s - most.busy_s  # no idle time from rounding errors
-    return PipelineTime(most.own, [*most.exchanged, *most.moved], idle_s)
+    return most.own, [*most.exchanged, *most.moved], idle_s
 
 
 def list_pipeline_passes(context: StepContext, costs: PipelineCosts) -> Sequence[SimulatedPass]:
@@ -165,7 +159,7 @@ def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[Pa
         part = parts[number]
         its = load._replace(checkpointing=load.checkpointing and (load.software.last_again or not part.last))
         found = list_exchanges(network, its, part, slices)
-        passes.append(_time_part(network, its, part, slices, context.machine_json, spec.precision))
+        passes.append(_time_part(network, its, part, slices, context.rates))
         for one in found:
             if one not in seconds:
                 seconds[one] = compute_transfer_s(one, spec, context.machine)
@@ -174,16 +168,14 @@ def _time_stages(context: StepContext, parts: tuple[Part, ...]) -> tuple[list[Pa
 
 
 @functools.lru_cache(maxsize=4096)  # many stages are equal, and points of a sweep share them
-def _time_part(
-    network: Stacks, load: Workload, part: Part, slices: TensorSlices, machine_json: str, precision: Precision
-) -> PassTimes:
+def _time_part(network: Stacks, load: Workload, part: Part, slices: TensorSlices, known: DeviceRates) -> PassTimes:
     sliced = cut_network(network, part, slices.ranks)
     exchanges = sum(one.calls for one in list_exchanges(network, load, part, slices) if one.when == "forward")
     forward = compute_blocks(sliced, load).plus(PassWork(operations=EXCHANGE_OPERATIONS * exchanges))
     if part.last:
         forward = forward.plus(compute_ends(sliced, load))
     again = compute_recomputed(sliced, load) if forward.matmuls else PassWork()
-    return time_passes(forward, again, machine_json, precision, load.device, load.software)
+    return time_passes(forward, again, known)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -242,7 +234,7 @@ def _time_place(
     context: StepContext, place: PlaceCosts, passes: list[PassTimes], exchanges: list[list[TransferTime]]
 ) -> _PlaceTime:
     spec, steps = context.spec, context.spec.accumulation
-    updating = compute_update_s(spec, place.step.updated, context.load.device, context.rates)
+    updating = compute_update_s(spec, place.step.updated, context.rates)
     own = build_compute_time([passes[stage] for stage in place.stages], updating, steps)
     exchanged = [
         TransferTime(one.transfer._replace(passes=steps), steps * one.whole_s, steps * one.exposed_s)

@@ -27,7 +27,7 @@ from bench.core.spec import RunSpec
 from bench.core.study import Study, list_control_pairs
 from bench.core.terminal import Progress
 from bench.runtime import extensions
-from bench.runtime.process import set_parent_death_signal
+from bench.runtime.process import start_child
 from bench.sweep import inputs
 from bench.sweep.inputs import GivenOverrides, find_study, format_overrides
 from bench.sweep.prepare.staging import StagingNeeds
@@ -53,16 +53,9 @@ def run_checks(
     prefix = find_network_isolation() if mode == "check" else ()
     command = [*prefix, *build_module_command("bench.sweep.prepare.staging", mode, python=python)]
     with noise.open("a") as output:
-        child = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches it through this process, and it removes partial results
-            preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
-        )
+        # Ctrl-C reaches the child through this process, and it removes partial results.
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        child = start_child(command, env=variables, stderr=output, text=True, **pipes)
     assert child.stdin and child.stdout
     try:
         with contextlib.suppress(BrokenPipeError), child.stdin:  # it ended at once; its exit code is reported

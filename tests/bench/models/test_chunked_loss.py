@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from test_t5 import SMALL, counted_flops, initialised, spec_of
 from torch.nn import functional
 
+from bench.core.network import IGNORED
 from bench.core.spec import canonical, config_id
 from bench.measure import memory
 from bench.models import t5
-from bench.models.modules.chunked_loss import IGNORED, ChunkedHead
+from bench.models.modules.chunked_loss import ChunkedHead
 from bench.models.t5.build import build
 from bench.predict.work import compute_training_flops
 

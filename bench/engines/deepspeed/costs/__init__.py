@@ -322,24 +322,16 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
     return SegmentBytes(own * begun + fresh + waiting + kept, buckets + copied, np.zeros_like(done))
 
 
-class SegmentPeak(NamedTuple):
-    """Elements that one rank holds at the memory peak of each segment of the model. Each field is (segments,)."""
-
-    fresh: Array  # gradients outside the bucket
-    copies: Array  # copies of gradients during a bucket's reduction
-    whole: Array  # gathered weights
-
-
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
     """Return the bytes of stage 3 while each segment of the model runs its forward (`number` 0) or backward (1). They
     are the sum of two numbers: the peak in a simulation of DeepSpeed's gathers and reductions, and the gradient bucket,
     which is always allocated."""
-    peak, width = _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number], run.width
-    return SegmentBytes(width * peak.fresh, width * peak.copies + _count_bucket_bytes(run), width * peak.whole)
+    fresh, copies, whole = run.width * _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number]
+    return SegmentBytes(fresh, copies + _count_bucket_bytes(run), whole)
 
 
 @functools.lru_cache(maxsize=1024)  # configurations of a sweep share the result
-def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[SegmentPeak]:
+def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: bool) -> list[Array]:
     """Return the memory peaks of forward and backward on one of `ranks` ranks, from a simulation of DeepSpeed's gathers
     and reductions within `limits`. If `gloo` is true, each reduction makes one more copy of the gradients that it
     reduces."""
@@ -348,10 +340,12 @@ def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: 
     return [_find_peak(walk, sizes, padded, ranks > 1, gloo) for walk in replay(model, limits)]
 
 
-def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> SegmentPeak:
-    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`. Tensors are
-    grouped by size. For each group, `sizes` has the number of elements of one tensor, and `padded` has this number with
-    padding. Both arrays have one entry per group. `gathers` is True if there are several ranks.
+def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> Array:
+    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`, with shape (3,
+    segments): elements of gradients outside the bucket, of copies of gradients during a bucket's reduction, and of
+    gathered weights. Tensors are grouped by size. For each group, `sizes` has the number of elements of one tensor, and
+    `padded` has this number with padding. Both arrays have one entry per group. `gathers` is True if there are several
+    ranks.
 
     Before a bucket is reduced, its gradients are packed by rank into a new tensor. Their padding is allocated
     separately, as a second new tensor. A bucket with a single gradient that needs no padding is reduced in place,
@@ -366,7 +360,7 @@ def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, glo
     # in order of increasing sum, so the largest stop of each segment is assigned last and stays
     order = np.argsort(stops.sum(axis=0), kind="stable")
     largest[:, walk.segment[order]] = stops[:, order]
-    return SegmentPeak(*largest)
+    return largest
 
 
 def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRange]:

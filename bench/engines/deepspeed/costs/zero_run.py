@@ -130,9 +130,8 @@ def build_zero_run(
         partition = pad_elements(model.elements, ALIGNMENT * ranks) // ranks
     else:
         if model.quantised:
-            raise NoPrediction(
-                "quantised weights at stage 3", "no prediction of their partitions", "choose engine=zero2"
-            )
+            rule, remedy = "no prediction of their partitions", "choose engine=zero2"
+            raise NoPrediction("quantised weights at stage 3", rule, remedy)
         partition = _count_partition(model.tensors, ranks)
     gloo = device == "cpu" and not rehearsed
     return ZeroRun(options, spec, model, device, room, gloo, stage, ranks, WIDTH[spec.precision], partition)
