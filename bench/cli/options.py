@@ -78,6 +78,11 @@ def add_results(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_study_name(parser: argparse.ArgumentParser, default: str) -> None:
+    help_text = "name of the results folder, within --results; default: %(default)s"
+    parser.add_argument("--study", default=default, metavar="NAME", help=help_text)
+
+
 def list_given_folders(args: argparse.Namespace) -> list[str]:
     """Return --config-dir and --results as the user gave them, to be repeated in a printed command. Defaults are
     omitted."""
@@ -176,9 +181,14 @@ def describe_run(record: "RunRecord") -> str:
     return describe_result(record) + (f", {rate:,.0f} tokens/s" if rate else "") + (f"; flags: {flags}" * bool(flags))
 
 
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts as text, the largest first, such as `14 busy, 2 short`."""
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+def format_outcomes(counts: Counter[str], flags: Mapping[str, int]) -> str:
+    """Return the numbers of runs by outcome as text, the largest first, such as `20 ok (14 busy, 2 short), 1 oom`.
+    `flags` has the number of `ok` runs with each quality flag, such as `busy`."""
+    flagged = ", ".join(f"{number} {name}" for name, number in Counter(flags).most_common())
+    return ", ".join(
+        f"{number} {kind}" + (f" ({flagged})" if kind == "ok" and flagged else "")
+        for kind, number in counts.most_common()
+    )
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> None:
@@ -214,11 +224,7 @@ def _count_flags(done: "SweepResult", found: "Results") -> Counter[str]:
 def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
     """Return the outcomes of a sweep in one line. `flags` has, for each quality flag such as `busy`, the number of `ok`
     runs with this flag."""
-    outcomes = ", ".join(
-        f"{number} {kind}" + (f" ({format_counts(flags)})" if kind == "ok" and flags else "")
-        for kind, number in done.outcomes.most_common()
-    )
-    parts = [outcomes, f"{done.skipped} already had a result"]
+    parts = [format_outcomes(done.outcomes, flags), f"{done.skipped} already had a result"]
     parts += [f"{done.unanswered} without a final result: continue with zeroscale resume"] if done.unanswered else []
     return "; ".join([*filter(None, parts), str(done.folder)])
 

@@ -31,12 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
     help_text = "rank to run; default: %(default)s; some engines support only rank 0"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=help_text)
-    parser.add_argument(
-        "--study",
-        default=STUDY,
-        metavar="NAME",
-        help="name of the results folder, within --results; default: %(default)s",
-    )
+    options.add_study_name(parser, STUDY)
     help_text = (
         "count memory by shapes of tensors, without computing; for a rank that needs more memory than this machine has"
     )

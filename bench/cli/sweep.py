@@ -123,7 +123,7 @@ def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
     once."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
-        print(format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
+        print(_format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
 
 
 def format_json(sweep: SweepDefinition) -> str:
@@ -152,20 +152,20 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     with numbers of runs replaces the list.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
-    answers = _find_answers(sweep, folder) if folder.exists() else ExistingAnswers()
-    predictions = PredictionText(sweep, answers.keys)
-    planned = _plan_jobs(sweep, predictions, answers.keys) if queues else []
+    answered, busy = _find_answers(sweep, folder) if folder.exists() else ([], "")
+    predictions = PredictionText(sweep, answered)
+    planned = _plan_jobs(sweep, predictions, answered) if queues else []
     count, nothing = format_count(len(sweep.points), "point"), f"nothing {'submitted' if queues else 'started'}"
     if len(sweep.order) > len(sweep.points):
         count = f"{len(sweep.order)} runs of {count}"
-    if answers.keys:
-        left = len(sweep.order) - len(answers.keys)
-        count += f": {len(answers.keys)} already have a result, {left or 'none'} left to run"
+    if answered:
+        left = len(sweep.order) - len(answered)
+        count += f": {len(answered)} already have a result, {left or 'none'} left to run"
     if planned:
         lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
-        lines = [f"{count}{';' if answers.keys else ','} {nothing}"]
-    lines += [*([answers.busy] if answers.busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
+        lines = [f"{count}{';' if answered else ','} {nothing}"]
+    lines += [*([busy] if busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
     lines += [
         f"excluded by the rule {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()
     ]
@@ -179,8 +179,8 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
                 jobs_of.setdefault(requested.config_id, {})[number] = None
         for index, repeats in runs.items():
             point = sweep.points[index]
-            answered = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answers.keys)
-            shown = format_count(repeats, "run") + (f", {answered} already with a result" if answered else "")
+            known = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answered)
+            shown = format_count(repeats, "run") + (f", {known} already with a result" if known else "")
             lines.append(_format_point(point, shown, predictions.line(index), list(jobs_of.get(point.config_id, ()))))
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
@@ -253,7 +253,7 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
-def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
+def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
     """Return a text with the command that runs every point five times (`options.ENOUGH`), and with its node-hours.
 
     The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
@@ -271,23 +271,17 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
     return f"{taken_text}:\n{terminal.wrap_command(command)}"
 
 
-class ExistingAnswers(NamedTuple):
-    """Runs of a sweep whose final result the study's folder already has."""
-
-    keys: Collection[RunKey] = ()
-    busy: str = ""  # number of results from a busy machine, with a remedy; empty if there are none
-
-
-def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
-    """Return the runs of a sweep that would not start because the study's folder has their final result already. The
-    scheduler is not queried."""
+def _find_answers(sweep: SweepDefinition, folder: Path) -> tuple[list[RunKey], str]:
+    """Return the runs of a sweep that would not start because the study's folder has their final result already. Also
+    return a text with the number of results from a busy machine, and a remedy; empty if there are none. The scheduler
+    is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
         statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
-        return ExistingAnswers([one.key for one in statuses if one.final])
+        return [one.key for one in statuses if one.final], ""
     local = LocalSweep(folder, wanted, retry=True, tell=print, follow=print)
     answers = local.find_answers()
-    return ExistingAnswers(list(answers), local.describe_busy(answers.values()))
+    return list(answers), local.describe_busy(answers.values())
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: Collection[RunKey]) -> list[Job]:
@@ -306,24 +300,18 @@ def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) ->
     differ only in folder, points and time limit."""
     if not planned:
         return []
-    (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
-    lines, shown_kinds = [], set()
+    launcher, options = submitting.load_launcher(sweep)
+    numbers: dict[tuple[Any, ...], list[int]] = {}
     for number, job in enumerate(planned, 1):
-        if _get_job_kind(job) not in shown_kinds:
-            shown_kinds.add(_get_job_kind(job))
-            where = (folder / jobs.FOLDER / job.name).resolve()
-            script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
-            lines += [
-                "",
-                f"── script of job {number}; number of jobs of this kind: {kinds[_get_job_kind(job)]}",
-                script.rstrip(),
-                "",
-            ]
+        numbers.setdefault((job.nodes, job.devices_per_node, job.mode), []).append(number)
+    lines = []
+    for first, *others in numbers.values():
+        job = planned[first - 1]
+        where = (folder / jobs.FOLDER / job.name).resolve()
+        script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
+        head = f"── script of job {first}; number of jobs of this kind: {1 + len(others)}"
+        lines += ["", head, script.rstrip(), ""]
     return lines
-
-
-def _get_job_kind(job: Job) -> tuple[Any, ...]:
-    return job.nodes, job.devices_per_node, job.mode
 
 
 class PointPrediction(NamedTuple):
@@ -350,7 +338,7 @@ class PredictionText:
         step, protocol = forecast.step, read_protocol(point.spec["measure"])
         minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
         known = inputs.add_host_memory(machine, self._sweep.launcher["name"])
-        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, known, point.devices_per_node)
+        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point, known)
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
     def infeasible(self, index: int) -> bool:

@@ -16,7 +16,7 @@ from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, Swe
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.policy import explain_given_up, find_answer
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
+from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
 """State of a point. It is `answered` if its outcome is final, `running` if an attempt runs, and `pending` if a queued
@@ -25,6 +25,10 @@ or running job has it. It is `waiting` if no job has it, and `given up` if its a
 
 JobTask = tuple[str, int | None]
 """Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
+
+
+Queue = Mapping[JobTask, JobState]
+"""States of the jobs that the scheduler knows."""
 
 
 class PointStatus(NamedTuple):
@@ -45,20 +49,21 @@ class PointStatus(NamedTuple):
     def final(self) -> bool:
         return self.state == "answered"
 
+    @property
+    def shown(self) -> str:
+        """The outcome; the state if the outcome is not final."""
+        return self.outcome if self.final else self.state
+
 
 def list_statuses(
-    wanted: Mapping[RunKey, RequestedRepeat],
-    seen: StudySnapshot,
-    queue: Mapping[JobTask, JobState],
-    *,
-    is_reached: bool = True,
+    wanted: Mapping[RunKey, RequestedRepeat], seen: StudySnapshot, queue: Queue, *, is_reached: bool = True
 ) -> list[PointStatus]:
     """Return the state of every requested run, in the given order.
 
     `is_reached` is True if the scheduler was asked and responded. If it is True, a point that is not in `queue` is
     known to be in no job.
     """
-    reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
+    reader = _StatusReader(wanted, seen, queue, is_reached)
     return [reader.read_status(*one) for one in wanted.values()]
 
 
@@ -83,12 +88,7 @@ class _StatusReader:
     """Determines states of points by combining a study's folder with the jobs of its scheduler."""
 
     def __init__(
-        self,
-        wanted: Mapping[RunKey, RequestedRepeat],
-        seen: StudySnapshot,
-        queue: Mapping[JobTask, JobState],
-        *,
-        is_reached: bool,
+        self, wanted: Mapping[RunKey, RequestedRepeat], seen: StudySnapshot, queue: Queue, is_reached: bool
     ) -> None:
         self._seen, self._queue, self._is_reached = seen, queue, is_reached
         self._submitted: Counter[RunKey] = Counter()
@@ -198,7 +198,7 @@ class StudyState(NamedTuple):
     folder: Path
     sweeps: list[SweepDefinition]
     seen: StudySnapshot
-    queue: Mapping[JobTask, JobState]
+    queue: Queue
     statuses: list[PointStatus]
     is_reached: bool = True  # the scheduler was asked and responded
 
@@ -208,11 +208,14 @@ class StudyState(NamedTuple):
     def describe(self) -> str:
         """Return one line with the number of points by outcome and the number of jobs in the queue. A point whose
         outcome is not final is counted by its state, such as `running`."""
-        shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
+        shown = Counter(one.shown for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
-        queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
-        jobs_text = f"; {queued}" if self.seen.jobs else ""
+        jobs_text = f"; {self.describe_queue()}" if self.seen.jobs else ""
         return f"{format_count(len(self.statuses), 'point')}: {counts or 'none'}{jobs_text}"
+
+    def describe_queue(self) -> str:
+        """Return the number of the study's jobs in the queue as text."""
+        return f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return the log file of a job, or of an array task; None if the scheduler has not accepted the job yet."""
@@ -232,13 +235,10 @@ class StudyState(NamedTuple):
     def kin(self) -> dict[tuple[str, str], Siblings]:
         """Return the siblings of every point by config_id and machine. Siblings are points that differ in the
         micro-batch alone."""
-        return find_siblings((point_status.key, point_status.point.spec) for point_status in self.statuses)
+        return find_siblings((one.key, one.point.spec) for one in self.statuses)
 
     def tried(self, config_id: str) -> list[RunAttempt]:
         return self.seen.tried.get(config_id, [])
-
-    def spent_node_hours(self) -> float:
-        return compute_spent_node_hours(self.seen.jobs)
 
     def is_live(self, name: str, task: int | None) -> bool:
         """Return whether a job, or an array task, is still queued or running at the scheduler."""
@@ -284,8 +284,8 @@ def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunK
     """
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
-    answered = all(
-        key in wanted and find_answer(seen.of(key), prune=wanted[key].sweep.rules.prune) for key, _ in job.points
-    )
-    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)] if answered else []
+    for key, _ in job.points:
+        if key not in wanted or not find_answer(seen.of(key), prune=wanted[key].sweep.rules.prune):
+            return True
+    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)]
     return len(ends) < len(job.tasks) or None in ends
