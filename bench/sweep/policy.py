@@ -222,8 +222,7 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
     if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
         outcome = find_pruned_outcome(run.kin, snapshot.tried) if run.kin else None
         if outcome is None and run.point and run.machine:
-            correction = snapshot.correction(run.point)
-            outcome = find_infeasible_outcome(run.point.spec, run.point.forecast, run.machine, correction)
+            outcome = find_infeasible_outcome(run.point, run.machine, snapshot.correction(run.point))
         if outcome:
             return RecordWithoutRun(run, outcome)
     return _start_or_postpone(run, plan, snapshot)
@@ -315,8 +314,7 @@ def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
     prediction."""
     if run.point is None or run.machine is None:
         return False
-    point = run.point
-    return not is_far_out_of_memory(point.forecast, run.machine, point.devices_per_node, snapshot.correction(point))
+    return not is_far_out_of_memory(run.point, run.machine, snapshot.correction(run.point))
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:

@@ -113,10 +113,8 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
         return generator.uniform(dimension.from_, dimension.to)
     if not dimension.whole:
         return math.exp(generator.uniform(math.log(dimension.from_), math.log(dimension.to)))
-    low, high = (
-        math.log(dimension.from_ - 0.5),
-        math.log(dimension.to + 0.5),
-    )  # every whole number has a share of the range
+    # every whole number has a share of the range
+    low, high = math.log(dimension.from_ - 0.5), math.log(dimension.to + 0.5)
     return min(max(round(math.exp(generator.uniform(low, high))), int(dimension.from_)), int(dimension.to))
 
 
@@ -196,7 +194,7 @@ class CandidatePool:
         predicted = predict_quantity(
             self.section.objective, spec, step.s if step else None, room.tensor_bytes if room else None
         )
-        far_out = is_far_out_of_memory(forecast, self.machine, point.devices_per_node)
+        far_out = is_far_out_of_memory(point, self.machine)
         return SearchCandidate(values, point, predicted, not far_out, room.low_bytes if room else None)
 
 
