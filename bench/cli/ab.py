@@ -106,12 +106,12 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
         busy = 0
         for done, until in zip([0, *stages], stages, strict=False):
-            ended = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
-            busy += len(ended.busy)
+            well, busy_rounds = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            busy += len(busy_rounds)
             if busy:
                 shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
                 chosen.called = tuple(side.called + shared for side in (a, b))
-            if not ended.well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
+            if not well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
     return compare.run(chosen)

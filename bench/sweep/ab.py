@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bench.core import store
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.quantities import is_busy
+from bench.core.quantities import was_busy
 from bench.core.record import RunRecord
 from bench.runtime.process import set_parent_death_signal
 
@@ -95,12 +95,9 @@ def _open_side(letter: str, named: str, meaning: Path | str, checkout: Path | No
     python = Path(sys.executable)
     if isinstance(meaning, str):
         assert checkout is not None  # which has this commit
-        name, called = (
-            f"{letter}-{meaning[:7]}",
-            f"{named} ({_ask_git(checkout, 'log', '-1', '--format=%h %s', meaning)})",
-        )
+        called = f"{named} ({_ask_git(checkout, 'log', '-1', '--format=%h %s', meaning)})"
         with _open_worktree(checkout, meaning) as code:
-            yield ComparedSide(name, called, python, code, meaning)
+            yield ComparedSide(f"{letter}-{meaning[:7]}", called, python, code, meaning)
     elif meaning.is_dir():
         commit = _ask_git(meaning, "rev-parse", "HEAD")
         yield ComparedSide(f"{letter}-as-it-is", f"{meaning} with its uncommitted changes", python, meaning, commit)
@@ -162,22 +159,15 @@ def looks(rounds: int, most: int) -> list[int]:
     return found
 
 
-class RoundsResult(NamedTuple):
-    """Result of several rounds. In a round, both sides of the comparison run once. `well` is True if all runs ended
-    `ok`. `busy` has the indices of the rounds that were kept although the machine was busy."""
-
-    well: bool
-    busy: tuple[int, ...] = ()
-
-
 def run_rounds(
     sides: Sequence[ComparedSide],
     turns: Sequence[tuple[int, int]],
     words: Sequence[str],
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
-) -> RoundsResult:
+) -> tuple[bool, list[int]]:
     """Run the two sides (revisions or environments) in the order of `turns`, a list of pairs (round, index of a side).
+    Return True if all runs ended `ok`, and the indices of the rounds that were kept although the machine was busy.
     `words` are arguments of `zeroscale run`. `follow` is called after each run with the round's index, the side and the
     record.
 
@@ -195,19 +185,14 @@ def run_rounds(
                 _check_code(side, records[-1])
                 follow(number, side, records[-1])
             if any(record.outcome.kind != "ok" for record in records):
-                return RoundsResult(False, tuple(busy))
-            if not any(map(_was_busy, records)):
+                return False, busy
+            if not any(map(was_busy, records)):
                 break
             if again == MOST_AGAIN:
                 busy.append(number)
             else:
                 _set_aside(results, order, number, again)
-    return RoundsResult(True, tuple(busy))
-
-
-def _was_busy(record: RunRecord) -> bool:
-    observed = record.observations
-    return observed is not None and observed.steps is not None and is_busy(observed, observed.steps.window_s)
+    return True, busy
 
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:

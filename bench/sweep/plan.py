@@ -184,22 +184,20 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))
-    options, (given_min, bound_min) = composed.launcher_options, _find_limits_min(composed)
-    limit_min = given_min if given_min is not None else bound_min
-    trains = composed.spec.learning.tokens is not None
+    options, protocol, bound_min = composed.launcher_options, composed.spec.measure, None
+    limit_min, trains = options.time_limit_min, composed.spec.learning.tokens is not None
+    if limit_min is None and isinstance(options, SchedulingOptions):
+        limit_min = bound_min = forecast.compute_bound_min(protocol, options.setup_min)
     # A predicted limit may be too short. It is used only if a second attempt, or a checkpoint, can make up for that.
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
-        limit_min = forecast.compute_limit_min(
-            composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min
-        )
+        limit_min = forecast.compute_limit_min(protocol, predicted.step.high_s, options.setup_min, bound_min)
     elif trains and bound_min is not None:
         rule = "no time limit can be derived for a training, because its step time is not predicted on this machine"
         raise UserError("launcher.time_limit_min=null", rule, "set the maximum minutes of an attempt")
+    shown = [text for text in texts if text in distinguishing]
     return SweepPoint(
         config_id=made.config_id,
-        line="  ".join(
-            [describe_point(composed.spec, made.config_id), *(text for text in texts if text in distinguishing)]
-        ),
+        line="  ".join([describe_point(composed.spec, made.config_id), *shown]),
         machine=composed.machine.name,
         nodes=composed.spec.nodes,
         devices_per_node=composed.spec.devices_per_node,
@@ -209,15 +207,6 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
         overrides=texts,
         spec=composed.spec.model_dump(mode="json", by_alias=True),
     )
-
-
-def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return two time limits in minutes: the limit that the user set, and the longest limit for a job in a queue if the
-    user set none. Either is None if it does not apply."""
-    options = composed.launcher_options
-    if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
-        return options.time_limit_min, None
-    return None, forecast.compute_bound_min(composed.spec.measure, options.setup_min)
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
@@ -319,10 +308,8 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
     or with flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "memory on a GPU cannot be counted without computing", "add machine=cpu")
-    model, rule = (
-        composed.spec.model,
-        "memory by shapes is counted operation by operation, but compiled code has no single operations",
-    )
+    model = composed.spec.model
+    rule = "memory by shapes is counted operation by operation, but compiled code has no single operations"
     if model.compile != "none":
         raise UserError(f"model.compile={model.compile}", rule, "set model.compile=none, or remove --shapes-only")
     if model.attention == "flex":

@@ -146,8 +146,8 @@ def predict_points(
         small = dict(inputs.choose_small_base(composed, given, config_dir))
         composed = composed.model_copy(update={"base": composed.base | small})
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
-    return [one._replace(config_dir=config_dir) for one in found]
+    terms = straggler, data_wait_s, rehearsed_s, chosen
+    return [_predict_point(point, *terms)._replace(config_dir=config_dir) for point in points]
 
 
 def _predict_point(

@@ -243,14 +243,10 @@ class JobLeader:
         if self.study:
             self.study.push_attempt(folder)
 
-    def _push(self, path: Path) -> None:
-        """Copy a file of the study's folder to the object store, if there is one."""
+    def _push(self, *paths: Path) -> None:
+        """Copy files of the study's folder to the object store, if there is one."""
         if self.study:
-            self.study.push(path)
-
-    def _push_exclusions(self) -> None:
-        if self.study:
-            self.study.push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
+            self.study.push(*paths)
 
     def _carry_out(self, decision: Decision) -> str:
         """Carry out a decision on a run. Return the reason why the allocation has to end; empty if it continues."""
@@ -265,7 +261,7 @@ class JobLeader:
                 if self.agents and (gone := self.agents.wait()):
                     return f"lost connection to {', '.join(gone)}"
                 if reason := self.health.format_excluded():
-                    self._push_exclusions()
+                    self._push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
                     return f"{reason}; jobs exclude this node from now on"
             case RecordWithoutRun(outcome=outcome):
                 self._finalize(self._open_attempt(requested, self._circumstance(requested)).folder, outcome)
@@ -333,7 +329,7 @@ class JobLeader:
             for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_of_this_job(found):
-                    left_behind = lost.LeftBehind.read(attempt.folder)
+                    left_behind = lost.read_left_behind(attempt.folder)
                     self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_of_this_job(self, attempt: UnfinishedAttempt) -> bool:

@@ -160,18 +160,18 @@ def test_submission_records_infeasible_points_and_reopens_them_once_neighbours_r
         config_id(FOUR): "infeasible",
         config_id(one): "",
     }
-    assert [point_status.key.config_id for point_status in find_pending(view, corrections).statuses] == [config_id(one)]
+    assert [point_status.key.config_id for point_status in find_pending(view, corrections)[0]] == [config_id(one)]
     for _ in range(2):
         corrections.add(_ran(0.9, repeat=0))
     assert corrections.correction(made.points[0]) == (1.0, 1.0, 1), "the same run, added twice, counts once"
     corrections.add(_ran(0.9, repeat=1))
-    assert {point_status.key.config_id for point_status in find_pending(view, corrections).statuses} == {
+    assert {point_status.key.config_id for point_status in find_pending(view, corrections)[0]} == {
         config_id(FOUR),
         config_id(one),
     }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = find_pending(read_view(tmp_path, made), corrections).statuses
+    tried = find_pending(read_view(tmp_path, made), corrections)[0]
     assert [point_status.key.config_id for point_status in tried] == [config_id(one)], "all allowed attempts are used"
 
 
