@@ -68,9 +68,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "maximum number of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs by N, as `sbatch --nice`")
-    parser.add_argument(
-        "--begin", metavar="WHEN", help="earliest start of the jobs, in the scheduler's format, such as 20:00"
-    )
+    help_text = "earliest start of the jobs, in the scheduler's format, such as 20:00"
+    parser.add_argument("--begin", metavar="WHEN", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,14 +104,8 @@ def run(args: argparse.Namespace) -> int:
         print(options.format_submitted(done, folder, as_json=args.json))
         _print_repeats(args, plan)
         return 0 if done.good else 1
-    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
-        ended = api.run(
-            plan,
-            results=args.results,
-            tell=terminal.build_printer(quiet=args.json),
-            follow=busy.before(follow, plan.sweep.launcher),
-            describe=options.describe_run,
-        )
+    with options.follow_runs(args, folder, plan.sweep.launcher, busy) as listeners:
+        ended = api.run(plan, results=args.results, **listeners)
     options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
@@ -171,7 +164,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     ]
     if expansion.merged:
         lines.append(f"duplicates of other points, merged: {format_count(expansion.merged, 'point')}")
-    runs = Counter(index for _, index in sweep.order if every or not predictions.infeasible(index))
+    runs = Counter(index for _, index in sweep.order if every or not predictions.points[index].infeasible)
     if every or len(runs) <= _SHOWN:
         jobs_of: dict[str, dict[int, None]] = {}  # job numbers in order, by config_id; a dict as an ordered set
         for number, job in enumerate(planned, 1):
@@ -238,18 +231,13 @@ def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequen
 
 def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
     """Return a table with the number of runs for each combination of model, nodes and devices per node."""
-    shapes = Counter[tuple[str, int, int]]()
-    infeasible = Counter[tuple[str, int, int]]()
+    infeasible: dict[tuple[str, int, int], list[bool]] = {}
     for _, index in sweep.order:
         point = sweep.points[index]
         shape = point.spec["model"]["name"], point.nodes, point.devices_per_node
-        shapes[shape] += 1
-        infeasible[shape] += predictions.infeasible(index)
-    rows = [("model", "nodes", "devices per node", "runs", "infeasible")]
-    rows += [
-        (model, f"{n}", f"{devices}", f"{shapes[model, n, devices]}", f"{infeasible[model, n, devices]}")
-        for model, n, devices in sorted(shapes)
-    ]
+        infeasible.setdefault(shape, []).append(predictions.points[index].infeasible)
+    rows = [["model", "nodes", "devices per node", "runs", "infeasible"]]
+    rows += [[*map(str, shape), str(len(runs)), str(sum(runs))] for shape, runs in sorted(infeasible.items())]
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
@@ -289,7 +277,7 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: 
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
-        if key not in answered and not predictions.infeasible(index)
+        if key not in answered and not predictions.points[index].infeasible
     ]
     _, options = submitting.load_launcher(sweep)
     return JobBatcher(options).jobs(waiting)
@@ -331,7 +319,7 @@ class PredictionText:
         """Predict every point. Sums of node-hours and counts of runs exclude the `answered` runs, which already have a
         final result."""
         self._sweep, self._answered = sweep, frozenset(answered)
-        self._points = [self._predict(point) for point in sweep.points]
+        self.points = [self._predict(point) for point in sweep.points]
 
     def _predict(self, point: SweepPoint) -> PointPrediction:
         forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
@@ -341,13 +329,9 @@ class PredictionText:
         infeasible = self._sweep.rules.prune and is_far_out_of_memory(point, known)
         return PointPrediction(point, machine, forecast, minutes, infeasible)
 
-    def infeasible(self, index: int) -> bool:
-        """Return whether a point is recorded as infeasible without being run, since it would exceed memory by far."""
-        return self._points[index].infeasible
-
     def line(self, index: int) -> str:
         """Return the prediction for one point in one line."""
-        one = self._points[index]
+        one = self.points[index]
         if one.forecast == Forecast() and (why := explain_unpredicted(RunSpec.model_validate(one.point.spec))):
             return f"    {why}"
         time, step = "step time unknown", one.forecast.step
@@ -371,7 +355,7 @@ class PredictionText:
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return the prediction for one point as plain data for JSON. An unknown value is None."""
-        one = self._points[index]
+        one = self.points[index]
         room, step, there = one.forecast.room, one.forecast.step, one.machine.memory_bytes
         return {
             "memory_bytes": {"low": room.low_bytes, "high": room.high_bytes} if room else None,
@@ -398,7 +382,7 @@ class PredictionText:
             price = find_job_setup(self._sweep).price_per_node_hour
             cost = f", at a cost of {self._sum_node_hours(price)}," if price else ""
             yield f"predicted: {self._sum_node_hours()} node-hours{cost} for {format_count(known, 'run')}{unknown}"
-        if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
+        if infeasible := sum(self.points[index].infeasible for _, index in self._sweep.order):
             runs = format_count(infeasible, "run")
             yield f"predicted memory far exceeds the device's: {runs}, recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
@@ -413,7 +397,7 @@ class PredictionText:
     def _runs(self) -> list[PointPrediction]:
         """Return the predictions of all runs that would start: those that are neither infeasible nor answered."""
         keyed = zip(self._sweep.wanted(), self._sweep.order, strict=True)
-        left = [self._points[index] for one, (_, index) in keyed if one.key not in self._answered]
+        left = [self.points[index] for one, (_, index) in keyed if one.key not in self._answered]
         return [one for one in left if not one.infeasible]
 
 

@@ -74,19 +74,13 @@ def _resolve_name(named: str, checkout: Path | None) -> Path | str:
     if code and (named == "." or code == path.resolve()):  # `named` may be a branch that is also the name of a folder
         return code
     if checkout is None:
-        raise UserError(
-            named,
-            "is not a Python environment, and this folder is not a checkout of zeroscale",
-            "run the command in a checkout",
-        )
+        rule = "is not a Python environment, and this folder is not a checkout of zeroscale"
+        raise UserError(named, rule, "run the command in a checkout")
     commit = _ask_git(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}")
     if commit is None:
         known = _ask_git(checkout, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags") or ""
-        raise UserError(
-            named,
-            "neither a git revision nor a Python environment",
-            suggest_nearest(named, ["HEAD", *known.split()]),
-        )
+        rule = "neither a git revision nor a Python environment"
+        raise UserError(named, rule, suggest_nearest(named, ["HEAD", *known.split()]))
     return commit
 
 
@@ -116,9 +110,8 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
             # Git hooks are disabled, because hooks of the user's repository may run any code.
             hookless = ("-c", "core.hooksPath=/dev/null")
             if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
-                raise UserError(
-                    commit[:7], "cannot be checked out", "check that `git worktree add` works in this repository"
-                )
+                rule = "cannot be checked out"
+                raise UserError(commit[:7], rule, "check that `git worktree add` works in this repository")
             yield code
         finally:
             _ask_git(checkout, "worktree", "remove", "--force", "--force", str(code))

@@ -59,7 +59,7 @@ def alone(follow: Follow) -> Iterator[Follow]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
     except OSError as error:
-        print(f"zeroscale: no lock against other local runs: {error}", file=sys.stderr)
+        _tell(f"no lock against other local runs: {error}")
         yield follow
         return
     with file:
@@ -167,16 +167,18 @@ def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> 
         holder = _read_holder(file)
         if not printed:
             waiting = f"waiting: {holder or 'another command is measuring'}{queued}"
-            print(
-                f"zeroscale: {waiting}. To run at the same time, set launcher.lock=false", file=sys.stderr, flush=True
-            )
+            _tell(f"{waiting}. To run at the same time, set launcher.lock=false")
             printed = True
         # The line above names the other command, so the progress need not repeat its name.
         follow(Progress(f"waiting for another command{queued}", left=holder.left if holder else ""))
         time.sleep(_LOCK_POLL_S)
     if printed:
         waited = format_duration(time.monotonic() - begin)
-        print(f"zeroscale: waited {waited} for other commands; starting", file=sys.stderr, flush=True)
+        _tell(f"waited {waited} for other commands; starting")
+
+
+def _tell(text: str) -> None:
+    print(f"zeroscale: {text}", file=sys.stderr, flush=True)
 
 
 def _try_lock(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
@@ -411,8 +413,7 @@ def _name_signal(number: int) -> str:
 def _note_interruption(folder: Path, number: int) -> None:
     """Print the name of the signal that interrupts an attempt, and write it to a file, from which the record gets it.
     The supervisor cannot know the name, because SIGTERM is always sent to it, whatever signal arrived here."""
-    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …"
-    print(text, file=sys.stderr, flush=True)
+    _tell(f"interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …")
     with contextlib.suppress(OSError):
         note = json.dumps({"signal": signal.Signals(number).name})
         store.write_atomically(folder / store.INTERRUPTED, note.encode())

@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from bench import engines, launchers
 from bench.config import compose
-from bench.config.compose import Expansion, Request, StudyPoint
-from bench.config.decode import check_rank, decode_model
+from bench.config.compose import Expansion, StudyPoint
+from bench.config.decode import Request, check, check_rank, decode_model
 from bench.core.errors import NoPrediction, UserError
 from bench.core.formatting import describe_point, format_count
 from bench.core.point_fields import is_shown
@@ -101,10 +99,10 @@ def check_runnable(composed: Request, device: str | None) -> None:
     devices the job gets.
     """
     if queues := launchers.load(composed.launcher).QUEUES:
-        compose.check(composed, device)
+        check(composed, device)
     inputs.check_devices(composed)
     if not queues:
-        compose.check(composed, device)
+        check(composed, device)
 
 
 def define_sweep(
@@ -148,18 +146,15 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
         raise UserError("--autopilot", rule, "remove it, and run `zeroscale resume` when jobs have ended")
     plain = first.launcher_options.model_dump(mode="json")
     try:
-        options: Limits = decode_model(file.Options, plain | given, "launcher")
+        return decode_model(file.Options, plain | given, "launcher")
     except UserError as error:
         key, is_value, value = error.value.removeprefix("launcher.").partition("=")
         if is_value and key in given:  # name the option that the user wrote
             raise UserError(f"--{key.replace('_', '-')} {value}", error.rule, error.remedy) from error
         raise
-    return options
 
 
-def _build_controls(
-    study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None
-) -> list[compose.StudyPoint]:
+def _build_controls(study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None) -> list[StudyPoint]:
     """Return the control points (reference configurations that jobs repeat): one for each combination of node count and
     devices per node in the sweep. Empty if the study defines no control point."""
     pairs = list_control_pairs(study, overrides)
@@ -168,12 +163,12 @@ def _build_controls(
     for nodes, devices_per_node in shapes if pairs else ():
         shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices_per_node))
         composed = compose.compose_request(shaped, config_dir)
-        compose.check(composed, inputs.find_device(composed))
-        controls.append(compose.StudyPoint(composed, shaped, config_id(composed.spec)))
+        check(composed, inputs.find_device(composed))
+        controls.append(StudyPoint(composed, shaped, config_id(composed.spec)))
     return controls
 
 
-def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
+def build_point(made: StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
     """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
     `distinguishing`.
 
@@ -237,9 +232,8 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(
-            f"launcher={composed.launcher_file}", "`zeroscale run` runs on this computer only", "use `zeroscale sweep`"
-        )
+        rule = "`zeroscale run` runs on this computer only"
+        raise UserError(f"launcher={composed.launcher_file}", rule, "use `zeroscale sweep`")
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     check_runnable(composed, inputs.find_device(composed))
@@ -271,11 +265,7 @@ def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **
     if study.endswith((".yaml", ".yml")):
         rule = "names a folder of results, not a study file"
         raise UserError(f"--study {study}", rule, f"use `zeroscale sweep study={study}`, or choose another name")
-    try:
-        Study.model_validate({"name": study})
-    except ValidationError as error:
-        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
-        raise UserError(f"--study {study}", rule, "choose another") from error
+    inputs.check_name("--study", study)
     options = composed.launcher_options.model_dump(mode="json")
     circumstance = Circumstance(
         study=study,
@@ -329,8 +319,5 @@ def _check_room(composed: Request, device: Device) -> None:
         return
     if room is not None and needed > room:
         rule = f"one rank needs at least {needed / 1e9:.1f} GB, but this computer has {room / 1e9:.1f} GB"
-        raise UserError(
-            composed.spec.model.name,
-            rule,
-            "use more ranks, a higher ZeRO stage, a smaller batch.micro, or --shapes-only",
-        )
+        remedy = "use more ranks, a higher ZeRO stage, a smaller batch.micro, or --shapes-only"
+        raise UserError(composed.spec.model.name, rule, remedy)

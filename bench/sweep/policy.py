@@ -253,11 +253,7 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
     valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
-    answers = [
-        attempt
-        for attempt in done
-        if attempt.outcome in accept and not attempt.drill and not (attempt.outcome == "ok" and attempt.paused_s)
-    ]
+    answers = [a for a in done if a.outcome in accept and not a.drill and not (a.outcome == "ok" and a.paused_s)]
     return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
@@ -342,8 +338,6 @@ def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> 
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min
         if 60 * run.limit_min > left_s:
-            why = (
-                f"may take {run.limit_min:g} min, but the job has {left_s / 60:.1f} min left: it waits for another job"
-            )
-            return PostponeRun(run, why)
+            left = f"the job has {left_s / 60:.1f} min left"
+            return PostponeRun(run, f"may take {run.limit_min:g} min, but {left}: it waits for another job")
     return StartRun(run)

@@ -85,9 +85,8 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
-            reason = (
-                f"micro-batch {kin.itself.micro} cannot fit: micro-batch {smaller.micro} ran out of memory in run {run}"
-            )
+            failed = f"micro-batch {smaller.micro} ran out of memory in run {run}"
+            reason = f"micro-batch {kin.itself.micro} cannot fit: {failed}"
             return Outcome(kind="pruned", reason=reason, evidence={"run": run, "micro": smaller.micro})
     return None
 

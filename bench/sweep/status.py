@@ -128,12 +128,13 @@ class _StatusReader:
         if place:
             job = self._queue[place]
             return "pending", f"in job {job.number}: {describe_wait(job) if job.pending else 'not started yet'}"
-        if not self._is_reached and (in_job := self._explain_unknown(key)):
+        last = self._last.get(key)
+        if not self._is_reached and last and (in_job := self._explain_unknown(*last)):
             return "unknown", in_job
         failed_starts = self._failed_starts.get(key, ())
         if reason := explain_given_up(done, sweep.rules.budget.attempts, self._submitted[key], failed_starts):
             return "given up", reason
-        if ended := self._explain_last_job(key):
+        if last and (ended := self._explain_last_job(key, *last)):
             return "waiting", ended
         return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
@@ -147,12 +148,9 @@ class _StatusReader:
             return attempt.fresh
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
-    def _explain_last_job(self, key: RunKey) -> str:
+    def _explain_last_job(self, key: RunKey, job: SubmittedJob, task: int | None) -> str:
         """Return a text that says how the last job of a point ended. Empty if that job made an attempt at the point, or
         if its end is unknown."""
-        if key not in self._last:
-            return ""
-        job, task = self._last[key]
         if self._seen.has_attempt(key, job.name):
             return ""
         # The written end comes first: the scheduler forgets a job after a while.
@@ -165,12 +163,9 @@ class _StatusReader:
             return f"job {job.handle} started no attempt, and the scheduler no longer lists it; see {job.place}"
         return ""
 
-    def _explain_unknown(self, key: RunKey) -> str:
+    def _explain_unknown(self, job: SubmittedJob, task: int | None) -> str:
         """Return a text that names the last known job of a point, from the study's folder alone. Empty if that job has
         ended."""
-        if key not in self._last:
-            return ""
-        job, task = self._last[key]
         spent = [a for _, a in jobs.list_allocations(job.folder) if a.task == task]
         over = (job.name, task) in self._seen.ends or (spent and all(a.ended_at is not None for a in spent))
         return "" if over else f"in job {job.handle}, by the last known state of the queue"
