@@ -103,9 +103,8 @@ def _check_accelerator() -> Iterator[Check]:
     files = sorted((find_conf_folder() / "machine").glob("*.yaml"))
     machines = (Machine.model_validate(yaml.safe_load(path.read_text())) for path in files)
     fitting = [machine.name for machine in machines if machine.device_names and machine.accepts(name)]
-    hint = (
-        f"machine={fitting[0]} has its peak rates" if fitting else "no file of conf/machine matches it: MFU is unknown"
-    )
+    hint = "no file of conf/machine matches it: MFU is unknown"
+    hint = f"machine={fitting[0]} has its peak rates" if fitting else hint
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     driver = f"driver {devices.query(0, 'driver_version')}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     yield Check("accelerator", "ok", f"{count} × {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {driver}", hint)

@@ -78,9 +78,8 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
             ("parameters, all", f"{seen.parameters:,}"),
         ]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
-    if record.circumstance.shapes_only:
-        return f"ok: memory counted from shapes, nothing computed\n{table}\n{folder}"
-    typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
-    return (
-        f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}\n{table}\n{folder}"
-    )
+    head = "ok: memory counted from shapes, nothing computed"
+    if not record.circumstance.shapes_only:
+        typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
+        head = f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}"
+    return f"{head}\n{table}\n{folder}"

@@ -123,12 +123,10 @@ def _list_job_lines(view: StudyState) -> Iterator[str]:
         yield f"jobs in the queue cannot start; {cancel}"
 
 
-def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
-    why = f"  {point_status.why}" if point_status.why else ""
+def _format_line(one: PointStatus, flags: Sequence[str]) -> str:
+    why = f"  {one.why}" if one.why else ""
     flagged = f"  flags: {', '.join(flags)}" if flags else ""
-    return make_printable(
-        f"{point_status.shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}{flagged}"
-    )
+    return make_printable(f"{one.shown:<10}  {one.point.line}  repeat {one.key.repeat}{why}{flagged}")
 
 
 def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
