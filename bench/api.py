@@ -399,7 +399,8 @@ def measure(made: "SingleRun", results: Folder = RESULTS, *, follow: Follow = _i
         study.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise store.build_unwritable_error(study, error) from error
-    return local_attempt.run_attempt(made.requested, study, follow, new_repeat=True)
+    with local_attempt.take_turn(made.requested, follow) as note:
+        return local_attempt.make_attempt(made.requested, study, note, new_repeat=True)
 
 
 def rehearse(

@@ -87,9 +87,8 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
     configuration is measured."""
     for step in list_steps("h200", runs, reports):
         if step.words[0] == "sweep":
-            yield step._replace(
-                words=(*step.words, "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run")
-            )
+            words = (*step.words, "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run")
+            yield step._replace(words=words)
     yield Step(CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
 
 
@@ -129,9 +128,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="auto", help="file of conf/machine, for the peak rate (%(default)s)")
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), help="folder of runs/gpu and reports/gpu (%(default)s)"
-    )
+    help_text = "folder of runs/gpu and reports/gpu (%(default)s)"
+    parser.add_argument("--results", type=Path, default=Path("results"), help=help_text)
     args = parser.parse_args()
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from types import ModuleType
+from typing import NoReturn
 
 from bench.core.errors import Interrupted, UserError, suggest_nearest
 
@@ -67,48 +68,36 @@ class _Parser(argparse.ArgumentParser):
         return f"{name}=NAME selects a file of conf/{name}, and {value} is none of them{folder}; {near}"
 
 
-class Verb(NamedTuple):
-    """Module name of a verb, and its one-line summary in `zeroscale --help`."""
-
-    module: str
-    summary: str
-
-
 VERBS = {
-    "run": Verb("bench.cli.run", "measure one configuration on this machine"),
-    "init": Verb("bench.cli.init", "write starter files of your own: launcher, study, JSON schemas for editors"),
-    "sweep": Verb("bench.cli.sweep", "measure every configuration of a study, or every combination of comma lists"),
-    "search": Verb("bench.cli.search", "search a study's space for the best configuration, with few node-hours"),
-    "status": Verb("bench.cli.status", "show the state of every configuration of a sweep, with reasons"),
-    "resume": Verb("bench.cli.resume", "continue a sweep: run the configurations that have no final result yet"),
-    "logs": Verb("bench.cli.logs", "print the logs of a configuration: of its ranks and of its jobs"),
-    "cancel": Verb("bench.cli.cancel", "cancel the jobs of one sweep"),
-    "prepare": Verb(
-        "bench.cli.prepare", "fetch data and build DeepSpeed ops for nodes without a network, and check both"
-    ),
-    "doctor": Verb("bench.cli.doctor", "check what this machine can run, and what is missing"),
-    "predict": Verb(
-        "bench.cli.predict", "predict memory and step time of a configuration, and its largest micro-batch"
-    ),
-    "rehearse": Verb(
-        "bench.cli.rehearse", "run one rank of a job that is larger than this machine; simulate the other ranks"
-    ),
-    "calibrate": Verb("bench.cli.calibrate", "measure this machine, and write a machine file for predictions"),
-    "advise": Verb("bench.cli.advise", "choose stage, micro-batch and node count, with reasons and certainty"),
-    "explain": Verb("bench.cli.explain", "explain a column, flag, outcome, verb, option or config key"),
-    "completion": Verb("bench.cli.completion", "print a completion script for bash or zsh"),
-    "table": Verb("analysis.cli.table", "print a table with one row per run, as text, Markdown, CSV or JSON"),
-    "report": Verb("analysis.cli.report", "write tables and figures as one HTML page that opens offline"),
-    "figures": Verb("analysis.cli.figures", "write the report's figures as files for print: PDF, PNG or SVG"),
-    "compare": Verb(
-        "analysis.cli.compare", "compare two result sets: faster, slower and equal configurations; gate for CI"
-    ),
-    "history": Verb("analysis.cli.history", "find changes of step times over commits, versions or dates"),
-    "ab": Verb("bench.cli.ab", "measure two git revisions or two environments in turn, and compare them"),
-    "claims": Verb("analysis.cli.claims", "compare the claims of the ZeRO scaling study with measurements"),
-    "pack": Verb("analysis.cli.pack", "pack the records of a study into one archive without names of users or hosts"),
-    "export": Verb("analysis.cli.export", "write one TensorBoard or MLflow run per record"),
+    "run": "measure one configuration on this machine",
+    "init": "write starter files of your own: launcher, study, JSON schemas for editors",
+    "sweep": "measure every configuration of a study, or every combination of comma lists",
+    "search": "search a study's space for the best configuration, with few node-hours",
+    "status": "show the state of every configuration of a sweep, with reasons",
+    "resume": "continue a sweep: run the configurations that have no final result yet",
+    "logs": "print the logs of a configuration: of its ranks and of its jobs",
+    "cancel": "cancel the jobs of one sweep",
+    "prepare": "fetch data and build DeepSpeed ops for nodes without a network, and check both",
+    "doctor": "check what this machine can run, and what is missing",
+    "predict": "predict memory and step time of a configuration, and its largest micro-batch",
+    "rehearse": "run one rank of a job that is larger than this machine; simulate the other ranks",
+    "calibrate": "measure this machine, and write a machine file for predictions",
+    "advise": "choose stage, micro-batch and node count, with reasons and certainty",
+    "explain": "explain a column, flag, outcome, verb, option or config key",
+    "completion": "print a completion script for bash or zsh",
+    "table": "print a table with one row per run, as text, Markdown, CSV or JSON",
+    "report": "write tables and figures as one HTML page that opens offline",
+    "figures": "write the report's figures as files for print: PDF, PNG or SVG",
+    "compare": "compare two result sets: faster, slower and equal configurations; gate for CI",
+    "history": "find changes of step times over commits, versions or dates",
+    "ab": "measure two git revisions or two environments in turn, and compare them",
+    "claims": "compare the claims of the ZeRO scaling study with measurements",
+    "pack": "pack the records of a study into one archive without names of users or hosts",
+    "export": "write one TensorBoard or MLflow run per record",
 }
+"""One-line summary of each verb in `zeroscale --help`."""
+_OF_ANALYSIS = {"table", "report", "figures", "compare", "history", "claims", "pack", "export"}
+"""Verbs whose modules are in the package `analysis.cli`. Those of the other verbs are in `bench.cli`."""
 _USAGE_ERROR = 2
 _WIDTH = 100
 """Width of the paragraphs in `--help`, in columns."""
@@ -176,13 +165,18 @@ def _run_verb(name: str, words: list[str]) -> int:
     parser = build_parser(name)
     parser.words = words
     args = parser.parse_intermixed_args(words)
-    code: int = importlib.import_module(VERBS[name].module).run(args)
+    code: int = import_verb(name).run(args)
     return code
+
+
+def import_verb(name: str) -> ModuleType:
+    """Return the module of a verb."""
+    return importlib.import_module(f"{'analysis' if name in _OF_ANALYSIS else 'bench'}.cli.{name}")
 
 
 def build_parser(name: str) -> _Parser:
     """Return the parser of a verb. The verb's module is imported."""
-    verb = importlib.import_module(VERBS[name].module)
+    verb = import_verb(name)
     # Wrap only prose. Examples are indented and are not broken, so that they can be copied.
     texts = (verb.__doc__ or "").split("\n\n")
     paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in texts]
@@ -226,7 +220,7 @@ def _format_help() -> str:
             "",
             "Which ZeRO stage, micro-batch and node count for a T5, GPT-2 or Llama model, and how sure?",
             "",
-            terminal.align([(name, verb.summary) for name, verb in VERBS.items()], indent=2),
+            terminal.align(list(VERBS.items()), indent=2),
             "",
             "KEY=VALUE follows Hydra's grammar. It selects the file of a config group (model=mt5_base engine=zero3)",
             "or sets a key (batch.micro=8). `zeroscale VERB --help` shows more. -v prints the traceback of an error.",

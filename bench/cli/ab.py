@@ -53,27 +53,16 @@ _SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_pe
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="REF_A", help="git revision, folder with code, or Python environment")
-    parser.add_argument(
-        "b", metavar="REF_B", help="git revision, folder with code, or Python environment to compare with REF_A"
-    )
+    help_text = "git revision, folder with code, or Python environment to compare with REF_A"
+    parser.add_argument("b", metavar="REF_B", help=help_text)
     options.add_overrides(parser, "setting of the configuration to measure, as for `zeroscale run`")
     rounds, most = options.positive("--rounds"), options.positive("--most-rounds")
-    parser.add_argument(
-        "--rounds",
-        type=rounds,
-        default=5,
-        metavar="N",
-        help="number of rounds, each with a run of both sides; default: %(default)s",
-    )
+    help_text = "number of rounds, each with a run of both sides; default: %(default)s"
+    parser.add_argument("--rounds", type=rounds, default=5, metavar="N", help=help_text)
     help_text = "double the number of rounds while the gate is inconclusive, up to N rounds"
     parser.add_argument("--most-rounds", type=most, metavar="N", help=help_text)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed for the side that begins each round; default: %(default)s",
-    )
+    help_text = "random seed for the side that begins each round; default: %(default)s"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=help_text)
     options.add_config_dir(parser)
     options.add_results(parser)
     from analysis.cli import compare
@@ -106,12 +95,12 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
         busy = 0
         for done, until in zip([0, *stages], stages, strict=False):
-            ended = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
-            busy += len(ended.busy)
+            well, busy_rounds = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            busy += len(busy_rounds)
             if busy:
                 shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
                 chosen.called = tuple(side.called + shared for side in (a, b))
-            if not ended.well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
+            if not well or until == stages[-1] or compare.judge(chosen).verdict != "INCONCLUSIVE":
                 break
     print(results, file=sys.stderr)
     return compare.run(chosen)

@@ -268,15 +268,20 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
         layout = [*list_layout(choice.spec), *["checkpointed"] * choice.spec.activation_checkpointing]
         note = "" if choice is advice.winner else row[-1]
         details.append("; ".join(filter(None, [", ".join(layout), note])))
-    cells = [[*row[:dropped], *row[dropped + 1 :]] for row in cells]
-    beside = terminal.align([[*row, more] for row, more in zip(cells, details, strict=True)], indent=2).splitlines()
-    is_narrow = max(map(len, beside)) <= terminal.WIDTH
-    lines = beside if is_narrow else terminal.align(cells, indent=2).splitlines()
+    lines = list_lines([[*row[:dropped], *row[dropped + 1 :]] for row in cells], details)
     marked = 1 + next((place for place, choice in enumerate(choices) if choice is advice.winner), len(lines))
-    for place, (line, more) in enumerate(zip(lines, details, strict=True)):
-        yield f"→{line[1:]}" if place == marked else line
-        if more and not is_narrow:
-            yield terminal.wrap(more, 6)
+    for place, (line, *more) in enumerate(lines):
+        yield from (f"→{line[1:]}" if place == marked else line, *more)
+
+
+def list_lines(cells: list[list[str]], details: Sequence[str]) -> list[list[str]]:
+    """Return the lines of each row of a table. `details` has a text for each row, which becomes its last column. If a
+    row would then be longer than a line, each row is followed by its text on lines of their own."""
+    beside = terminal.align([[*row, more] for row, more in zip(cells, details, strict=True)], indent=2).splitlines()
+    if max(map(len, beside)) <= terminal.WIDTH:
+        return [[line] for line in beside]
+    lines = terminal.align(cells, indent=2).splitlines()
+    return [[line, *([terminal.wrap(more, 6)] if more else [])] for line, more in zip(lines, details, strict=True)]
 
 
 def _format_note(advice: Advice, choice: Choice) -> str:
@@ -297,9 +302,8 @@ def _format_note(advice: Advice, choice: Choice) -> str:
     # With different world sizes, the number of devices explains the difference.
     if question.per_device or choice.spec.world_size == winner.spec.world_size:
         parts = list(explain_difference(winner, choice, per_device=question.per_device).items())[:_SHOWN_REASONS]
-        share_text += ": " * bool(parts) + ", ".join(
-            f"{name} {format_percent(part)}" if part < TIMES else name for name, part in parts
-        )
+        reasons = [f"{name} {format_percent(part)}" if part < TIMES else name for name, part in parts]
+        share_text += ": " * bool(parts) + ", ".join(reasons)
     if reason := advice.explain_order(choice):
         share_text += f"; {reason}"
     return share_text if advice.is_distinct(choice) else f"cannot be told apart ({share_text})"

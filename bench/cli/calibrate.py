@@ -42,36 +42,29 @@ from bench.core import plugins, store, terminal
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.files import find_conf_folder
 from bench.core.job_environment import read_job
-from bench.core.machine import Machine
 from bench.core.network import Stacks
 from bench.core.record import Network
 from bench.core.scheduling import JobContext, SchedulingOptions
 from bench.core.spec import ModelSpec
 from bench.measure.environment import count_local_devices, find_device_kind
+from bench.sweep import inputs
 
 PARTS: tuple[Part, ...] = get_args(Part)
 _RANKS = 2  # on one node without GPUs: contention and collectives need two
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(
-        parser, "machine=NAME: machine file with the published numbers; launcher=NAME: network settings"
-    )
+    help_text = "machine=NAME: machine file with the published numbers; launcher=NAME: network settings"
+    options.add_overrides(parser, help_text)
     parser.add_argument("--name", metavar="NAME", help="name of the new machine file; default: <machine>_calibrated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write; default: my/machine/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     help_text = "ranks per node; default: one per GPU; on CPUs, 2 on a single node and 1 on each of several nodes"
     parser.add_argument("--ranks", type=options.positive("--ranks"), metavar="N", help=help_text)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=90.0,
-        metavar="S",
-        help="seconds of all measurements together; default: %(default)g",
-    )
-    parser.add_argument(
-        "--only", metavar="PARTS", help=f"comma list of the parts to measure, from {','.join(PARTS)}; default: all"
-    )
+    help_text = "seconds of all measurements together; default: %(default)g"
+    parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help=help_text)
+    help_text = f"comma list of the parts to measure, from {','.join(PARTS)}; default: all"
+    parser.add_argument("--only", metavar="PARTS", help=help_text)
     options.add_json(parser, "print the machine as JSON")
     options.add_config_dir(parser)
 
@@ -102,9 +95,8 @@ def _build_request(args: argparse.Namespace) -> CalibrationRequest:
     pairs = compose.parse_single(args.overrides)
     for key, value in pairs:
         if key.split(".")[0] not in ("machine", "launcher"):
-            raise UserError(
-                f"{key}={value}", "a calibration has no other overrides than machine and launcher", "remove it"
-            )
+            rule = "a calibration has no other overrides than machine and launcher"
+            raise UserError(f"{key}={value}", rule, "remove it")
     # A calibration does not use devices_per_node, so any number will do.
     request = compose.compose_request([*pairs, ("devices_per_node", 1)], args.config_dir)
     device: Any = request.machine.device or find_device_kind()
@@ -171,11 +163,7 @@ def _find_name(args: argparse.Namespace, calibration: CalibrationRequest) -> str
     which `machine=NAME` would not find this file."""
     old = calibration.device if calibration.machine.name == "auto" else calibration.machine.name
     name: str = args.name or (args.out.stem if args.out else f"{old}_calibrated")
-    try:
-        Machine(name=name)
-    except ValidationError as error:
-        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
-        raise UserError(f"--name {name}", rule, "choose another") from error
+    inputs.check_name("--name", name)
     # A user's file with the name of a shipped file is refused when it is used. Fail now, before 90 s of measuring.
     if (find_conf_folder() / "machine" / f"{name}.yaml").exists():
         raise UserError(f"--name {name}", "a machine of conf/machine has this name", "choose another name")

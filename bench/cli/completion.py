@@ -9,7 +9,6 @@ The command needs the package shtab: `pip install shtab`.
 """
 
 import argparse
-import importlib
 
 from bench.core.errors import UserError
 
@@ -43,7 +42,7 @@ _ZSH = "_zeroscale_{name}() {{ compadd -S '' -- {words} }}\n"
 
 def build_script(shell: str) -> str:
     """Return the completion script for a shell. Raise UserError if the package shtab is not installed."""
-    from bench.cli import VERBS
+    from bench.cli import VERBS, import_verb
     from bench.cli.explain import list_explanations
     from bench.config.reference import GROUPS, list_sections
     from bench.core.files import find_group_files
@@ -60,9 +59,9 @@ def build_script(shell: str) -> str:
     }
     parser = argparse.ArgumentParser("zeroscale")
     verbs = parser.add_subparsers()
-    for name, verb in VERBS.items():
-        module, verb_parser = importlib.import_module(verb.module), verbs.add_parser(name, help=verb.summary)
-        module.arguments(verb_parser)
+    for name, summary in VERBS.items():
+        verb_parser = verbs.add_parser(name, help=summary)
+        import_verb(name).arguments(verb_parser)
         for action in verb_parser._actions:
             # shtab reads this attribute, although argparse does not declare it.
             if action.dest in words and action.choices is None:

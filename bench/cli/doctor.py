@@ -66,27 +66,28 @@ def _check_host() -> Iterator[Check]:
 def _check_tools() -> Iterator[Check]:
     """Yield checks of the packages that a run imports, and of the programs with which DeepSpeed builds its ops."""
     for name in ("torch", "deepspeed", "transformers", "datasets"):
-        if found := environment.read_version(name):
-            yield Check(name, "ok", found)
-        else:
-            yield Check(name, "missing", "not installed", "pip install 'zeroscale[run]'")
+        none = Check(name, "missing", "not installed", "pip install 'zeroscale[run]'")
+        yield _confirm(none, environment.read_version(name))
     for name in ("peft", "bitsandbytes"):
         none = Check(name, "note", "not installed: no runs with adapters", "pip install 'zeroscale[adapters]'")
-        yield Check(name, "ok", found) if (found := environment.read_version(name)) else none
+        yield _confirm(none, environment.read_version(name))
     without = "none: memory on a CPU is not measured, and DeepSpeed cannot build its ops"
     compiler = os.environ.get("CXX", "c++")
     yield _check_program("C++ compiler", compiler, without, "install g++ (Debian: apt-get install g++)")
     ninja = shutil.which("ninja") or environment.read_version("ninja")
     none = Check("ninja", "note", "not installed: DeepSpeed cannot build its ops", "pip install ninja")
-    yield Check("ninja", "ok", str(ninja)) if ninja else none
+    yield _confirm(none, ninja)
+
+
+def _confirm(none: Check, found: str | None) -> Check:
+    """Return a check with the text `found`, such as a version; if it is empty or None, return `none`."""
+    return Check(none.subject, "ok", found) if found else none
 
 
 def _check_program(subject: str, program: str, without: str, remedy: str) -> Check:
     """Return a check with the version of `program`, or with the text `without` if the program is not installed."""
     path = shutil.which(program)
-    return (
-        Check(subject, "ok", _read_first_line(path, "--version")) if path else Check(subject, "note", without, remedy)
-    )
+    return _confirm(Check(subject, "note", without, remedy), path and _read_first_line(path, "--version"))
 
 
 def _check_accelerator() -> Iterator[Check]:
@@ -102,9 +103,8 @@ def _check_accelerator() -> Iterator[Check]:
     files = sorted((find_conf_folder() / "machine").glob("*.yaml"))
     machines = (Machine.model_validate(yaml.safe_load(path.read_text())) for path in files)
     fitting = [machine.name for machine in machines if machine.device_names and machine.accepts(name)]
-    hint = (
-        f"machine={fitting[0]} has its peak rates" if fitting else "no file of conf/machine matches it: MFU is unknown"
-    )
+    hint = "no file of conf/machine matches it: MFU is unknown"
+    hint = f"machine={fitting[0]} has its peak rates" if fitting else hint
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     driver = f"driver {devices.query(0, 'driver_version')}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     yield Check("accelerator", "ok", f"{count} × {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}, {driver}", hint)

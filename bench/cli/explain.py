@@ -139,8 +139,8 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     from bench.core.record import FINAL
     from bench.sweep.advise.questions import list_words
 
-    for name, verb in VERBS.items():
-        yield _explain(name, "verb", verb.summary, see=f"zeroscale {name} --help")
+    for name, summary in VERBS.items():
+        yield _explain(name, "verb", summary, see=f"zeroscale {name} --help")
     yield from _list_options()
     yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
     yield from (_explain(name, "word of reports", meaning) for name, meaning in _REPORT_WORDS.items())

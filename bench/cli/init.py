@@ -33,15 +33,10 @@ defaults: [slurm, _self_]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="DIR",
-        help="folder for the files, later given as --config-dir; it is created if missing",
-    )
-    parser.add_argument(
-        "--schema", action="store_true", help="write only the JSON schemas, and overwrite older schemas"
-    )
+    help_text = "folder for the files, later given as --config-dir; it is created if missing"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=help_text)
+    help_text = "write only the JSON schemas, and overwrite older schemas"
+    parser.add_argument("--schema", action="store_true", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -54,14 +54,9 @@ def run(args: argparse.Namespace) -> int:
     attempts = _find_attempts(beginning, chosen, studies)
     found = [log for attempt in attempts for log in _list_logs(attempt)]
     if chosen is None:  # include jobs that started no attempt
-        found += [
-            log
-            for study in studies
-            for job in jobs.list_submitted(study)[0]
-            for key, task in job.points
-            if key.config_id.startswith(beginning)
-            for log in _list_logs_of_job(job.folder, task)
-        ]
+        for job in (job for study in studies for job in jobs.list_submitted(study)[0]):
+            tasks = [task for key, task in job.points if key.config_id.startswith(beginning)]
+            found += [log for task in tasks for log in _list_logs_of_job(job.folder, task)]
     logs = list(dict.fromkeys(found))
     if not attempts and not logs:
         rule = f"no attempt and no log of this configuration in {folder}"
@@ -91,11 +86,8 @@ def _find_attempts(beginning: str, chosen: str | None, studies: list[Path]) -> l
     points = [path for study in studies for path in study.glob(f"{beginning}*")]
     points = [path for path in points if path.is_dir() and re.fullmatch(r"[0-9a-f]{10}", path.name)]
     if len(names := {path.name for path in points}) > 1:
-        raise UserError(
-            beginning,
-            f"{len(names)} configurations have a config_id that begins so",
-            f"choose from {', '.join(sorted(names)[:5])}",
-        )
+        rule = f"{len(names)} configurations have a config_id that begins so"
+        raise UserError(beginning, rule, f"choose from {', '.join(sorted(names)[:5])}")
     attempts = [made.folder for path in points for made in store.list_attempts(path)]
     attempts = [made for made in attempts if chosen in (None, made.name)]
     # Sort by time within a study, because attempt numbers restart with each repeat.

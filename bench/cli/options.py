@@ -22,7 +22,7 @@ from bench.core.spec import config_id
 
 if TYPE_CHECKING:
     from analysis.results import Results
-    from bench.config.compose import Request
+    from bench.config.decode import Request
     from bench.core.record import RunRecord
     from bench.core.store import Unreadable
     from bench.core.study import Pair
@@ -63,19 +63,18 @@ def add_json(parser: argparse.ArgumentParser, help_text: str = JSON) -> None:
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="folder with your own config files, in subfolders as in conf/"
-    )
+    help_text = "folder with your own config files, in subfolders as in conf/"
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help=help_text)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        metavar="DIR",
-        help="folder with the results of all studies; default: %(default)s",
-    )
+    help_text = "folder with the results of all studies; default: %(default)s"
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help=help_text)
+
+
+def add_study_name(parser: argparse.ArgumentParser, default: str) -> None:
+    help_text = "name of the results folder, within --results; default: %(default)s"
+    parser.add_argument("--study", default=default, metavar="NAME", help=help_text)
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:
@@ -98,9 +97,8 @@ def positive(option: str) -> Callable[[str], int]:
 
 
 def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") -> None:
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help=f"results folder of a study, such as {RESULTS / example}"
-    )
+    help_text = f"results folder of a study, such as {RESULTS / example}"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=help_text)
 
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
@@ -176,9 +174,14 @@ def describe_run(record: "RunRecord") -> str:
     return describe_result(record) + (f", {rate:,.0f} tokens/s" if rate else "") + (f"; flags: {flags}" * bool(flags))
 
 
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Return counts as text, the largest first, such as `14 busy, 2 short`."""
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
+def format_outcomes(counts: Counter[str], flags: Mapping[str, int]) -> str:
+    """Return the numbers of runs by outcome as text, the largest first, such as `20 ok (14 busy, 2 short), 1 oom`.
+    `flags` has the number of `ok` runs with each quality flag, such as `busy`."""
+    flagged = ", ".join(f"{number} {name}" for name, number in Counter(flags).most_common())
+    return ", ".join(
+        f"{number} {kind}" + (f" ({flagged})" if kind == "ok" and flagged else "")
+        for kind, number in counts.most_common()
+    )
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> None:
@@ -214,11 +217,7 @@ def _count_flags(done: "SweepResult", found: "Results") -> Counter[str]:
 def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
     """Return the outcomes of a sweep in one line. `flags` has, for each quality flag such as `busy`, the number of `ok`
     runs with this flag."""
-    outcomes = ", ".join(
-        f"{number} {kind}" + (f" ({format_counts(flags)})" if kind == "ok" and flags else "")
-        for kind, number in done.outcomes.most_common()
-    )
-    parts = [outcomes, f"{done.skipped} already had a result"]
+    parts = [format_outcomes(done.outcomes, flags), f"{done.skipped} already had a result"]
     parts += [f"{done.unanswered} without a final result: continue with zeroscale resume"] if done.unanswered else []
     return "; ".join([*filter(None, parts), str(done.folder)])
 
@@ -264,10 +263,8 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
         lines.append(f"cannot start on this cluster: {never} ({done.why_left})")
     if len(done.left) > done.impossible:
         to_come = format_count(len(done.left) - done.impossible, "point")
-        lines.append(
-            f"not submitted yet: {to_come} ({done.why_left}); "
-            f"{'the autopilot will submit them' if done.autopilot else resume}"
-        )
+        then = "the autopilot will submit them" if done.autopilot else resume
+        lines.append(f"not submitted yet: {to_come} ({done.why_left}); {then}")
     if done.autopilot:
         lines.append(f"job {done.autopilot}: the autopilot, which starts when the other jobs have ended")
     if done.autopilot_refused:
@@ -342,14 +339,22 @@ def explain_end(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        command = f"zeroscale resume {shlex.quote(str(folder))}"
-        print(
-            f"zeroscale: ended by {ended_by}; results of finished runs are kept. To continue: {command}",
-            file=sys.stderr,
-        )
+        kept = f"ended by {ended_by}; results of finished runs are kept"
+        print(f"zeroscale: {kept}. To continue: zeroscale resume {shlex.quote(str(folder))}", file=sys.stderr)
         raise Interrupted from error
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def follow_runs(
+    args: argparse.Namespace, folder: Path, launcher: Mapping[str, Any], busy: BusyWarning
+) -> Iterator[dict[str, Any]]:
+    """Context in which runs of the study in `folder` are measured or submitted. Yield the arguments `tell`, `follow`
+    and `describe` of functions of `bench.api`, which show the runs to the user."""
+    with explain_end(folder), terminal.progress(quiet=args.json) as follow:
+        printer = terminal.build_printer(quiet=args.json)
+        yield {"tell": printer, "follow": busy.before(follow, launcher), "describe": describe_run}
 
 
 def add_page(parser: argparse.ArgumentParser) -> None:
@@ -365,9 +370,8 @@ def check_page(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"--page {path}", "is a folder", "name a file in this folder")
     if not path.parent.is_dir():
-        raise UserError(
-            f"--page {path}", f"the folder {path.parent} does not exist", "create the folder, or choose another file"
-        )
+        rule = f"the folder {path.parent} does not exist"
+        raise UserError(f"--page {path}", rule, "create the folder, or choose another file")
 
 
 def write_page(path: Path, page: str, *, quiet: bool) -> None:

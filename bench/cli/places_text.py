@@ -4,7 +4,7 @@ advise where=…` prints."""
 import json
 from typing import Any
 
-from bench.cli.advice_text import describe_large_batch
+from bench.cli.advice_text import describe_large_batch, list_lines
 from bench.core import terminal
 from bench.core.formatting import describe_lengths, format_interval, format_number, list_layout, list_overrides
 from bench.predict.advice import format_hours, format_hours_interval
@@ -62,13 +62,8 @@ def _list_rows(table: PlaceTable) -> list[str]:
     head = ["place", "devices", "method", "time", "cost"]
     head += ["deadline"] if table.question.deadline_h is not None else []
     cells = [head, *(_build_cells(row, table) for row in table.rows)]
-    layouts = ["layout", *(_describe_layout(row) for row in table.rows)]
-    wide = [[*row, layout] for row, layout in zip(cells, layouts, strict=True)]
-    lines = terminal.align(wide, indent=2).splitlines()
-    if max(map(len, lines)) <= terminal.WIDTH:
-        return lines
-    first, *others = terminal.align(cells, indent=2).splitlines()
-    return [first, *(part for pair in zip(others, layouts[1:], strict=True) for part in (pair[0], f"      {pair[1]}"))]
+    (head_line, *_), *rows = list_lines(cells, ["layout", *(_describe_layout(row) for row in table.rows)])
+    return [head_line, *(line for lines in rows for line in lines)]
 
 
 def _describe_layout(row: PlaceRow) -> str:

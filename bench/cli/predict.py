@@ -64,38 +64,19 @@ _RATE = _parse_number(lambda number: number > 0, "a number of bytes per second a
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_overrides(
-        parser, "setting of a config key, study=NAME, or software=eager|usual|fused (how optimised the software is)"
-    )
+    help_text = "setting of a config key, study=NAME, or software=eager|usual|fused (how optimised the software is)"
+    options.add_overrides(parser, help_text)
     options.add_json(parser, f"{options.JSON}; memory is in bytes")
     options.add_config_dir(parser)
     options.add_page(parser)
-    parser.add_argument(
-        "--straggler",
-        type=_FACTOR,
-        default=1.0,
-        metavar="F",
-        help="computing time of the slowest rank divided by the computing time of the other ranks; default: 1",
-    )
-    parser.add_argument(
-        "--data-wait",
-        type=_SECONDS,
-        default=0.0,
-        metavar="S",
-        help="seconds per step in which ranks wait for data; default: 0",
-    )
-    parser.add_argument(
-        "--rehearsed",
-        type=_SECONDS,
-        metavar="S",
-        help="measured computing seconds of a step, from `zeroscale rehearse`; replaces the predicted ones",
-    )
-    parser.add_argument(
-        "--storage",
-        type=_RATE,
-        metavar="B",
-        help="bytes per second of checkpoint writes; adds the goodput, the share of time left after failures (GPUs)",
-    )
+    help_text = "computing time of the slowest rank divided by the computing time of the other ranks; default: 1"
+    parser.add_argument("--straggler", type=_FACTOR, default=1.0, metavar="F", help=help_text)
+    help_text = "seconds per step in which ranks wait for data; default: 0"
+    parser.add_argument("--data-wait", type=_SECONDS, default=0.0, metavar="S", help=help_text)
+    help_text = "measured computing seconds of a step, from `zeroscale rehearse`; replaces the predicted ones"
+    parser.add_argument("--rehearsed", type=_SECONDS, metavar="S", help=help_text)
+    help_text = "bytes per second of checkpoint writes; adds the goodput, the share of time left after failures (GPUs)"
+    parser.add_argument("--storage", type=_RATE, metavar="B", help=help_text)
 
 
 class PredictionAnswer(NamedTuple):
@@ -160,13 +141,10 @@ def _build_answer(found: Sequence[Prediction], storage: float | None, command: s
 
 def _format_command(args: argparse.Namespace) -> str:
     """Return the `zeroscale predict` command that repeats this prediction."""
-    given = [
-        *(["--straggler", f"{args.straggler:g}"] if args.straggler != 1 else []),
-        *(["--data-wait", f"{args.data_wait:g}"] if args.data_wait else []),
-        *(["--rehearsed", f"{args.rehearsed:g}"] if args.rehearsed else []),
-        *(["--storage", f"{args.storage:g}"] if args.storage else []),
-        *(["--config-dir", str(args.config_dir)] if args.config_dir else []),
-    ]
+    numbers = {"--straggler": args.straggler if args.straggler != 1 else None, "--data-wait": args.data_wait}
+    numbers |= {"--rehearsed": args.rehearsed, "--storage": args.storage}
+    given = [word for option, number in numbers.items() if number for word in (option, f"{number:g}")]
+    given += ["--config-dir", str(args.config_dir)] if args.config_dir else []
     return shlex.join(["zeroscale", "predict", *args.overrides, *given])
 
 
@@ -195,11 +173,8 @@ def _list_time(one: Prediction) -> list[str]:
     point would fit in memory."""
     time = one.time
     if time is None:
-        remedy = one.describe_remedy()
-        return [
-            f"No step time is predicted: {one.time_unknown}.",
-            *([f"Changes that make it fit: {remedy}."] if remedy else []),
-        ]
+        remedies = [f"Changes that make it fit: {remedy}."] if (remedy := one.describe_remedy()) else []
+        return [f"No step time is predicted: {one.time_unknown}.", *remedies]
     parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in time.parts.items())
     lines = [f"A step takes {format_interval(time.step_s, time.low_s, time.high_s)} s: {parts}."]
     if time.hidden_s:
@@ -281,10 +256,8 @@ def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
     lines += [f"A device needs {span} GB in total; {format_gigabytes(needed.resident)} GB remain between steps."]
     micro, machine = one.largest_micro_batch(), one.point.composed.machine
     if micro and machine.memory_bytes:
-        lines.append(
-            f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {one.describe_fit()}. "
-            f"{_format_largest(micro)}"
-        )
+        has = f"{machine.name} has {format_gigabytes(machine.memory_bytes)} GB"
+        lines.append(f"{has}: {one.describe_fit()}. {_format_largest(micro)}")
     return lines
 
 

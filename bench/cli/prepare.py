@@ -22,14 +22,10 @@ from bench.core import terminal
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, "study=NAME, or settings of config keys; comma lists as for `zeroscale sweep`")
-    parser.add_argument(
-        "--offline", action="store_true", help="only check, and fetch nothing; for compute nodes without a network"
-    )
-    parser.add_argument(
-        "--arch",
-        metavar="LIST",
-        help="GPU architectures for which ops are built, such as 8.0,9.0; default: this machine's GPU",
-    )
+    help_text = "only check, and fetch nothing; for compute nodes without a network"
+    parser.add_argument("--offline", action="store_true", help=help_text)
+    help_text = "GPU architectures for which ops are built, such as 8.0,9.0; default: this machine's GPU"
+    parser.add_argument("--arch", metavar="LIST", help=help_text)
     options.add_json(parser)
     options.add_config_dir(parser)
     options.add_results(parser)

@@ -31,12 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
     help_text = "rank to run; default: %(default)s; some engines support only rank 0"
     parser.add_argument("--rank", type=int, default=0, metavar="R", help=help_text)
-    parser.add_argument(
-        "--study",
-        default=STUDY,
-        metavar="NAME",
-        help="name of the results folder, within --results; default: %(default)s",
-    )
+    options.add_study_name(parser, STUDY)
     help_text = (
         "count memory by shapes of tensors, without computing; for a rank that needs more memory than this machine has"
     )
@@ -83,9 +78,8 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
             ("parameters, all", f"{seen.parameters:,}"),
         ]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
-    if record.circumstance.shapes_only:
-        return f"ok: memory counted from shapes, nothing computed\n{table}\n{folder}"
-    typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
-    return (
-        f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}\n{table}\n{folder}"
-    )
+    head = "ok: memory counted from shapes, nothing computed"
+    if not record.circumstance.shapes_only:
+        typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
+        head = f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}"
+    return f"{head}\n{table}\n{folder}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import api
 from bench.cli import options, search
 from bench.cli.status import format_summary
-from bench.core import store, terminal
+from bench.core import store
 from bench.core.errors import UserError, make_printable
 from bench.core.formatting import describe_result
 from bench.core.job_environment import read_job
@@ -28,10 +28,9 @@ from bench.core.scheduling import SchedulerUnavailable
 from bench.sweep import definition, jobs, snapshot
 from bench.sweep.local_sweep import SweepResult
 from bench.sweep.status import PointStatus, StudyState
-from bench.sweep.submitting import SubmitResult
+from bench.sweep.submitting import PATIENCE_S, SubmitResult
 
-_PATIENCE_S = 30.0  # maximum wait for a scheduler that does not answer
-_AUTOPILOT_PATIENCE_S = 600.0  # the same for the autopilot, which is longer because no user repeats its call
+_AUTOPILOT_PATIENCE_S = 600.0  # longer than that of other calls, because no user repeats the autopilot's call
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,16 +74,10 @@ def _resume(args: argparse.Namespace) -> SubmitResult | SweepResult:
     # `resume` takes no overrides, so launcher.quiet_within_s cannot be set here.
     busy = options.BusyWarning("press Ctrl-C to stop, and resume when the machine is quiet")
     launcher = definition.read(args.folder)[-1].launcher
-    with options.explain_end(args.folder), terminal.progress(quiet=args.json) as follow:
-        return api.resume(
-            args.folder,
-            autopilot=args.autopilot,
-            notify=args.notify,
-            patience_s=_AUTOPILOT_PATIENCE_S if args.autopilot else _PATIENCE_S,
-            tell=terminal.build_printer(quiet=args.json),
-            follow=busy.before(follow, launcher),
-            describe=options.describe_run,
-        )
+    given = {"autopilot": args.autopilot, "notify": args.notify}
+    given["patience_s"] = _AUTOPILOT_PATIENCE_S if args.autopilot else PATIENCE_S
+    with options.follow_runs(args, args.folder, launcher, busy) as listeners:
+        return api.resume(args.folder, **given, **listeners)
 
 
 SUMMARY = "summary.md"

@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bench import api, engines
 from bench.cli import options
@@ -37,12 +37,7 @@ STUDY = "adhoc"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_points(parser)
-    parser.add_argument(
-        "--study",
-        default=STUDY,
-        metavar="NAME",
-        help="name of the results folder, within --results; default: %(default)s",
-    )
+    options.add_study_name(parser, STUDY)
     help_text = "also start a run whose predicted memory is far more than this machine has"
     parser.add_argument("--no-prune", action="store_true", help=help_text)
 
@@ -98,16 +93,9 @@ def _describe_interruption(interruption: Interrupted) -> list[str]:
     return [again]
 
 
-class MemoryNeed(NamedTuple):
-    """Predicted memory of a run, and the memory that the run may use, with the place of this memory as text."""
-
-    needed: "MemoryForecast"
-    room: int | None
-    where: str
-
-
-def find_memory(predicted: "Prediction") -> MemoryNeed | None:
-    """Return the predicted memory of a run on this machine. None if there is no prediction."""
+def find_memory(predicted: "Prediction") -> "tuple[MemoryForecast, int | None, str] | None":
+    """Return the predicted memory of a run on this machine, the memory that the run may use (None if unknown), and the
+    place of this memory as text. None if there is no prediction."""
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
@@ -117,7 +105,7 @@ def find_memory(predicted: "Prediction") -> MemoryNeed | None:
         # On a CPU all ranks share the host's memory, and each process uses memory in addition to its tensors.
         low, high, where = host.low, host.high, "of this machine, for all ranks"
         room = environment.read_host_memory_bytes()
-    return MemoryNeed(MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0), room, where)
+    return MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=0), room, where
 
 
 def check_far_out(predicted: "Prediction") -> None:
@@ -125,13 +113,14 @@ def check_far_out(predicted: "Prediction") -> None:
     On a CPU, such a run would use all memory of the machine until the kernel ends processes."""
     from bench.sweep.forecast import FAR_OUT_FACTOR
 
-    need, spec = find_memory(predicted), predicted.point.composed.spec
+    found, spec = find_memory(predicted), predicted.point.composed.spec
     # Compiled code keeps fewer tensors for the backward pass than predicted.
-    if need is None or need.room is None or spec.model.compile != "none":
+    if found is None or spec.model.compile != "none":
         return
-    if need.needed.low_bytes > FAR_OUT_FACTOR * need.room:
-        low, room, where = need.needed.low_bytes / 1e9, need.room / 1e9, need.where.partition(",")[0]
-        rule = f"needs at least {format_number(low)} GB, far more than the {format_number(room)} GB {where}"
+    needed, room, where = found
+    if room is not None and needed.low_bytes > FAR_OUT_FACTOR * room:
+        far_more = f"far more than the {format_number(room / 1e9)} GB {where.partition(',')[0]}"
+        rule = f"needs at least {format_number(needed.low_bytes / 1e9)} GB, {far_more}"
         remedy = "choose a smaller model, or add --no-prune to start the run nevertheless"
         raise UserError(f"model={spec.model.name}", rule, remedy)
 
@@ -141,13 +130,14 @@ def list_predictions(predicted: "Prediction") -> list[str]:
     NoPrediction if the engine or the model family does not describe its costs."""
     from bench.predict.workload import describe_parameters
 
-    need = find_memory(predicted)
-    if need is None:
+    found = find_memory(predicted)
+    if found is None:
         return [f"no prediction: {predicted.memory_unknown}"]
-    fits, room = need.needed.fits(need.room), need.room
-    span = "–".join(dict.fromkeys(format_number(n / 1e9) for n in (need.needed.low_bytes, need.needed.high_bytes)))
+    needed, room, where = found
+    fits = needed.fits(room)
+    span = "–".join(dict.fromkeys(format_number(n / 1e9) for n in (needed.low_bytes, needed.high_bytes)))
     known = "" if room is None else f" of {format_number(room / 1e9)} GB"
-    memory = f"predicted memory: {span} GB{known} {need.where}: {'size unknown' if room is None else fits}"
+    memory = f"predicted memory: {span} GB{known} {where}: {'size unknown' if room is None else fits}"
     if fits == "does not fit":
         memory += f"; {predicted.describe_remedy() or 'choose a smaller model, batch.micro or sequence'}"
     time = f"no step time predicted: {predicted.time_unknown}"

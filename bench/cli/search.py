@@ -48,16 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(format_plan(plan, as_json=args.json))
         return 0
-    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
-        done = api.search(
-            plan,
-            results=args.results,
-            autopilot=args.autopilot,
-            notify=args.notify,
-            tell=terminal.build_printer(quiet=args.json),
-            follow=busy.before(follow, plan.sweep.launcher),
-            describe=options.describe_run,
-        )
+    with options.follow_runs(args, folder, plan.sweep.launcher, busy) as listeners:
+        done = api.search(plan, results=args.results, autopilot=args.autopilot, notify=args.notify, **listeners)
     if isinstance(done, SubmitResult) and not done.has_ended:
         print(options.format_submitted(done, folder, as_json=args.json))
         return 0 if done.good else 1
@@ -155,11 +147,8 @@ def format_verdict(
         lines += [terminal.wrap_columns(f"  {_format_trial(section, one)}") for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"
-    early = (
-        f", {verdict.ended_early} of them ended early, because they were surely slower than the best"
-        if verdict.ended_early
-        else ""
-    )
+    slower = "ended early, because they were surely slower than the best"
+    early = f", {verdict.ended_early} of them {slower}" if verdict.ended_early else ""
     spent = f"{verdict.node_hours:.3g} node-hours"
     lines.append(f"{format_count(sum(verdict.outcomes.values()), 'trial')}{of}: {outcomes or 'none'}{early}; {spent}")
     furthest = ", ".join(f"{number} to {tokens:,}" for tokens, number in verdict.reached.items())

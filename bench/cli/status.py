@@ -33,6 +33,7 @@ from bench.core.scheduling import JobState
 from bench.core.store import RECORD, read_record
 from bench.sweep import jobs
 from bench.sweep.jobs import SubmittedJob
+from bench.sweep.snapshot import compute_spent_node_hours
 from bench.sweep.status import PointStatus, StudyState, describe_wait, find_job_setup
 
 _WAIT_S = 5.0
@@ -85,17 +86,13 @@ def _format_text(view: StudyState, *, every: bool) -> str:
         for found in jobs.read_exclusions(view.folder)
     ]
     lines += [make_printable(line) for line in _list_job_lines(view)]
-    if not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES and _is_interrupted(view):
+    states = {one.state for one in view.statuses}
+    is_interrupted = "waiting" in states and "running" not in states
+    if is_interrupted and not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES:
         resume = f"zeroscale resume {shlex.quote(str(view.folder))}"
         lines.append(f"no process runs this sweep now; to run the waiting points: {resume}")
     progress = format_progress(view, Counter(name for raised in flags.values() for name in raised))
     return "\n".join([*lines, terminal.wrap(progress)])
-
-
-def _is_interrupted(view: StudyState) -> bool:
-    """Return whether points are waiting while none is running."""
-    states = {one.state for one in view.statuses}
-    return "waiting" in states and "running" not in states
 
 
 def _read_flags(view: StudyState) -> dict[str, tuple[str, ...]]:
@@ -126,31 +123,21 @@ def _list_job_lines(view: StudyState) -> Iterator[str]:
         yield f"jobs in the queue cannot start; {cancel}"
 
 
-def _format_line(point_status: PointStatus, flags: Sequence[str]) -> str:
-    shown = point_status.outcome if point_status.final else point_status.state
-    why = f"  {point_status.why}" if point_status.why else ""
+def _format_line(one: PointStatus, flags: Sequence[str]) -> str:
+    why = f"  {one.why}" if one.why else ""
     flagged = f"  flags: {', '.join(flags)}" if flags else ""
-    return make_printable(f"{shown:<10}  {point_status.point.line}  repeat {point_status.key.repeat}{why}{flagged}")
+    return make_printable(f"{one.shown:<10}  {one.point.line}  repeat {one.key.repeat}{why}{flagged}")
 
 
 def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     """Return the number of points in each state and the node-hours spent, in one line. `flags` has, for each quality
     flag such as `busy`, the number of `ok` runs with this flag."""
-    shown = Counter(
-        point_status.outcome if point_status.final else point_status.state for point_status in view.statuses
-    )
-    counts = ", ".join(
-        f"{number} {kind}" + (f" ({options.format_counts(flags)})" if kind == "ok" and flags else "")
-        for kind, number in shown.most_common()
-    )
-    queued = f"{format_count(len(view.live), 'job')} in the queue" if view.is_reached else "the queue is unknown"
+    counts = options.format_outcomes(Counter(one.shown for one in view.statuses), flags)
     # Without asking the scheduler, the status is also printed if its launcher is not installed.
-    hours, price = (
-        view.spent_node_hours(),
-        find_job_setup(view.sweeps[-1]).price_per_node_hour if view.is_reached else None,
-    )
+    price = find_job_setup(view.sweeps[-1]).price_per_node_hour if view.is_reached else None
+    hours = compute_spent_node_hours(view.seen.jobs)
     cost = f" at a cost of {price * hours:.2f}" if price else ""
-    spent = f"; {hours:.2f} node-hours spent{cost}, {queued}" if view.seen.jobs else ""
+    spent = f"; {hours:.2f} node-hours spent{cost}, {view.describe_queue()}" if view.seen.jobs else ""
     return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
 
 
@@ -211,7 +198,7 @@ def _format_json(status: api.Status) -> str:
     view, flags = status.view, _read_flags(status.view)
     plain = {
         "folder": str(view.folder),
-        "node_hours": view.spent_node_hours(),
+        "node_hours": compute_spent_node_hours(view.seen.jobs),
         "minutes_left": left.minutes if (left := estimate_time_left(view)) else None,
         "scheduler_away": status.scheduler_away or None,
         "jobs": None if status.scheduler_away else [job.handle for job in view.live],

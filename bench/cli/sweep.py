@@ -68,9 +68,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "maximum number of the sweep's jobs in the queue"
     parser.add_argument("--max-queued", type=options.positive("--max-queued"), metavar="N", help=help_text)
     parser.add_argument("--nice", type=int, metavar="N", help="lower the priority of the jobs by N, as `sbatch --nice`")
-    parser.add_argument(
-        "--begin", metavar="WHEN", help="earliest start of the jobs, in the scheduler's format, such as 20:00"
-    )
+    help_text = "earliest start of the jobs, in the scheduler's format, such as 20:00"
+    parser.add_argument("--begin", metavar="WHEN", help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,14 +104,8 @@ def run(args: argparse.Namespace) -> int:
         print(options.format_submitted(done, folder, as_json=args.json))
         _print_repeats(args, plan)
         return 0 if done.good else 1
-    with options.explain_end(folder), terminal.progress(quiet=args.json) as follow:
-        ended = api.run(
-            plan,
-            results=args.results,
-            tell=terminal.build_printer(quiet=args.json),
-            follow=busy.before(follow, plan.sweep.launcher),
-            describe=options.describe_run,
-        )
+    with options.follow_runs(args, folder, plan.sweep.launcher, busy) as listeners:
+        ended = api.run(plan, results=args.results, **listeners)
     options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if ended.good else 1
@@ -123,7 +116,7 @@ def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
     once."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
-        print(format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
+        print(_format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
 
 
 def format_json(sweep: SweepDefinition) -> str:
@@ -152,26 +145,26 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     with numbers of runs replaces the list.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
-    answers = _find_answers(sweep, folder) if folder.exists() else ExistingAnswers()
-    predictions = PredictionText(sweep, answers.keys)
-    planned = _plan_jobs(sweep, predictions, answers.keys) if queues else []
+    answered, busy = _find_answers(sweep, folder) if folder.exists() else ([], "")
+    predictions = PredictionText(sweep, answered)
+    planned = _plan_jobs(sweep, predictions, answered) if queues else []
     count, nothing = format_count(len(sweep.points), "point"), f"nothing {'submitted' if queues else 'started'}"
     if len(sweep.order) > len(sweep.points):
         count = f"{len(sweep.order)} runs of {count}"
-    if answers.keys:
-        left = len(sweep.order) - len(answers.keys)
-        count += f": {len(answers.keys)} already have a result, {left or 'none'} left to run"
+    if answered:
+        left = len(sweep.order) - len(answered)
+        count += f": {len(answered)} already have a result, {left or 'none'} left to run"
     if planned:
         lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
-        lines = [f"{count}{';' if answers.keys else ','} {nothing}"]
-    lines += [*([answers.busy] if answers.busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
+        lines = [f"{count}{';' if answered else ','} {nothing}"]
+    lines += [*([busy] if busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
     lines += [
         f"excluded by the rule {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()
     ]
     if expansion.merged:
         lines.append(f"duplicates of other points, merged: {format_count(expansion.merged, 'point')}")
-    runs = Counter(index for _, index in sweep.order if every or not predictions.infeasible(index))
+    runs = Counter(index for _, index in sweep.order if every or not predictions.points[index].infeasible)
     if every or len(runs) <= _SHOWN:
         jobs_of: dict[str, dict[int, None]] = {}  # job numbers in order, by config_id; a dict as an ordered set
         for number, job in enumerate(planned, 1):
@@ -179,8 +172,8 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
                 jobs_of.setdefault(requested.config_id, {})[number] = None
         for index, repeats in runs.items():
             point = sweep.points[index]
-            answered = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answers.keys)
-            shown = format_count(repeats, "run") + (f", {answered} already with a result" if answered else "")
+            known = sum((key.config_id, key.machine) == (point.config_id, point.machine) for key in answered)
+            shown = format_count(repeats, "run") + (f", {known} already with a result" if known else "")
             lines.append(_format_point(point, shown, predictions.line(index), list(jobs_of.get(point.config_id, ()))))
     else:
         lines += [_format_shapes(sweep, predictions), "--list shows every point"]
@@ -238,22 +231,17 @@ def _format_point(point: SweepPoint, runs: str, predicted: str, its_jobs: Sequen
 
 def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str:
     """Return a table with the number of runs for each combination of model, nodes and devices per node."""
-    shapes = Counter[tuple[str, int, int]]()
-    infeasible = Counter[tuple[str, int, int]]()
+    infeasible: dict[tuple[str, int, int], list[bool]] = {}
     for _, index in sweep.order:
         point = sweep.points[index]
         shape = point.spec["model"]["name"], point.nodes, point.devices_per_node
-        shapes[shape] += 1
-        infeasible[shape] += predictions.infeasible(index)
-    rows = [("model", "nodes", "devices per node", "runs", "infeasible")]
-    rows += [
-        (model, f"{n}", f"{devices}", f"{shapes[model, n, devices]}", f"{infeasible[model, n, devices]}")
-        for model, n, devices in sorted(shapes)
-    ]
+        infeasible.setdefault(shape, []).append(predictions.points[index].infeasible)
+    rows = [["model", "nodes", "devices per node", "runs", "infeasible"]]
+    rows += [[*map(str, shape), str(len(runs)), str(sum(runs))] for shape, runs in sorted(infeasible.items())]
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
-def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
+def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
     """Return a text with the command that runs every point five times (`options.ENOUGH`), and with its node-hours.
 
     The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
@@ -271,23 +259,17 @@ def format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Pa
     return f"{taken_text}:\n{terminal.wrap_command(command)}"
 
 
-class ExistingAnswers(NamedTuple):
-    """Runs of a sweep whose final result the study's folder already has."""
-
-    keys: Collection[RunKey] = ()
-    busy: str = ""  # number of results from a busy machine, with a remedy; empty if there are none
-
-
-def _find_answers(sweep: SweepDefinition, folder: Path) -> ExistingAnswers:
-    """Return the runs of a sweep that would not start because the study's folder has their final result already. The
-    scheduler is not queried."""
+def _find_answers(sweep: SweepDefinition, folder: Path) -> tuple[list[RunKey], str]:
+    """Return the runs of a sweep that would not start because the study's folder has their final result already. Also
+    return a text with the number of results from a busy machine, and a remedy; empty if there are none. The scheduler
+    is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
         statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
-        return ExistingAnswers([one.key for one in statuses if one.final])
+        return [one.key for one in statuses if one.final], ""
     local = LocalSweep(folder, wanted, retry=True, tell=print, follow=print)
     answers = local.find_answers()
-    return ExistingAnswers(list(answers), local.describe_busy(answers.values()))
+    return list(answers), local.describe_busy(answers.values())
 
 
 def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: Collection[RunKey]) -> list[Job]:
@@ -295,7 +277,7 @@ def _plan_jobs(sweep: SweepDefinition, predictions: "PredictionText", answered: 
     waiting = [
         PointStatus(key, point, sweep, "waiting", "", "", 0, "")
         for (key, _, point), (_, index) in zip(sweep.wanted(), sweep.order, strict=True)
-        if key not in answered and not predictions.infeasible(index)
+        if key not in answered and not predictions.points[index].infeasible
     ]
     _, options = submitting.load_launcher(sweep)
     return JobBatcher(options).jobs(waiting)
@@ -306,24 +288,18 @@ def _format_scripts(sweep: SweepDefinition, planned: list[Job], folder: Path) ->
     differ only in folder, points and time limit."""
     if not planned:
         return []
-    (launcher, options), kinds = submitting.load_launcher(sweep), Counter(map(_get_job_kind, planned))
-    lines, shown_kinds = [], set()
+    launcher, options = submitting.load_launcher(sweep)
+    numbers: dict[tuple[Any, ...], list[int]] = {}
     for number, job in enumerate(planned, 1):
-        if _get_job_kind(job) not in shown_kinds:
-            shown_kinds.add(_get_job_kind(job))
-            where = (folder / jobs.FOLDER / job.name).resolve()
-            script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
-            lines += [
-                "",
-                f"── script of job {number}; number of jobs of this kind: {kinds[_get_job_kind(job)]}",
-                script.rstrip(),
-                "",
-            ]
+        numbers.setdefault((job.nodes, job.devices_per_node, job.mode), []).append(number)
+    lines = []
+    for first, *others in numbers.values():
+        job = planned[first - 1]
+        where = (folder / jobs.FOLDER / job.name).resolve()
+        script = "".join(submitting.plan_job(job, where, options, launcher).files.values())
+        head = f"── script of job {first}; number of jobs of this kind: {1 + len(others)}"
+        lines += ["", head, script.rstrip(), ""]
     return lines
-
-
-def _get_job_kind(job: Job) -> tuple[Any, ...]:
-    return job.nodes, job.devices_per_node, job.mode
 
 
 class PointPrediction(NamedTuple):
@@ -343,23 +319,19 @@ class PredictionText:
         """Predict every point. Sums of node-hours and counts of runs exclude the `answered` runs, which already have a
         final result."""
         self._sweep, self._answered = sweep, frozenset(answered)
-        self._points = [self._predict(point) for point in sweep.points]
+        self.points = [self._predict(point) for point in sweep.points]
 
     def _predict(self, point: SweepPoint) -> PointPrediction:
         forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
         step, protocol = forecast.step, read_protocol(point.spec["measure"])
         minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
         known = inputs.add_host_memory(machine, self._sweep.launcher["name"])
-        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point.forecast, known, point.devices_per_node)
+        infeasible = self._sweep.rules.prune and is_far_out_of_memory(point, known)
         return PointPrediction(point, machine, forecast, minutes, infeasible)
-
-    def infeasible(self, index: int) -> bool:
-        """Return whether a point is recorded as infeasible without being run, since it would exceed memory by far."""
-        return self._points[index].infeasible
 
     def line(self, index: int) -> str:
         """Return the prediction for one point in one line."""
-        one = self._points[index]
+        one = self.points[index]
         if one.forecast == Forecast() and (why := explain_unpredicted(RunSpec.model_validate(one.point.spec))):
             return f"    {why}"
         time, step = "step time unknown", one.forecast.step
@@ -383,7 +355,7 @@ class PredictionText:
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return the prediction for one point as plain data for JSON. An unknown value is None."""
-        one = self._points[index]
+        one = self.points[index]
         room, step, there = one.forecast.room, one.forecast.step, one.machine.memory_bytes
         return {
             "memory_bytes": {"low": room.low_bytes, "high": room.high_bytes} if room else None,
@@ -410,7 +382,7 @@ class PredictionText:
             price = find_job_setup(self._sweep).price_per_node_hour
             cost = f", at a cost of {self._sum_node_hours(price)}," if price else ""
             yield f"predicted: {self._sum_node_hours()} node-hours{cost} for {format_count(known, 'run')}{unknown}"
-        if infeasible := sum(self.infeasible(index) for _, index in self._sweep.order):
+        if infeasible := sum(self.points[index].infeasible for _, index in self._sweep.order):
             runs = format_count(infeasible, "run")
             yield f"predicted memory far exceeds the device's: {runs}, recorded as infeasible; --no-prune runs them"
         yield from self.warnings()
@@ -425,7 +397,7 @@ class PredictionText:
     def _runs(self) -> list[PointPrediction]:
         """Return the predictions of all runs that would start: those that are neither infeasible nor answered."""
         keyed = zip(self._sweep.wanted(), self._sweep.order, strict=True)
-        left = [self._points[index] for one, (_, index) in keyed if one.key not in self._answered]
+        left = [self.points[index] for one, (_, index) in keyed if one.key not in self._answered]
         return [one for one in left if not one.infeasible]
 
 

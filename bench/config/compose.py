@@ -39,11 +39,6 @@ from bench.core.files import check_config_dir, find_conf_folder, format_reason, 
 from bench.core.spec import config_id
 from bench.core.study import Overrides, Pair, Study, expand_study
 
-__all__ = [
-    "GROUPS", "Expansion", "Pair", "Request", "StudyPoint", "check", "compose_points", "compose_request",
-    "find_conf_folder", "parse_overrides", "parse_single", "read_study",
-]  # fmt: skip
-
 # Log a warning once per key and value, because every point of a study repeats them.
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
@@ -147,15 +142,15 @@ def _quote(value: str) -> str:
 
 def parse_single(overrides: Sequence[str]) -> list[Pair]:
     """Parse the overrides of one run. Raise UserError for a list of values with commas."""
-    parsed = parse_overrides(overrides)
+    rule, remedy = "is a list of values, which only sweeps support", "use `zeroscale sweep`, or choose one value"
+    return require_single(parse_overrides(overrides), rule, remedy)
+
+
+def require_single(parsed: Overrides, rule: str, remedy: str) -> list[Pair]:
+    """Return the value of each key. Raise UserError, with this `rule` and `remedy`, for a key with several values."""
     for key, values in parsed:
         if len(values) != 1:
-            listed = ",".join(map(str, values))
-            raise UserError(
-                f"{key}={listed}",
-                "is a list of values, which only sweeps support",
-                "use `zeroscale sweep`, or choose one value",
-            )
+            raise UserError(f"{key}={','.join(map(str, values))}", rule, remedy)
     return [(key, value) for key, (value,) in parsed]
 
 
@@ -252,12 +247,10 @@ def read_study(name: str, config_dir: Path | None = None) -> Study:
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else _find_file("study", name, config_dir)
     if is_path and not path.exists():
-        raise UserError(
-            _format_choice("study", name), "no such file", "give the path of a file, or a name of conf/study"
-        )
+        rule = "no such file"
+        raise UserError(_format_choice("study", name), rule, "give the path of a file, or a name of conf/study")
     plain = read_yaml(path, "study" if is_path else _format_choice("study", name))
-    decoded: Study = decode_model(Study, plain, "study")
-    return decoded
+    return decode_model(Study, plain, "study")
 
 
 # ---------------------------------------- the plain tree of a point

@@ -8,7 +8,7 @@ import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,6 +25,8 @@ from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import AdapterSpec, DataSpec, EngineSpec, ModelSpec, RunSpec
 from bench.measure.environment import count_local_devices, find_device_kind, read_device_name
 from bench.models import checkpoint as checkpoints
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Request(NamedTuple):
@@ -295,7 +297,7 @@ def _decode_part(group: str, plain: Mapping[str, Any]) -> Any:
 
 
 def _decode_machine(flat: dict[str, Any]) -> Machine:
-    decoded: Machine = decode_model(Machine, flat, "machine")
+    decoded = decode_model(Machine, flat, "machine")
     check_plausible(decoded)
     return decoded
 
@@ -314,8 +316,7 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
     own = {key: flat.pop(key) for key in shared & flat.keys()}
     kind = group.load_options(str(own.get(group.names, "")))
     options = decode_model(kind, flat, name, shared).model_dump(mode="json", exclude_defaults=True)
-    decoded: BaseModel = decode_model(group.spec, {**own, group.holder: options}, name)
-    return decoded
+    return decode_model(group.spec, {**own, group.holder: options}, name)
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
@@ -359,8 +360,7 @@ def _decode_model_part(flat: dict[str, Any]) -> ModelSpec:
         flat["parameters"] = None
     flat["shape"] = shape.model_dump(mode="json", exclude_defaults=True)
     below = {f"shape.{name}" for name in family.Shape.model_fields}
-    decoded: ModelSpec = decode_model(ModelSpec, flat, "model", below)
-    return decoded
+    return decode_model(ModelSpec, flat, "model", below)
 
 
 def _decode_objective(flat: dict[str, Any]) -> str:
@@ -389,7 +389,7 @@ _LISTED = 150
 DeepSpeed has 60 options."""
 
 
-def decode_model(kind: type[Any], plain: Any, path: str = "", also: Collection[str] = ()) -> Any:
+def decode_model(kind: type[_Model], plain: Any, path: str = "", also: Collection[str] = ()) -> _Model:
     """Decode plain data into a frozen model. Raise UserError for the first error in it, with the key as the user writes
     it.
 

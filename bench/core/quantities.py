@@ -206,6 +206,12 @@ def is_busy(observed: Observations, window_s: float) -> bool:
     )
 
 
+def was_busy(record: RunRecord) -> bool:
+    """Return True if any node was busy during the measurement window of a run. False for a run without a window."""
+    observed = record.observations
+    return observed is not None and observed.steps is not None and is_busy(observed, observed.steps.window_s)
+
+
 _SLOWER, _LATER_S = 1.2, 0.02  # differences below 20 ms may come from the operating system
 _SLOW_LINK = 0.5
 

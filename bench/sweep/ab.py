@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bench.core import store
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.quantities import is_busy
+from bench.core.quantities import was_busy
 from bench.core.record import RunRecord
 from bench.runtime.process import start_child
 
@@ -74,19 +74,13 @@ def _resolve_name(named: str, checkout: Path | None) -> Path | str:
     if code and (named == "." or code == path.resolve()):  # `named` may be a branch that is also the name of a folder
         return code
     if checkout is None:
-        raise UserError(
-            named,
-            "is not a Python environment, and this folder is not a checkout of zeroscale",
-            "run the command in a checkout",
-        )
+        rule = "is not a Python environment, and this folder is not a checkout of zeroscale"
+        raise UserError(named, rule, "run the command in a checkout")
     commit = _ask_git(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{named}^{{commit}}")
     if commit is None:
         known = _ask_git(checkout, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags") or ""
-        raise UserError(
-            named,
-            "neither a git revision nor a Python environment",
-            suggest_nearest(named, ["HEAD", *known.split()]),
-        )
+        rule = "neither a git revision nor a Python environment"
+        raise UserError(named, rule, suggest_nearest(named, ["HEAD", *known.split()]))
     return commit
 
 
@@ -95,12 +89,9 @@ def _open_side(letter: str, named: str, meaning: Path | str, checkout: Path | No
     python = Path(sys.executable)
     if isinstance(meaning, str):
         assert checkout is not None  # which has this commit
-        name, called = (
-            f"{letter}-{meaning[:7]}",
-            f"{named} ({_ask_git(checkout, 'log', '-1', '--format=%h %s', meaning)})",
-        )
+        called = f"{named} ({_ask_git(checkout, 'log', '-1', '--format=%h %s', meaning)})"
         with _open_worktree(checkout, meaning) as code:
-            yield ComparedSide(name, called, python, code, meaning)
+            yield ComparedSide(f"{letter}-{meaning[:7]}", called, python, code, meaning)
     elif meaning.is_dir():
         commit = _ask_git(meaning, "rev-parse", "HEAD")
         yield ComparedSide(f"{letter}-as-it-is", f"{meaning} with its uncommitted changes", python, meaning, commit)
@@ -119,9 +110,8 @@ def _open_worktree(checkout: Path, commit: str) -> Iterator[Path]:
             # Git hooks are disabled, because hooks of the user's repository may run any code.
             hookless = ("-c", "core.hooksPath=/dev/null")
             if _ask_git(checkout, *hookless, "worktree", "add", "--detach", str(code), commit) is None:
-                raise UserError(
-                    commit[:7], "cannot be checked out", "check that `git worktree add` works in this repository"
-                )
+                rule = "cannot be checked out"
+                raise UserError(commit[:7], rule, "check that `git worktree add` works in this repository")
             yield code
         finally:
             _ask_git(checkout, "worktree", "remove", "--force", "--force", str(code))
@@ -162,22 +152,15 @@ def looks(rounds: int, most: int) -> list[int]:
     return found
 
 
-class RoundsResult(NamedTuple):
-    """Result of several rounds. In a round, both sides of the comparison run once. `well` is True if all runs ended
-    `ok`. `busy` has the indices of the rounds that were kept although the machine was busy."""
-
-    well: bool
-    busy: tuple[int, ...] = ()
-
-
 def run_rounds(
     sides: Sequence[ComparedSide],
     turns: Sequence[tuple[int, int]],
     words: Sequence[str],
     results: Path,
     follow: Callable[[int, ComparedSide, RunRecord], None],
-) -> RoundsResult:
+) -> tuple[bool, list[int]]:
     """Run the two sides (revisions or environments) in the order of `turns`, a list of pairs (round, index of a side).
+    Return True if all runs ended `ok`, and the indices of the rounds that were kept although the machine was busy.
     `words` are arguments of `zeroscale run`. `follow` is called after each run with the round's index, the side and the
     record.
 
@@ -195,19 +178,14 @@ def run_rounds(
                 _check_code(side, records[-1])
                 follow(number, side, records[-1])
             if any(record.outcome.kind != "ok" for record in records):
-                return RoundsResult(False, tuple(busy))
-            if not any(map(_was_busy, records)):
+                return False, busy
+            if not any(map(was_busy, records)):
                 break
             if again == MOST_AGAIN:
                 busy.append(number)
             else:
                 _set_aside(results, order, number, again)
-    return RoundsResult(True, tuple(busy))
-
-
-def _was_busy(record: RunRecord) -> bool:
-    observed = record.observations
-    return observed is not None and observed.steps is not None and is_busy(observed, observed.steps.window_s)
+    return True, busy
 
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:

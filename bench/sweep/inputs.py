@@ -10,15 +10,17 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from bench import data, launchers
 from bench.config import compose
-from bench.config.compose import Request
+from bench.config.decode import Request
 from bench.core.errors import NoPrediction, UserError
 from bench.core.files import find_group_files, read_yaml
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.scheduling import JobSetup, SchedulingOptions
-from bench.core.spec import Device, RunSpec
+from bench.core.spec import Device, Name, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.data.pipeline.corpus import BYT5
 from bench.measure.environment import (
@@ -81,22 +83,37 @@ def find_study(
         key = study.partition("=")[0]
         raise UserError(repr(study), f"is no study, but an override of {key}", f"pass it as overrides=[{study!r}]")
     parsed = compose.parse_overrides(format_overrides(given))
-    named = [str(value) for key, values in parsed if key == "study" for value in values]
-    rest = [(key, values) for key, values in parsed if key != "study"]
-    named += [] if study is None else [study.name if isinstance(study, Study) else str(study)]
-    if len(named) > 1:
-        raise UserError(
-            f"study={','.join(named)}", "only one study is supported", f"run `zeroscale {verb}` once for each study"
-        )
+    name, rest = take_name(parsed, "study", study.name if isinstance(study, Study) else study, "study", verb)
     found = study if isinstance(study, Study) else None
     if found is None:
-        found = compose.read_study(named[0], config_dir) if named else Study(name="adhoc")
+        found = Study(name="adhoc") if name is None else compose.read_study(name, config_dir)
     if found.search and found.axes:
         rule = f"has axes ({', '.join(found.axes)}) and a search, but a search ignores axes"
-        raise UserError(
-            f"study={found.name}", rule, "move the axes into search.space, or remove one of the two sections"
-        )
+        remedy = "move the axes into search.space, or remove one of the two sections"
+        raise UserError(f"study={found.name}", rule, remedy)
     return found, rest
+
+
+def take_name(
+    parsed: Overrides, key: str, given: str | Path | None, noun: str, verb: str
+) -> tuple[str | None, Overrides]:
+    """Return the name that the caller has `given`, or that the override `key` sets (None without either), and the other
+    overrides. Raise UserError for several names. `noun` and `verb` are what the key names, and the calling command."""
+    named = [str(value) for name, values in parsed if name == key for value in values]
+    named += [] if given is None else [str(given)]
+    if len(named) > 1:
+        remedy = f"run `zeroscale {verb}` once for each {noun.partition(' ')[0]}"
+        raise UserError(f"{key}={','.join(named)}", f"only one {noun} is supported", remedy)
+    return next(iter(named), None), [pair for pair in parsed if pair[0] != key]
+
+
+def check_name(option: str, name: str) -> None:
+    """Raise UserError if the value of an option is not a name that a file or folder of zeroscale may have."""
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
+        raise UserError(f"{option} {name}", rule, "choose another") from error
 
 
 def find_device(composed: Request) -> str | None:
@@ -163,16 +180,12 @@ def check_devices(composed: Request) -> None:
         rule = f"expects {' or '.join(machine.device_names)}, but this computer has {name}"
         raise UserError(f"machine={machine.name}", rule, "choose machine=auto, which uses the device of this computer")
     if device == "cuda" and local_devices is not None and composed.spec.devices_per_node > local_devices:
-        raise UserError(
-            needed,
-            f"this computer has {format_count(local_devices, 'GPU')}",
-            f"set {local_devices} or less",
-        )
+        rule = f"this computer has {format_count(local_devices, 'GPU')}"
+        raise UserError(needed, rule, f"set {local_devices} or less")
     max_processes = _PROCESSES_PER_CORE * count_cores()
     if device == "cpu" and composed.spec.devices_per_node > max_processes:
-        raise UserError(
-            needed, f"too many processes for {format_count(count_cores(), 'core')}", f"set {max_processes} or less"
-        )
+        rule = f"too many processes for {format_count(count_cores(), 'core')}"
+        raise UserError(needed, rule, f"set {max_processes} or less")
 
 
 def describe_unknown_machine(machine: Machine, setup: JobSetup) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from bench.core import files, store
 from bench.core.errors import make_printable
@@ -103,18 +103,10 @@ _END = TypeAdapter(JobEnd, config=ConfigDict(allow_inf_nan=False))
 _ALLOCATION = TypeAdapter(AllocationPeriod, config=ConfigDict(allow_inf_nan=False))
 
 
-class _MachineHeader(BaseModel):
-    name: str
-
-
-class _ContextHeader(BaseModel):
-    machine: _MachineHeader
-    repeat: int
-
-
 class _PointHeader(BaseModel):
     config_id: str
-    circumstance: _ContextHeader
+    machine: str = Field(validation_alias=AliasPath("circumstance", "machine", "name"))
+    repeat: int = Field(validation_alias=AliasPath("circumstance", "repeat"))
 
 
 class _JobHeader(BaseModel):
@@ -215,8 +207,7 @@ def _read_handle(path: Path, unreadable: list[store.Unreadable]) -> str | None:
 @functools.lru_cache(maxsize=100_000)  # a job is written once and never changed
 def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
     job = store.read_value(folder / _JOB, _JobHeader)
-    around = ((point.config_id, point.circumstance) for point in job.points)
-    keys = (RunKey(config_id, place.machine.name, place.repeat) for config_id, place in around)
+    keys = (RunKey(point.config_id, point.machine, point.repeat) for point in job.points)
     return tuple((key, task if job.mode == "array" else None) for task, key in enumerate(keys))
 
 
@@ -329,8 +320,6 @@ def read_exclusions(study_folder: Path) -> list[Exclusion]:
     its file."""
     found = []
     for path in sorted((study_folder / EXCLUDED).glob("*.json")):
-        try:
+        with contextlib.suppress(OSError, ValidationError):
             found.append(Exclusion.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError):
-            continue
     return found

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from bench.core import plugins, store
 from bench.core.errors import Interrupted
 from bench.core.files import get_cache_folder
 from bench.core.formatting import describe_result, format_count, format_duration
 from bench.core.processes import build_module_command
-from bench.core.quantities import is_busy
-from bench.core.record import Outcome, RunRecord
+from bench.core.quantities import was_busy
+from bench.core.record import Circumstance, Outcome, RunRecord
 from bench.core.scheduling import LaunchPlan, Work
 from bench.core.spec import MeasureSpec, RunSpec
 from bench.core.terminal import Progress
@@ -59,7 +59,7 @@ def alone(follow: Follow) -> Iterator[Follow]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
     except OSError as error:
-        print(f"zeroscale: no lock against other local runs: {error}", file=sys.stderr)
+        _tell(f"no lock against other local runs: {error}")
         yield follow
         return
     with file:
@@ -132,14 +132,10 @@ def _queue(lock: Path) -> Iterator[Callable[[], int]]:
 def _is_waiting(ticket: Path) -> bool:
     """Return whether the process that made a ticket still waits for the machine's lock. The process keeps its ticket, a
     file, locked while it waits. The ticket of a process that died is removed."""
-    try:
-        with ticket.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            ticket.unlink(missing_ok=True)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), ticket.open("rb") as file:
+        if not _try_lock(file, fcntl.LOCK_SH):
+            return True
+        ticket.unlink(missing_ok=True)
     return False
 
 
@@ -155,9 +151,7 @@ def is_held(variables: Mapping[str, str]) -> bool:
     """Return whether a process other than this one holds this machine's lock for local runs. The path of the lock file
     follows from the environment variables `variables`."""
     with contextlib.suppress(FileNotFoundError, PermissionError), path(variables).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(file, fcntl.LOCK_SH):
             holder = _read_holder(file)
             return holder is None or holder.pid != os.getpid()
     return False
@@ -173,21 +167,23 @@ def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> 
         holder = _read_holder(file)
         if not printed:
             waiting = f"waiting: {holder or 'another command is measuring'}{queued}"
-            print(
-                f"zeroscale: {waiting}. To run at the same time, set launcher.lock=false", file=sys.stderr, flush=True
-            )
+            _tell(f"{waiting}. To run at the same time, set launcher.lock=false")
             printed = True
         # The line above names the other command, so the progress need not repeat its name.
         follow(Progress(f"waiting for another command{queued}", left=holder.left if holder else ""))
         time.sleep(_LOCK_POLL_S)
     if printed:
         waited = format_duration(time.monotonic() - begin)
-        print(f"zeroscale: waited {waited} for other commands; starting", file=sys.stderr, flush=True)
+        _tell(f"waited {waited} for other commands; starting")
 
 
-def _try_lock(file: IO[bytes]) -> bool:
+def _tell(text: str) -> None:
+    print(f"zeroscale: {text}", file=sys.stderr, flush=True)
+
+
+def _try_lock(file: IO[bytes], kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -245,9 +241,8 @@ class MeasuredRun(NamedTuple):
     record: RunRecord
 
     def __repr__(self) -> str:
-        observed = self.record.observations
-        busy = observed and observed.steps and is_busy(observed, observed.steps.window_s)
-        return f"<MeasuredRun {self.folder}: {describe_result(self.record)}{'; busy machine' if busy else ''}>"
+        busy = "; busy machine" if was_busy(self.record) else ""
+        return f"<MeasuredRun {self.folder}: {describe_result(self.record)}{busy}>"
 
 
 class SweepSupervisor:
@@ -313,19 +308,6 @@ class SweepSupervisor:
             self._process.stdin.flush()
 
 
-def run_attempt(
-    requested: RequestedRun, study_folder: Path, follow: Follow, *, new_repeat: bool = False
-) -> MeasuredRun:
-    """Wait until no other local run measures, and run one attempt (one try at a point) to its end. Return its folder
-    and record.
-
-    `follow` is called with the progress of the attempt. With `new_repeat`, the attempt gets a repeat number that is not
-    used yet. On Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised.
-    """
-    with take_turn(requested, follow) as note:
-        return make_attempt(requested, study_folder, note, new_repeat=new_repeat)
-
-
 def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
     """Return a context manager that waits until no other local run of this user measures. Until its block ends, other
     local runs wait. It yields the function to call with the run's progress. If the launcher's option `lock` is false,
@@ -368,8 +350,12 @@ def make_attempt(
 ) -> MeasuredRun:
     """Run one attempt (one try at a point) to its end and return its folder and record. If `supervisor` is given and
     can start, it runs the attempt. Otherwise the launcher starts a new supervisor for it. With `new_repeat`, the
-    attempt gets a repeat number that is not used yet. Without the lock for local runs (launcher option `lock`), another
-    process may have just begun an attempt at the same point. Then this attempt ends with the outcome `cancelled`."""
+    attempt gets a repeat number that is not used yet. `follow` is called with the progress of the attempt.
+
+    On Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised. Without the lock for
+    local runs (launcher option `lock`), another process may have just begun an attempt at the same point. Then this
+    attempt ends with the outcome `cancelled`.
+    """
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
     again, config_folder = new_repeat or requested.control, study_folder / requested.config_id
@@ -422,21 +408,17 @@ def _name_signal(number: int) -> str:
 def _note_interruption(folder: Path, number: int) -> None:
     """Print the name of the signal that interrupts an attempt, and write it to a file, from which the record gets it.
     The supervisor cannot know the name, because SIGTERM is always sent to it, whatever signal arrived here."""
-    text = f"zeroscale: interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …"
-    print(text, file=sys.stderr, flush=True)
+    _tell(f"interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …")
     with contextlib.suppress(OSError):
         note = json.dumps({"signal": signal.Signals(number).name})
         store.write_atomically(folder / store.INTERRUPTED, note.encode())
 
 
-def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Any:
+def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Circumstance:
     """Return the circumstances (where and how a point is measured) of an attempt that starts now. Their dict `launcher`
     may get two keys, which attempts in Slurm jobs have, too. `control` is True for a run of the control point, which is
     measured repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running process."""
-    launcher = dict(requested.circumstance.launcher)
-    if requested.control:
-        launcher["control"] = True
-    if forked:
-        launcher["started"] = "forked"
+    launcher = requested.circumstance.launcher | ({"control": True} if requested.control else {})
+    launcher |= {"started": "forked"} if forked else {}
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     return requested.circumstance.model_copy(update={"started_at": started_at, "launcher": launcher})

@@ -17,7 +17,7 @@ from bench.core.formatting import (
     format_count,
     format_duration,
 )
-from bench.core.quantities import derive_quantities, is_busy
+from bench.core.quantities import derive_quantities, was_busy
 from bench.core.record import FINAL, Outcome, OutcomeKind, RunRecord
 from bench.core.spec import RunSpec
 from bench.core.terminal import Progress
@@ -107,11 +107,11 @@ class BestSoFar:
         Comparable runs differ only in engine and batch. The text is empty if this is the first of them. The speed of a
         run on a busy machine is ignored.
         """
-        found, observed = derive_quantities(record), record.observations
+        found = derive_quantities(record)
         rate = found.get("samples_per_s") if found else None
         shared = record.spec.model_dump_json(exclude={"engine", "batch"})
         before = self._best.get(shared)
-        if rate and observed and observed.steps and not is_busy(observed, observed.steps.window_s):
+        if rate and not was_busy(record):
             self._best[shared] = max(before or (rate, record), (rate, record), key=lambda one: one[0])
         if before is None:
             return ""
@@ -146,11 +146,8 @@ class LocalSweep:
         kin = find_siblings((one.key, one.point.spec) for one in repeats)
         self.runs = [_plan_repeat(one, kin[one.key[:2]], retry) for one in repeats]
         self._attempts: dict[str, list[store.RunAttempt]] = {}
-        tried = (
-            attempt
-            for config_id in {one.key.config_id for one in repeats}
-            for attempt in self._read_attempts(config_id)
-        )
+        config_ids = {one.key.config_id for one in repeats}
+        tried = (attempt for config_id in config_ids for attempt in self._read_attempts(config_id))
         self._corrections_by_neighbours = MeasuredCorrections((one.point for one in repeats), tried)
         self._control: RequestedRun | None = None
         self._supervisor: SweepSupervisor | None = None
@@ -221,7 +218,7 @@ class LocalSweep:
     def describe_busy(self, answers: Iterable[store.RunAttempt]) -> str:
         """Return a text that says how many of the attempts `answers` ran on a busy machine, and how to measure them
         again. Empty if none did."""
-        busy = sum(_was_busy(one.folder) for one in answers if one.outcome == "ok")
+        busy = sum(_read_busy(one.folder) for one in answers if one.outcome == "ok")
         if not busy:
             return ""
         made = f"{format_count(busy, 'answer')} {'was' if busy == 1 else 'were'} made on a busy machine"
@@ -369,11 +366,10 @@ def _select_answers(skips: Iterable[SkipRun | None]) -> dict[RunKey, store.RunAt
     return {key: attempt for key, attempt in known.items() if attempt.outcome in FINAL}
 
 
-def _was_busy(folder: Path) -> bool:
+def _read_busy(folder: Path) -> bool:
     """Return whether the run in a folder was measured on a busy machine. False also if its record cannot be read."""
     with contextlib.suppress(OSError, UserError):
-        observed = store.read_record(folder / store.RECORD).observations
-        return bool(observed and observed.steps and is_busy(observed, observed.steps.window_s))
+        return was_busy(store.read_record(folder / store.RECORD))
     return False
 
 

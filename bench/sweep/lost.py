@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.core import files, store
 from bench.core.record import Outcome, OutcomeKind
@@ -26,25 +26,18 @@ from bench.sweep.policy import (
     build_planned_run,
     list_decisions,
 )
-from bench.sweep.snapshot import UnfinishedAttempt
+from bench.sweep.snapshot import UnfinishedAttempt, compute_spent_node_hours
 from bench.sweep.status import JobTask, PointStatus, StudyState, find_failed_starts
 
+LeftBehind = dict[str, Any]
+"""Content of the files that an attempt without a record left behind, for the field `evidence` of its outcome: a note
+about the signal that interrupted it (`interrupted`), and its last heartbeat (`last_heartbeat`)."""
 
-class LeftBehind(NamedTuple):
-    """The files that an attempt without a record left behind: a note about the signal that interrupted it, and its last
-    heartbeat. None for a file that does not exist."""
 
-    interrupted: dict[str, Any] | None
-    heartbeat: dict[str, Any] | None
-
-    @classmethod
-    def read(cls, folder: Path) -> "LeftBehind":
-        return cls(files.read_json(folder / store.INTERRUPTED), files.read_json(folder / store.HEARTBEAT))
-
-    def list_evidence(self) -> dict[str, Any]:
-        """Return the note and the heartbeat, if they exist, as a dict for the field `evidence` of an outcome."""
-        found = {"interrupted": self.interrupted, "last_heartbeat": self.heartbeat}
-        return {name: plain for name, plain in found.items() if plain}
+def read_left_behind(folder: Path) -> LeftBehind:
+    """Return the content of the files that an attempt without a record left behind. Missing files are omitted."""
+    names = {"interrupted": store.INTERRUPTED, "last_heartbeat": store.HEARTBEAT}
+    return {key: plain for key, name in names.items() if (plain := files.read_json(folder / name))}
 
 
 def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, restarted: bool) -> Outcome:
@@ -58,40 +51,39 @@ def reconcile_outcome(left_behind: LeftBehind, ending: JobState | None, *, resta
     if ending:
         evidence["scheduler"] = {"state": ending.state, "words": ending.words, "source": ending.source}
         evidence["scheduler"] |= {"exit": ending.exit} if ending.exit else {}
-    return Outcome(kind=kind, reason=reason, evidence=evidence | left_behind.list_evidence())
+    return Outcome(kind=kind, reason=reason, evidence=evidence | left_behind)
 
 
 def reconcile_local_outcome(left_behind: LeftBehind) -> Outcome:
     """Return the outcome (kind, reason and evidence) of an attempt that ran without a scheduler. Its supervisor, the
     process that starts the ranks, died before it wrote a record."""
-    interrupted, heartbeat = left_behind
-    evidence = left_behind.list_evidence()
-    if interrupted:
+    if interrupted := left_behind.get("interrupted"):
         by = format_signal(interrupted.get("signal", "a signal"))
-        return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=evidence)
+        return Outcome(kind="cancelled", reason=f"interrupted by {by}, and left no record", evidence=left_behind)
     who, at = "", ""
-    if heartbeat:
+    if heartbeat := left_behind.get("last_heartbeat"):
         who = f", process {heartbeat.get('supervisor')} on {heartbeat.get('host')},"
         at = f"; its last heartbeat was at {heartbeat.get('at')}"
     reason = f"its supervisor{who} died and left no record{at}; see run.log"
-    return Outcome(kind="error", reason=reason, evidence=evidence)
+    return Outcome(kind="error", reason=reason, evidence=left_behind)
 
 
 def _decide_kind(left_behind: LeftBehind, ending: JobState | None, restarted: bool) -> tuple[OutcomeKind, str]:
+    interrupted = left_behind.get("interrupted")
     if restarted:
-        if left_behind.interrupted:
+        if interrupted:
             return "preempted", "the scheduler ended the job and requeued it"
         return "node_failure", "the scheduler requeued the job without a signal, as after a node failure"
     if ending and ending.outcome not in (None, "error"):
         return ending.outcome, ending.why
-    if left_behind.interrupted and _is_warned(left_behind.interrupted):
+    if interrupted and _is_warned(interrupted):
         return "timeout", "the job reached its time limit, after the scheduler's warning signal"
     ended = f"the job ended as {ending.state}" + (f" ({ending.exit})" if ending.exit else "") if ending else ""
-    if left_behind.interrupted and ending and ending.outcome:
-        name = left_behind.interrupted.get("signal", "a signal")
+    if interrupted and ending and ending.outcome:
+        name = interrupted.get("signal", "a signal")
         return "error", f"{ended}, and {name} ended the remaining processes; see the job's log"
-    if left_behind.interrupted:
-        by = format_signal(left_behind.interrupted.get("signal", "a signal"))
+    if interrupted:
+        by = format_signal(interrupted.get("signal", "a signal"))
         return "cancelled", f"interrupted by {by}; the scheduler gives no reason"
     if ending:
         return "error", f"{ended} and left no record; see the job's log"
@@ -183,7 +175,7 @@ def _build_end(view: StudyState, job: jobs.SubmittedJob, state: JobState, *, beg
 
 def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, JobState]) -> Outcome | None:
     """Return the outcome of an attempt without a record. None if the attempt may still be running."""
-    left_behind = LeftBehind.read(attempt.attempt.folder)
+    left_behind = read_left_behind(attempt.attempt.folder)
     if not attempt.job and attempt.dead_here:
         return reconcile_local_outcome(left_behind)
     if not attempt.job:  # its process may have ended before it started a supervisor
@@ -195,7 +187,7 @@ def _decide_lost_outcome(attempt: UnfinishedAttempt, queue: Mapping[JobTask, Job
     restarted = (state.restarts or 0) > attempt.restart
     if state.live:
         # The scheduler reports a requeue before it signals the job's processes: they may still write a note.
-        silent = attempt.fresh and not left_behind.interrupted
+        silent = attempt.fresh and "interrupted" not in left_behind
         return reconcile_outcome(left_behind, state, restarted=True) if restarted and not silent else None
     # After a restart, the scheduler's state is that of a later start and does not concern this attempt.
     return reconcile_outcome(left_behind, None if restarted else state, restarted=restarted)
@@ -205,35 +197,24 @@ def write_outcomes_without_run(view: StudyState, corrections: MeasuredCorrection
     """Write a record for every point that need not run (`pruned` or `infeasible`). Return the number of records by
     outcome."""
     count: Counter[str] = Counter()
-    for point_status, decision in _decide_all(view, corrections):
+    for one, decision in _decide_all(view, corrections):
         if isinstance(decision, RecordWithoutRun):
-            write_outcome(
-                view.folder, point_status.sweep.requested(point_status.point, point_status.key.repeat), decision.outcome
-            )
+            write_outcome(view.folder, one.sweep.requested(one.point, one.key.repeat), decision.outcome)
             count[decision.outcome.kind] += 1
     return count
 
 
-class PendingPoints(NamedTuple):
-    """Points to start, in order, and the reason why they may not start now. An empty reason means that they may
-    start."""
-
-    statuses: list[PointStatus]
-    why_not_now: str
-
-
-def find_pending(view: StudyState, corrections: MeasuredCorrections) -> PendingPoints:
-    """Return the points to start. They are of three sorts:
+def find_pending(view: StudyState, corrections: MeasuredCorrections) -> tuple[list[PointStatus], str]:
+    """Return the points to start, in order, and the reason why they may not start now. An empty reason means that they
+    may start. The points are of three sorts:
 
     - points without an answer (a final outcome),
     - points that ran out of memory and run a second time to confirm that,
     - points recorded as `infeasible` whose prediction has changed since, because of measured runs of similar points.
     """
-    decided = [
-        (s, decision) for s, decision in _decide_all(view, corrections) if isinstance(decision, StartRun | PostponeRun)
-    ]
+    decided = _decide_all(view, corrections)
     waits = (decision.why for _, decision in decided if isinstance(decision, PostponeRun))
-    return PendingPoints([point_status for point_status, _ in decided], next(waits, ""))
+    return [one for one, decision in decided if isinstance(decision, StartRun | PostponeRun)], next(waits, "")
 
 
 def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tuple[PointStatus, Decision]]:
@@ -250,7 +231,7 @@ def _decide_all(view: StudyState, corrections: MeasuredCorrections) -> list[tupl
         busy=lambda key: taken.get(key, ""),
         submitted=Counter(key for job in view.seen.jobs for key, _ in job.points),
         failed_starts=find_failed_starts({s.key: s.sweep for s in view.statuses}, view.seen),
-        spent_node_hours=0.0 if node_hours is None else view.spent_node_hours(),
+        spent_node_hours=0.0 if node_hours is None else compute_spent_node_hours(view.seen.jobs),
     )
     plan = SweepPlan(runs, confirm_answered=True, node_hours=node_hours)
     return list(zip(view.statuses, list_decisions(plan, snapshot), strict=True))

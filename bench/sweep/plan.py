@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from bench import engines, launchers
 from bench.config import compose
-from bench.config.compose import Expansion, Request, StudyPoint
-from bench.config.decode import check_rank, decode_model
+from bench.config.compose import Expansion, StudyPoint
+from bench.config.decode import Request, check, check_rank, decode_model
 from bench.core.errors import NoPrediction, UserError
 from bench.core.formatting import describe_point, format_count
 from bench.core.point_fields import is_shown
@@ -101,10 +99,10 @@ def check_runnable(composed: Request, device: str | None) -> None:
     devices the job gets.
     """
     if queues := launchers.load(composed.launcher).QUEUES:
-        compose.check(composed, device)
+        check(composed, device)
     inputs.check_devices(composed)
     if not queues:
-        compose.check(composed, device)
+        check(composed, device)
 
 
 def define_sweep(
@@ -148,18 +146,15 @@ def merge_options(found: Sequence[StudyPoint], etiquette: Mapping[str, Any], aut
         raise UserError("--autopilot", rule, "remove it, and run `zeroscale resume` when jobs have ended")
     plain = first.launcher_options.model_dump(mode="json")
     try:
-        options: Limits = decode_model(file.Options, plain | given, "launcher")
+        return decode_model(file.Options, plain | given, "launcher")
     except UserError as error:
         key, is_value, value = error.value.removeprefix("launcher.").partition("=")
         if is_value and key in given:  # name the option that the user wrote
             raise UserError(f"--{key.replace('_', '-')} {value}", error.rule, error.remedy) from error
         raise
-    return options
 
 
-def _build_controls(
-    study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None
-) -> list[compose.StudyPoint]:
+def _build_controls(study: Study, overrides: Overrides, found: Expansion, config_dir: Path | None) -> list[StudyPoint]:
     """Return the control points (reference configurations that jobs repeat): one for each combination of node count and
     devices per node in the sweep. Empty if the study defines no control point."""
     pairs = list_control_pairs(study, overrides)
@@ -168,12 +163,12 @@ def _build_controls(
     for nodes, devices_per_node in shapes if pairs else ():
         shaped = (*(pairs or ()), ("nodes", nodes), ("devices_per_node", devices_per_node))
         composed = compose.compose_request(shaped, config_dir)
-        compose.check(composed, inputs.find_device(composed))
-        controls.append(compose.StudyPoint(composed, shaped, config_id(composed.spec)))
+        check(composed, inputs.find_device(composed))
+        controls.append(StudyPoint(composed, shaped, config_id(composed.spec)))
     return controls
 
 
-def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
+def build_point(made: StudyPoint, distinguishing: set[str], *, predict: bool) -> SweepPoint:
     """Return a point (configuration) with its forecast and time limit. Its line in listings shows the overrides in
     `distinguishing`.
 
@@ -184,22 +179,20 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
     """
     composed, texts = made.composed, tuple(f"{key}={value}" for key, value in made.overrides)
     predicted = predict_forecast(composed.spec, composed.machine, inputs.find_device(composed))
-    options, (given_min, bound_min) = composed.launcher_options, _find_limits_min(composed)
-    limit_min = given_min if given_min is not None else bound_min
-    trains = composed.spec.learning.tokens is not None
+    options, protocol, bound_min = composed.launcher_options, composed.spec.measure, None
+    limit_min, trains = options.time_limit_min, composed.spec.learning.tokens is not None
+    if limit_min is None and isinstance(options, SchedulingOptions):
+        limit_min = bound_min = forecast.compute_bound_min(protocol, options.setup_min)
     # A predicted limit may be too short. It is used only if a second attempt, or a checkpoint, can make up for that.
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
-        limit_min = forecast.compute_limit_min(
-            composed.spec.measure, predicted.step.high_s, options.setup_min, bound_min
-        )
+        limit_min = forecast.compute_limit_min(protocol, predicted.step.high_s, options.setup_min, bound_min)
     elif trains and bound_min is not None:
         rule = "no time limit can be derived for a training, because its step time is not predicted on this machine"
         raise UserError("launcher.time_limit_min=null", rule, "set the maximum minutes of an attempt")
+    shown = [text for text in texts if text in distinguishing]
     return SweepPoint(
         config_id=made.config_id,
-        line="  ".join(
-            [describe_point(composed.spec, made.config_id), *(text for text in texts if text in distinguishing)]
-        ),
+        line="  ".join([describe_point(composed.spec, made.config_id), *shown]),
         machine=composed.machine.name,
         nodes=composed.spec.nodes,
         devices_per_node=composed.spec.devices_per_node,
@@ -209,15 +202,6 @@ def build_point(made: compose.StudyPoint, distinguishing: set[str], *, predict: 
         overrides=texts,
         spec=composed.spec.model_dump(mode="json", by_alias=True),
     )
-
-
-def _find_limits_min(composed: Request) -> tuple[float | None, float | None]:
-    """Return two time limits in minutes: the limit that the user set, and the longest limit for a job in a queue if the
-    user set none. Either is None if it does not apply."""
-    options = composed.launcher_options
-    if options.time_limit_min is not None or not isinstance(options, SchedulingOptions):
-        return options.time_limit_min, None
-    return None, forecast.compute_bound_min(composed.spec.measure, options.setup_min)
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
@@ -248,9 +232,8 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
     given = compose.parse_single(format_overrides(overrides))
     composed = compose.compose_request(given, config_dir)
     if launchers.load(composed.launcher).QUEUES:
-        raise UserError(
-            f"launcher={composed.launcher_file}", "`zeroscale run` runs on this computer only", "use `zeroscale sweep`"
-        )
+        rule = "`zeroscale run` runs on this computer only"
+        raise UserError(f"launcher={composed.launcher_file}", rule, "use `zeroscale sweep`")
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
     composed = compose.compose_request([*chosen, *given], config_dir)
     check_runnable(composed, inputs.find_device(composed))
@@ -282,11 +265,7 @@ def _build_request(composed: Request, study: str, overrides: tuple[str, ...], **
     if study.endswith((".yaml", ".yml")):
         rule = "names a folder of results, not a study file"
         raise UserError(f"--study {study}", rule, f"use `zeroscale sweep study={study}`, or choose another name")
-    try:
-        Study.model_validate({"name": study})
-    except ValidationError as error:
-        rule = "a name is made of letters, digits, '.', '_' and '-', and begins with a letter or digit"
-        raise UserError(f"--study {study}", rule, "choose another") from error
+    inputs.check_name("--study", study)
     options = composed.launcher_options.model_dump(mode="json")
     circumstance = Circumstance(
         study=study,
@@ -319,10 +298,8 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
     or with flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "memory on a GPU cannot be counted without computing", "add machine=cpu")
-    model, rule = (
-        composed.spec.model,
-        "memory by shapes is counted operation by operation, but compiled code has no single operations",
-    )
+    model = composed.spec.model
+    rule = "memory by shapes is counted operation by operation, but compiled code has no single operations"
     if model.compile != "none":
         raise UserError(f"model.compile={model.compile}", rule, "set model.compile=none, or remove --shapes-only")
     if model.attention == "flex":
@@ -342,8 +319,5 @@ def _check_room(composed: Request, device: Device) -> None:
         return
     if room is not None and needed > room:
         rule = f"one rank needs at least {needed / 1e9:.1f} GB, but this computer has {room / 1e9:.1f} GB"
-        raise UserError(
-            composed.spec.model.name,
-            rule,
-            "use more ranks, a higher ZeRO stage, a smaller batch.micro, or --shapes-only",
-        )
+        remedy = "use more ranks, a higher ZeRO stage, a smaller batch.micro, or --shapes-only"
+        raise UserError(composed.spec.model.name, rule, remedy)

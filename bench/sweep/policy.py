@@ -222,8 +222,7 @@ def decide(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> Decision:
     if run.prune and not _is_to_reopen(run, plan, snapshot, _list_recorded(run, snapshot)):
         outcome = find_pruned_outcome(run.kin, snapshot.tried) if run.kin else None
         if outcome is None and run.point and run.machine:
-            correction = snapshot.correction(run.point)
-            outcome = find_infeasible_outcome(run.point.spec, run.point.forecast, run.machine, correction)
+            outcome = find_infeasible_outcome(run.point, run.machine, snapshot.correction(run.point))
         if outcome:
             return RecordWithoutRun(run, outcome)
     return _start_or_postpone(run, plan, snapshot)
@@ -254,11 +253,7 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
     valid.
     """
     accept = FINAL if prune else FINAL - NEVER_RAN
-    answers = [
-        attempt
-        for attempt in done
-        if attempt.outcome in accept and not attempt.drill and not (attempt.outcome == "ok" and attempt.paused_s)
-    ]
+    answers = [a for a in done if a.outcome in accept and not a.drill and not (a.outcome == "ok" and a.paused_s)]
     return next((attempt for attempt in answers if attempt.outcome not in NEVER_RAN), next(iter(answers), None))
 
 
@@ -315,8 +310,7 @@ def _is_prediction_revoked(run: PlannedRun, snapshot: Snapshot) -> bool:
     prediction."""
     if run.point is None or run.machine is None:
         return False
-    point = run.point
-    return not is_far_out_of_memory(point.forecast, run.machine, point.devices_per_node, snapshot.correction(point))
+    return not is_far_out_of_memory(run.point, run.machine, snapshot.correction(run.point))
 
 
 def _is_to_reopen(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot, done: Sequence[RunAttempt]) -> bool:
@@ -344,8 +338,6 @@ def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> 
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min
         if 60 * run.limit_min > left_s:
-            why = (
-                f"may take {run.limit_min:g} min, but the job has {left_s / 60:.1f} min left: it waits for another job"
-            )
-            return PostponeRun(run, why)
+            left = f"the job has {left_s / 60:.1f} min left"
+            return PostponeRun(run, f"may take {run.limit_min:g} min, but {left}: it waits for another job")
     return StartRun(run)

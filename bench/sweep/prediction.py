@@ -132,24 +132,16 @@ def predict_points(
     rehearsal. The class of training software (eager, usual or fused) is given as `software` or as an override
     `software=NAME`."""
     composed, given = find_study(study, overrides, config_dir, "predict")
-    named = [str(value) for key, values in given if key == "software" for value in values]
-    named += [] if software is None else [software]
-    if len(named) > 1:
-        raise UserError(
-            f"software={','.join(named)}",
-            "only one class of software is supported",
-            "run `zeroscale predict` once for each class",
-        )
-    chosen = find_software(named[0]) if named else USUAL
-    given = [(key, values) for key, values in given if key != "software"]
+    name, given = inputs.take_name(given, "software", software, "class of software", "predict")
+    chosen = USUAL if name is None else find_software(name)
     if foreign := [key for key, _ in given if key in list_words()]:
         raise UserError(foreign[0], "is an argument of `zeroscale advise` only", "remove it, or use `zeroscale advise`")
     if composed != Study(name="adhoc"):  # a study is predicted as `sweep` would measure it
         small = dict(inputs.choose_small_base(composed, given, config_dir))
         composed = composed.model_copy(update={"base": composed.base | small})
     points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
-    found = [_predict_point(point, straggler, data_wait_s, rehearsed_s, chosen) for point in points]
-    return [one._replace(config_dir=config_dir) for one in found]
+    terms = straggler, data_wait_s, rehearsed_s, chosen
+    return [_predict_point(point, *terms)._replace(config_dir=config_dir) for point in points]
 
 
 def _predict_point(

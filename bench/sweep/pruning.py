@@ -19,10 +19,10 @@ from bench.core.spec import Frozen, RunSpec
 from bench.core.store import RunAttempt
 from bench.predict.memory import PROCESS_BYTES, format_gigabytes, predict_memory
 from bench.predict.neighbours import UNCORRECTED, Correction
-from bench.sweep.forecast import FAR_OUT_FACTOR, Forecast, MemoryForecast
+from bench.sweep.forecast import FAR_OUT_FACTOR, MemoryForecast
 
 if TYPE_CHECKING:
-    from bench.sweep.definition import RunKey
+    from bench.sweep.definition import RunKey, SweepPoint
 
 CONFIRMED = 2
 """Number of out-of-memory runs of a point, without any other result, after which larger micro-batches are skipped."""
@@ -85,9 +85,8 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
-            reason = (
-                f"micro-batch {kin.itself.micro} cannot fit: micro-batch {smaller.micro} ran out of memory in run {run}"
-            )
+            failed = f"micro-batch {smaller.micro} ran out of memory in run {run}"
+            reason = f"micro-batch {kin.itself.micro} cannot fit: {failed}"
             return Outcome(kind="pruned", reason=reason, evidence={"run": run, "micro": smaller.micro})
     return None
 
@@ -128,37 +127,35 @@ def find_rank_memory_bytes(machine: Machine, ranks: int) -> int | None:
     return machine.memory_bytes
 
 
-def is_far_out_of_memory(
-    forecast: Forecast | None, machine: Machine, ranks: int, correction: Correction = UNCORRECTED
-) -> bool:
-    """Return whether a point (configuration) with `ranks` ranks per node is predicted to exceed the memory of a rank by
-    a wide margin.
+def is_far_out_of_memory(point: "SweepPoint", machine: Machine, correction: Correction = UNCORRECTED) -> bool:
+    """Return whether a point (configuration) is predicted to exceed the memory of a rank by a wide margin.
 
     `correction` comes from measured runs of similar points, and may raise or lower the prediction. If the uncorrected
     low estimate fits, or if the size of the memory is unknown, the result is always False.
     """
-    room, there = forecast.room if forecast else None, find_rank_memory_bytes(machine, ranks)
+    room, there = _get_room(point), find_rank_memory_bytes(machine, point.devices_per_node)
     if room is None or there is None or room.low_bytes <= there:
         return False
     return room.corrected(correction.memory).low_bytes > FAR_OUT_FACTOR * there
 
 
-def find_infeasible_outcome(
-    plain_spec: dict[str, Any], forecast: Forecast | None, machine: Machine, correction: Correction
-) -> Outcome | None:
+def _get_room(point: "SweepPoint") -> MemoryForecast | None:
+    return point.forecast.room if point.forecast else None
+
+
+def find_infeasible_outcome(point: "SweepPoint", machine: Machine, correction: Correction) -> Outcome | None:
     """Return the outcome `infeasible`, with the prediction as evidence, if a point is predicted to far exceed the
     memory of a rank. None otherwise."""
-    ranks = int(plain_spec["devices_per_node"])
-    if not is_far_out_of_memory(forecast, machine, ranks, correction):
+    if not is_far_out_of_memory(point, machine, correction):
         return None
-    there = find_rank_memory_bytes(machine, ranks)
-    assert forecast and forecast.room and there
-    room = forecast.room.corrected(correction.memory)
+    predicted, there = _get_room(point), find_rank_memory_bytes(machine, point.devices_per_node)
+    assert predicted and there
+    room = predicted.corrected(correction.memory)
     needs, has = format_gigabytes(room.low_bytes), format_gigabytes(there)
     reason = f"predicted to need at least {needs} GB, but a device of {machine.name} has {has} GB"
     if machine.memory_bytes is None:
         reason = f"predicted to need at least {needs} GB per rank, but this machine has {has} GB per rank"
-    return Outcome(kind="infeasible", reason=reason, evidence=_build_evidence(plain_spec, room, machine, correction))
+    return Outcome(kind="infeasible", reason=reason, evidence=_build_evidence(point.spec, room, machine, correction))
 
 
 def _build_evidence(

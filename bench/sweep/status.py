@@ -16,7 +16,7 @@ from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, Swe
 from bench.sweep.jobs import SubmittedJob
 from bench.sweep.policy import explain_given_up, find_answer
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
+from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
 """State of a point. It is `answered` if its outcome is final, `running` if an attempt runs, and `pending` if a queued
@@ -25,6 +25,10 @@ or running job has it. It is `waiting` if no job has it, and `given up` if its a
 
 JobTask = tuple[str, int | None]
 """Name of a job at its scheduler, and the index of a task in a job array (None for other jobs)."""
+
+
+Queue = Mapping[JobTask, JobState]
+"""States of the jobs that the scheduler knows."""
 
 
 class PointStatus(NamedTuple):
@@ -45,20 +49,21 @@ class PointStatus(NamedTuple):
     def final(self) -> bool:
         return self.state == "answered"
 
+    @property
+    def shown(self) -> str:
+        """The outcome; the state if the outcome is not final."""
+        return self.outcome if self.final else self.state
+
 
 def list_statuses(
-    wanted: Mapping[RunKey, RequestedRepeat],
-    seen: StudySnapshot,
-    queue: Mapping[JobTask, JobState],
-    *,
-    is_reached: bool = True,
+    wanted: Mapping[RunKey, RequestedRepeat], seen: StudySnapshot, queue: Queue, *, is_reached: bool = True
 ) -> list[PointStatus]:
     """Return the state of every requested run, in the given order.
 
     `is_reached` is True if the scheduler was asked and responded. If it is True, a point that is not in `queue` is
     known to be in no job.
     """
-    reader = _StatusReader(wanted, seen, queue, is_reached=is_reached)
+    reader = _StatusReader(wanted, seen, queue, is_reached)
     return [reader.read_status(*one) for one in wanted.values()]
 
 
@@ -83,12 +88,7 @@ class _StatusReader:
     """Determines states of points by combining a study's folder with the jobs of its scheduler."""
 
     def __init__(
-        self,
-        wanted: Mapping[RunKey, RequestedRepeat],
-        seen: StudySnapshot,
-        queue: Mapping[JobTask, JobState],
-        *,
-        is_reached: bool,
+        self, wanted: Mapping[RunKey, RequestedRepeat], seen: StudySnapshot, queue: Queue, is_reached: bool
     ) -> None:
         self._seen, self._queue, self._is_reached = seen, queue, is_reached
         self._submitted: Counter[RunKey] = Counter()
@@ -128,12 +128,13 @@ class _StatusReader:
         if place:
             job = self._queue[place]
             return "pending", f"in job {job.number}: {describe_wait(job) if job.pending else 'not started yet'}"
-        if not self._is_reached and (in_job := self._explain_unknown(key)):
+        last = self._last.get(key)
+        if not self._is_reached and last and (in_job := self._explain_unknown(*last)):
             return "unknown", in_job
         failed_starts = self._failed_starts.get(key, ())
         if reason := explain_given_up(done, sweep.rules.budget.attempts, self._submitted[key], failed_starts):
             return "given up", reason
-        if ended := self._explain_last_job(key):
+        if last and (ended := self._explain_last_job(key, *last)):
             return "waiting", ended
         return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
@@ -147,12 +148,9 @@ class _StatusReader:
             return attempt.fresh
         return state.live and not state.pending and (state.restarts or 0) <= attempt.restart
 
-    def _explain_last_job(self, key: RunKey) -> str:
+    def _explain_last_job(self, key: RunKey, job: SubmittedJob, task: int | None) -> str:
         """Return a text that says how the last job of a point ended. Empty if that job made an attempt at the point, or
         if its end is unknown."""
-        if key not in self._last:
-            return ""
-        job, task = self._last[key]
         if self._seen.has_attempt(key, job.name):
             return ""
         # The written end comes first: the scheduler forgets a job after a while.
@@ -165,12 +163,9 @@ class _StatusReader:
             return f"job {job.handle} started no attempt, and the scheduler no longer lists it; see {job.place}"
         return ""
 
-    def _explain_unknown(self, key: RunKey) -> str:
+    def _explain_unknown(self, job: SubmittedJob, task: int | None) -> str:
         """Return a text that names the last known job of a point, from the study's folder alone. Empty if that job has
         ended."""
-        if key not in self._last:
-            return ""
-        job, task = self._last[key]
         spent = [a for _, a in jobs.list_allocations(job.folder) if a.task == task]
         over = (job.name, task) in self._seen.ends or (spent and all(a.ended_at is not None for a in spent))
         return "" if over else f"in job {job.handle}, by the last known state of the queue"
@@ -198,7 +193,7 @@ class StudyState(NamedTuple):
     folder: Path
     sweeps: list[SweepDefinition]
     seen: StudySnapshot
-    queue: Mapping[JobTask, JobState]
+    queue: Queue
     statuses: list[PointStatus]
     is_reached: bool = True  # the scheduler was asked and responded
 
@@ -208,11 +203,14 @@ class StudyState(NamedTuple):
     def describe(self) -> str:
         """Return one line with the number of points by outcome and the number of jobs in the queue. A point whose
         outcome is not final is counted by its state, such as `running`."""
-        shown = Counter(one.outcome if one.final else one.state for one in self.statuses)
+        shown = Counter(one.shown for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
-        queued = f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
-        jobs_text = f"; {queued}" if self.seen.jobs else ""
+        jobs_text = f"; {self.describe_queue()}" if self.seen.jobs else ""
         return f"{format_count(len(self.statuses), 'point')}: {counts or 'none'}{jobs_text}"
+
+    def describe_queue(self) -> str:
+        """Return the number of the study's jobs in the queue as text."""
+        return f"{format_count(len(self.live), 'job')} in the queue" if self.is_reached else "the queue is unknown"
 
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return the log file of a job, or of an array task; None if the scheduler has not accepted the job yet."""
@@ -232,13 +230,10 @@ class StudyState(NamedTuple):
     def kin(self) -> dict[tuple[str, str], Siblings]:
         """Return the siblings of every point by config_id and machine. Siblings are points that differ in the
         micro-batch alone."""
-        return find_siblings((point_status.key, point_status.point.spec) for point_status in self.statuses)
+        return find_siblings((one.key, one.point.spec) for one in self.statuses)
 
     def tried(self, config_id: str) -> list[RunAttempt]:
         return self.seen.tried.get(config_id, [])
-
-    def spent_node_hours(self) -> float:
-        return compute_spent_node_hours(self.seen.jobs)
 
     def is_live(self, name: str, task: int | None) -> bool:
         """Return whether a job, or an array task, is still queued or running at the scheduler."""
@@ -284,8 +279,8 @@ def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunK
     """
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
-    answered = all(
-        key in wanted and find_answer(seen.of(key), prune=wanted[key].sweep.rules.prune) for key, _ in job.points
-    )
-    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)] if answered else []
+    for key, _ in job.points:
+        if key not in wanted or not find_answer(seen.of(key), prune=wanted[key].sweep.rules.prune):
+            return True
+    ends = [allocation.ended_at for _, allocation in jobs.list_allocations(job.folder)]
     return len(ends) < len(job.tasks) or None in ends

@@ -240,10 +240,8 @@ class JobSubmitter:
         """
         ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
         theirs = max(1, theirs - 2) if theirs and autopilot else theirs
-        return min(
-            ((limit, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit),
-            default=(None, ""),
-        )
+        known = [(limit, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit]
+        return min(known, default=(None, ""))
 
     def _submit(self, job: Job) -> str:
         # The folder is written first: a job that starts at once finds its points.
@@ -343,9 +341,8 @@ def cancel_jobs(folder: Path) -> list[str]:
     launcher, options = status.load_launcher(view.sweeps[-1])
     if not launcher:
         if any(one.state == "running" for one in view.statuses):
-            raise UserError(
-                str(folder), "this sweep runs in the command that started it", "press Ctrl-C in its terminal"
-            )
+            rule = "this sweep runs in the command that started it"
+            raise UserError(str(folder), rule, "press Ctrl-C in its terminal")
         return []
     numbers = sorted({state.handle for _, state in view.list_live()})
     if numbers:

@@ -1,17 +1,16 @@
 """Reference page of the command line: the arguments of every verb, from its parser."""
 
 import argparse
-import importlib
 import inspect
 
-from bench.cli import VERBS
+from bench.cli import VERBS, import_verb
 from bench.cli.options import describe_argument
 from docs.generate.markdown import code, plain, prose, table
 
 
 def page() -> str:
     """Return the page of all verbs of the command line."""
-    listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(verb.summary)) for name, verb in VERBS.items()])
+    listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(summary)) for name, summary in VERBS.items()])
     head = (
         "# Verbs\n\n`zeroscale VERB --help` prints the same in a terminal. `KEY=VALUE` is a key of "
         "[the config](config.md). Before or after any verb, `-v` prints the traceback of an error; "
@@ -23,7 +22,7 @@ def page() -> str:
 
 def parser(name: str) -> argparse.ArgumentParser:
     """Return the argparse parser of a verb."""
-    module = importlib.import_module(VERBS[name].module)
+    module = import_verb(name)
     built = argparse.ArgumentParser(f"zeroscale {name}", description=module.__doc__, add_help=False)
     module.arguments(built)
     return built

@@ -187,11 +187,12 @@ def controller(args: Namespace) -> int:
     """Start, stop or restart slurmctld, the controller. A controller that is stopped saves the state of its jobs
     first."""
     with _opened(args.dir) as ledger:
-        if args.action != "start":
-            daemons.stop_controller(ledger)
+        if args.action != "start" and (process := ledger.processes.get("slurmctld")):
+            process.end(grace_s=daemons.ORDERLY_S)
         if args.action != "stop":
             daemons.start_controller(ledger)
-            daemons.wait_for_controller(ledger, args.wait)
+            watched, rule = ["slurmctld"], "slurmctld does not answer"
+            daemons.wait(ledger, watched, lambda: bool(daemons.read_node_states(ledger)), args.wait, rule)
     return 0
 
 

@@ -23,7 +23,7 @@ _POLL_S = 0.25
 _ANSWER_S = 5.0
 _MUNGE_S = 10.0
 # Seconds that slurmctld gets to end. Before it ends, it saves the state of its jobs.
-_ORDERLY_S = 10.0
+ORDERLY_S = 10.0
 _TAIL_LINES = 15
 
 
@@ -53,11 +53,6 @@ def start_munge(ledger: Ledger) -> None:
 
 def start_controller(ledger: Ledger) -> None:
     start(ledger, "slurmctld", ["slurmctld", "-D"])
-
-
-def stop_controller(ledger: Ledger) -> None:
-    if "slurmctld" in ledger.processes:
-        ledger.processes["slurmctld"].end(grace_s=_ORDERLY_S)
 
 
 def start_slurmd(ledger: Ledger, node: str) -> None:
@@ -97,10 +92,6 @@ def call(ledger: Ledger, command: list[str], limit_s: float = _ANSWER_S) -> subp
         return None
 
 
-def wait_for_controller(ledger: Ledger, limit_s: float) -> None:
-    wait(ledger, ["slurmctld"], lambda: bool(read_node_states(ledger)), limit_s, "slurmctld does not answer")
-
-
 def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> None:
     def are_idle() -> bool:
         states = read_node_states(ledger)
@@ -110,10 +101,10 @@ def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> Non
     wait(ledger, watched, are_idle, limit_s, "not all nodes became idle")
 
 
-def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, complaint: str) -> None:
+def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, rule: str) -> None:
     """Wait until `is_ready` returns True. `watched` are the names of daemons that must stay alive meanwhile.
 
-    Raise `Problem` with the last lines of the logs if a watched daemon ends, or after `limit_s` seconds. `complaint` is
+    Raise `Problem` with the last lines of the logs if a watched daemon ends, or after `limit_s` seconds. `rule` is
     the message of the error.
     """
     deadline = time.monotonic() + limit_s
@@ -127,7 +118,7 @@ def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], l
             event = f"{', '.join(dead)} ended" if dead else f"after {limit_s:g} s"
             outputs = [path for daemon in dead or watched if (path := _get_output(ledger, daemon)).exists()]
             tails = ("\n".join([f"--- {path}", *path.read_text().splitlines()[-_TAIL_LINES:]]) for path in outputs)
-            raise Problem(event, complaint, "the end of the log is above", detail="\n".join(tails))
+            raise Problem(event, rule, "the end of the log is above", detail="\n".join(tails))
 
 
 def _get_output(ledger: Ledger, daemon: str) -> Path:

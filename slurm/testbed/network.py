@@ -39,9 +39,8 @@ def refuse_existing(layout: Layout) -> None:
     if Path("/sys/class/net", layout.login_interface).exists():
         used.append(f"interface {layout.login_interface}")
     if used:
-        raise RefusedCommand(
-            ", ".join(used), "exists already, and belongs to no testbed of this folder", "choose another --name"
-        )
+        rule = "exists already, and belongs to no testbed of this folder"
+        raise RefusedCommand(", ".join(used), rule, "choose another --name")
     # For `ip route show`, "root" selects routes inside the subnet, and "match" selects routes that contain the subnet.
     for overlap in ("root", "match"):
         for route in json.loads(_run("ip", "-j", "route", "show", overlap, layout.subnet)):

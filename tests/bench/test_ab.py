@@ -209,7 +209,7 @@ def test_round_on_a_busy_machine_is_repeated_at_most_twice(
         tmp_path / "runs",
         lambda number, side, _: followed.append((number, side.name)),
     )
-    assert ended == (True, busy)
+    assert ended == (True, list(busy))
     assert Counter(name for _, name in followed) == {"a": ran, "b": ran}
     for name in ("a", "b"):
         kept = sorted(path.name for path in (tmp_path / "runs" / name / "id").iterdir())

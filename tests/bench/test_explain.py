@@ -77,7 +77,7 @@ def test_several_names_are_explained_in_order(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == (
         "oom (outcome)\n  the device ran out of memory\n  tried again: no\n\n"
         "batch.micro (config key)\n  samples per device and forward pass\n  type: integer > 0\n  default: 4\n\n"
-        f"predict (verb)\n  {cli.VERBS['predict'].summary}\n  see: zeroscale predict --help\n"
+        f"predict (verb)\n  {cli.VERBS['predict']}\n  see: zeroscale predict --help\n"
     )
 
 

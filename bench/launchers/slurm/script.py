@@ -55,11 +55,8 @@ def _check_folders(folder: Path, options: Options) -> None:
         rule = "Slurm cannot write a log to a path with a backslash, a line break or an undecodable character"
         raise UserError(repr(str(folder)), rule, "choose another results folder")
     if not str(Path.cwd()).isprintable():
-        raise UserError(
-            repr(str(Path.cwd())),
-            "a job script cannot contain the path of this folder",
-            "run the command in another folder",
-        )
+        rule = "a job script cannot contain the path of this folder"
+        raise UserError(repr(str(Path.cwd())), rule, "run the command in another folder")
     if options.container and re.search("[,:]", str(folder)):
         rule = "a path with a colon or a comma cannot be mounted into a container"
         raise UserError(str(folder), rule, "choose another results folder")

@@ -165,12 +165,9 @@ def _build_state(
     outcome, why = _ENDED.get(word, (None, ""))
     stuck = ""
     if find_phase(word) == "pending" and _STUCK.fullmatch(reason):
-        held = "held" in reason.lower()
-        stuck = (
-            "held until a user or administrator releases it"
-            if held
-            else "cannot start with the resources that it requests"
-        )
+        stuck = "cannot start with the resources that it requests"
+        if "held" in reason.lower():
+            stuck = "held until a user or administrator releases it"
     return JobState(
         handle=job,
         name=name,

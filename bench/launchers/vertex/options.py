@@ -199,9 +199,8 @@ def check(options: Options, spec: RunSpec) -> None:
     kind, count = find_accelerators(options, site.machine_type, spec.devices_per_node)
     if kind is not None and count < spec.devices_per_node:
         given = f"launcher.accelerators_per_node={count}"
-        raise UserError(
-            given, f"must be at least devices_per_node={spec.devices_per_node}", f"set {spec.devices_per_node}"
-        )
+        rule = f"must be at least devices_per_node={spec.devices_per_node}"
+        raise UserError(given, rule, f"set {spec.devices_per_node}")
 
 
 def find_accelerators(options: Options, machine_type: str, devices_per_node: int) -> tuple[str | None, int]:
@@ -231,9 +230,8 @@ def find_accelerators(options: Options, machine_type: str, devices_per_node: int
         return kind, count
     family, cores = machine_type.partition("-")[0], machine_type.rpartition("-")[2]
     if family in table["without"]:
-        raise UserError(
-            given, f"machine type {machine_type} supports no GPUs", "choose an n1, g2, a2 or a3 machine type"
-        )
+        rule = f"machine type {machine_type} supports no GPUs"
+        raise UserError(given, rule, "choose an n1, g2, a2 or a3 machine type")
     if family == "n1":
         _check_attached(table["attached_to_n1"], machine_type, int(cores) if cores.isdigit() else 0, kind, count)
     return kind, count
@@ -288,7 +286,7 @@ def job_setup(options: Options) -> JobSetup:
         price_per_node_hour=options.price_per_node_hour,
         price_note=_describe_spot_price(options) if options.spot else "",
         budget=options.budget,
-        dockerfile=build_dockerfile(image, has_gpu=has_gpu),
+        dockerfile=_DOCKERFILE.format(base=_CUDA if has_gpu else _CPU, digest=DIGEST, image=image),
         build=list_commands(image),
     )
 
@@ -321,11 +319,6 @@ def _suggest_gpu(machine_type: str) -> str:
         return "launcher.accelerator_type=NVIDIA_TESLA_T4"
     near = difflib.get_close_matches(machine_type, _read_machine_types()["fixed"], n=1)
     return f"launcher.machine_type={near[0] if near else 'a2-highgpu-1g'}"
-
-
-def build_dockerfile(image: str, *, has_gpu: bool) -> str:
-    """Return the Dockerfile of an image with zeroscale and its libraries, for GPUs or for processors only."""
-    return _DOCKERFILE.format(base=_CUDA if has_gpu else _CPU, digest=DIGEST, image=image)
 
 
 def list_commands(image: str) -> tuple[tuple[str, ...], ...]:

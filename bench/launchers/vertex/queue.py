@@ -159,10 +159,6 @@ def sync(folder: Path, options: Options) -> None:
     cost = states.compute_cost(jobs, options.price_per_node_hour, time.time())
     live = [job.name for job in jobs if states.read_use(job).is_live]
     if live and cost.spent >= options.budget:
-        _LOGGER.warning(
-            "%.2f of the budget of %g is spent; cancelling %s",
-            cost.spent,
-            options.budget,
-            format_count(len(live), "job"),
-        )
+        count = format_count(len(live), "job")
+        _LOGGER.warning("%.2f of the budget of %g is spent; cancelling %s", cost.spent, options.budget, count)
         cancel_all(live, options)

@@ -2,7 +2,7 @@
 collect the data needed to predict the time lost to failures. Both are derived from the arguments of the command, the
 spec and the machine."""
 
-from bench.config.compose import Request
+from bench.config.decode import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.network import count_parameters
@@ -95,10 +95,8 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 def build_critical_error(need: TrainingNeed) -> UserError:
     """Return the error for a question in which every layout has a global batch above the critical batch. At the
     critical batch, a training needs twice as many tokens as with small batches."""
-    rule = (
-        f"every choice has a batch beyond the critical batch, {need.critical_batch:,.0f} tokens, or one that its ranks "
-        "cannot divide"
-    )
+    beyond = f"a batch beyond the critical batch, {need.critical_batch:,.0f} tokens"
+    rule = f"every choice has {beyond}, or one that its ranks cannot divide"
     return UserError(f"loss={need.loss:g}", rule, "ask for fewer nodes, smaller micro-batches or a lower loss")
 
 

@@ -96,15 +96,8 @@ class PlaceTable(NamedTuple):
     left_out: list[tuple[str, str]]  # place and method, and the reason why they have no row
 
     def __repr__(self) -> str:
-        return (
-            "\n  ".join(
-                [
-                    f"<PlaceTable {format_count(len(self.rows), 'row')}, {len(self.left_out)} left out",
-                    *(row.describe() for row in self.rows),
-                ]
-            )
-            + ">"
-        )
+        head = f"<PlaceTable {format_count(len(self.rows), 'row')}, {len(self.left_out)} left out"
+        return "\n  ".join([head, *(row.describe() for row in self.rows)]) + ">"
 
     def list_cells(self) -> list[dict[str, Any]]:
         """Return a dict of plain values for each row, so that `pandas.DataFrame(table.list_cells())` is a table."""
@@ -132,11 +125,8 @@ class PlaceTable(NamedTuple):
         """Rows that may be cheaper than the first row: their cost intervals overlap that of the first row, and it is
         equally certain that they meet the deadline and fit into memory (the same `doubt`)."""
         first, *others = self.rows
-        return [
-            row
-            for row in others
-            if row.doubt == first.doubt and row.cost and first.cost and row.cost.low <= first.cost.high
-        ]
+        sure = [row for row in others if row.doubt == first.doubt]
+        return [row for row in sure if row.cost and first.cost and row.cost.low <= first.cost.high]
 
 
 def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path | None) -> PlaceTable:
@@ -177,9 +167,8 @@ def compare_places(texts: Sequence[str], config_dir: Path | None, results: Path 
     if not rows:
         raise UserError("where", f"no place can do this training; {left_out[0][0]}: {left_out[0][1]}")
     rows.sort(key=lambda row: (row.doubt, row.cost.likely if row.cost else math.inf, row.hours.likely))
-    return PlaceTable(
-        query, rows[0].answer.query.question._replace(deadline_h=query.question.deadline_h), rows, left_out
-    )
+    question = rows[0].answer.query.question._replace(deadline_h=query.question.deadline_h)
+    return PlaceTable(query, question, rows, left_out)
 
 
 def describe_method(method: str) -> str:

@@ -61,7 +61,8 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     parsed = compose.parse_overrides([text for text in texts if text.partition("=")[0] not in _WORDS])
     _check_keys([key for key, _ in parsed])
     lists = {key: values for key, values in parsed if key in _AXES}
-    shared = _require_single([(key, values) for key, values in parsed if key not in _AXES])
+    others, remedy = [pair for pair in parsed if pair[0] not in _AXES], f"lists are allowed for {', '.join(_AXES)}"
+    shared = compose.require_single(others, "must be one value", remedy)
     training = TrainingWords(**{name: words.get(name) for name in TrainingWords._fields})
     question = AdviceQuestion(words.get("tokens"), words.get("deadline"), words.get("node_hours"), words.get("best"))
     _check_length(words)
@@ -232,19 +233,10 @@ def _check_keys(keys: list[str]) -> None:
         if key == "study":
             raise UserError("study", "advice searches its own points", "remove it")
         if key == "batch":
-            raise UserError(
-                "batch", "its parts are searched one by one", "set batch.micro, batch.accumulation or batch.global"
-            )
+            rule = "its parts are searched one by one"
+            raise UserError("batch", rule, "set batch.micro, batch.accumulation or batch.global")
         if key.split(".")[0] not in known:
             raise UserError(key, "no such key", suggest_nearest(key, known | set(_WORDS)))
-
-
-def _require_single(parsed: list[tuple[str, list[Any]]]) -> list[tuple[str, Any]]:
-    for key, values in parsed:
-        if len(values) != 1:
-            listed = ",".join(map(str, values))
-            raise UserError(f"{key}={listed}", "must be one value", f"lists are allowed for {', '.join(_AXES)}")
-    return [(key, values[0]) for key, values in parsed]
 
 
 def _parse_counts(key: str, lists: dict[str, list[Any]]) -> tuple[int, ...] | None:

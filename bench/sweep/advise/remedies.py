@@ -5,12 +5,11 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench import engines, launchers
 from bench.config import compose
-from bench.config.compose import Request
-from bench.config.decode import check_rank
+from bench.config.decode import Request, check_rank
 from bench.core.errors import UserError
 from bench.core.files import find_group_files
 from bench.core.formatting import describe_adapter, describe_choice, format_count
@@ -124,8 +123,17 @@ def _compose_changed(
     """
     changed = {key for key, _ in change}
     kept = [(key, value) for key, value in overrides if not {key, key.partition(".")[0]} & changed]
+    return _compose_allowed([*kept, *change], config_dir, device)
+
+
+def _compose_allowed(
+    pairs: Sequence[Pair], config_dir: Path | None, device: Device, update: dict[str, Any] | None = None
+) -> Request | None:
+    """Return the request composed from overrides, with the fields `update` of its spec replaced. None if the result
+    breaks a rule, or if its engine refuses it."""
     try:
-        request = compose.compose_request([*kept, *change], config_dir)
+        request = compose.compose_request(pairs, config_dir)
+        request = request._replace(spec=request.spec.model_copy(update=update))
         check_rank(request, device)
     except UserError:
         return None
@@ -162,24 +170,16 @@ def _compose_searched(
 ) -> Request | None:
     """Return the request for `short`, a searched configuration that does not fit, with a change applied. None if the
     changed configuration breaks a rule, or if its engine refuses it."""
-    pairs = [
-        ("launcher", launchers.find_cluster()),
-        ("batch.micro", 1),
-        *query.overrides,
-        ("engine", short.engine.name),
-    ]
-    if describe_adapter(short):
-        pairs.append(("adapter", short.adapter.name))
-    else:
-        pairs = [pair for pair in pairs if not pair[0].startswith("adapter.")]
-    try:
-        request = compose.compose_request([*pairs, *change], config_dir)
-        searched = {name: getattr(short, name) for name in _SEARCHED}
-        request = request._replace(spec=request.spec.model_copy(update=searched))
-        check_rank(request, device)
-    except UserError:
-        return None
-    return request
+    pairs = list_pairs(query, short.engine.name, short.adapter.name)
+    return _compose_allowed([*pairs, *change], config_dir, device, {name: getattr(short, name) for name in _SEARCHED})
+
+
+def list_pairs(query: AdviceQuery, engine: str, adapter: str) -> list[Pair]:
+    """Return the overrides with which a query's configurations with this engine and adapter are composed."""
+    shared = [pair for pair in query.overrides if adapter != "none" or not pair[0].startswith("adapter.")]
+    # a launcher with a queue checks no local devices; micro-batch 1 is only the start of the search
+    pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *shared, ("engine", engine)]
+    return pairs + [("adapter", adapter)] * (adapter != "none")
 
 
 def _describe_fit(request: Request, change: Change, device: Device) -> str:
@@ -211,11 +211,8 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
     several = len({spec.adapter.name for spec in tried}) > 1
 
     def name(spec: RunSpec) -> str:
-        return (
-            f"{spec.engine.name}, {spec.adapter.name if describe_adapter(spec) else 'full training'}"
-            if several
-            else spec.engine.name
-        )
+        adapter = spec.adapter.name if describe_adapter(spec) else "full training"
+        return f"{spec.engine.name}, {adapter}" if several else spec.engine.name
 
     engines = {name(candidate.spec) for candidate in found.candidates}
     nodes = {candidate.spec.nodes for candidate in found.candidates}

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import launchers
 from bench.config import compose, decode
-from bench.config.compose import Request
+from bench.config.decode import Request
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.files import RESULTS
@@ -107,12 +106,8 @@ def _compose_requests(
     found: dict[tuple[str, str], Request] = {}
     first_error: UserError | None = None
     for adapter, engine in itertools.product(query.adapters, query.engines):
-        shared = [pair for pair in query.overrides if adapter != "none" or not pair[0].startswith("adapter.")]
-        # a launcher with a queue checks no local devices; micro-batch 1 is only the start of the search
-        pairs = [("launcher", launchers.find_cluster()), ("batch.micro", 1), *shared, ("engine", engine)]
-        pairs += [("adapter", adapter)] * (adapter != "none")
         try:
-            request = compose.compose_request(pairs, config_dir)
+            request = compose.compose_request(remedies.list_pairs(query, engine, adapter), config_dir)
             query = _assume_one_node(query, request, rejected)
             _check_predictable(query, request)
             found[_identify(request.spec)] = request

@@ -94,21 +94,16 @@ def find_defects(record: RunRecord) -> dict[str, str]:
         best = max((rate for rate in link.nodes_bytes_per_s if rate is not None), default=0.0)
         for node in find_slow_links(link.nodes_bytes_per_s):
             rate = link.nodes_bytes_per_s[node] or 0.0
-            found[hosts[node]] = (
-                f"its link reached {rate / 1e6:.1f} MB/s; links of other nodes reached up to {best / 1e6:.1f} MB/s"
-            )
+            others = f"links of other nodes reached up to {best / 1e6:.1f} MB/s"
+            found[hosts[node]] = f"its link reached {rate / 1e6:.1f} MB/s; {others}"
     window_s = record.observations.steps.window_s if record.observations.steps else 0.0
     for use in record.observations.device_use or ():
         if (use.thermal_throttled_s or 0.0) > _SLOWED_SHARE * window_s > 0:
-            host = hosts[use.rank // record.spec.devices_per_node]
-            found[host] = (
-                f"the device of rank {use.rank} was throttled by its temperature for {use.thermal_throttled_s:.1f} s"
-            )
+            slowed = f"was throttled by its temperature for {use.thermal_throttled_s:.1f} s"
+            found[hosts[use.rank // record.spec.devices_per_node]] = f"the device of rank {use.rank} {slowed}"
     for number, device in enumerate(record.environment.devices_after):  # read on the first node only
-        if (device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
-            found[hosts[0]] = (
-                f"the hardware throttled its device {number} (throttle reasons {device['throttle_reasons']:#x})"
-            )
+        if (reasons := device.get("throttle_reasons") or 0) & _SLOWED_BY_HARDWARE:
+            found[hosts[0]] = f"the hardware throttled its device {number} (throttle reasons {reasons:#x})"
     return found
 
 
@@ -170,18 +165,11 @@ class JobLeader:
                 self._push(note)
 
     def _go_through(self) -> int:
-        network = self.requested[0].circumstance.network
-        others = count_supervisors(self.requested[0].spec, self.job.span) - 1
-        address, allocation = network.address(self.host), self.context.allocation
-        self.agents = JobAgents(
-            others,
-            address,
-            self.folder,
-            allocation,
-            self.patience_s,
-            lambda: self.interrupted_by is not None,
-            self.study,
-        )
+        first = self.requested[0]
+        others = count_supervisors(first.spec, self.job.span) - 1
+        address = first.circumstance.network.address(self.host)
+        patience = self.patience_s, lambda: self.interrupted_by is not None
+        self.agents = JobAgents(others, address, self.folder, self.context.allocation, *patience, self.study)
         plan = self._plan()
         passed: list[Decision] = []
         # The folder is read again for each decision: other jobs of the study add answers meanwhile.
@@ -229,11 +217,12 @@ class JobLeader:
             self.study.pull_attempts(config_id)
         return store.list_attempts(self.study_folder / config_id)
 
-    def _open_attempt(self, requested: RequestedRun, circumstance: Circumstance) -> store.RunAttempt:
+    def _open_attempt(self, requested: RequestedRun) -> store.RunAttempt:
         """Create the folder of the next attempt (one try) at a point. Because the folder exists, no other process can
         use the same attempt number."""
         open_attempt = self.study.open_attempt if self.study else store.open_attempt
         config_folder = self.study_folder / requested.config_id
+        circumstance = self._circumstance(requested)
         return open_attempt(config_folder, requested.spec, circumstance, new_repeat=requested.control)
 
     def _finalize(self, folder: Path, outcome: Outcome) -> None:
@@ -243,14 +232,10 @@ class JobLeader:
         if self.study:
             self.study.push_attempt(folder)
 
-    def _push(self, path: Path) -> None:
-        """Copy a file of the study's folder to the object store, if there is one."""
+    def _push(self, *paths: Path) -> None:
+        """Copy files of the study's folder to the object store, if there is one."""
         if self.study:
-            self.study.push(path)
-
-    def _push_exclusions(self) -> None:
-        if self.study:
-            self.study.push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
+            self.study.push(*paths)
 
     def _carry_out(self, decision: Decision) -> str:
         """Carry out a decision on a run. Return the reason why the allocation has to end; empty if it continues."""
@@ -265,10 +250,10 @@ class JobLeader:
                 if self.agents and (gone := self.agents.wait()):
                     return f"lost connection to {', '.join(gone)}"
                 if reason := self.health.format_excluded():
-                    self._push_exclusions()
+                    self._push(*(self.study_folder / jobs.EXCLUDED).glob("*.json"))
                     return f"{reason}; jobs exclude this node from now on"
             case RecordWithoutRun(outcome=outcome):
-                self._finalize(self._open_attempt(requested, self._circumstance(requested)).folder, outcome)
+                self._finalize(self._open_attempt(requested).folder, outcome)
                 _print_progress(requested, outcome.reason)
             case PostponeRun(why=why) | SkipRun(why=why):
                 _print_progress(requested, why)
@@ -282,11 +267,9 @@ class JobLeader:
     def _run_attempt(self, requested: RequestedRun) -> None:
         """Make one attempt at a point, with ranks on all nodes of the allocation."""
         assert self.agents
-        attempt, rival = self._open_attempt(requested, self._circumstance(requested)), None
-        if not requested.control:
-            config_folder = attempt.folder.parent
-            rival = snapshot.find_rival_attempt(config_folder, requested.key, attempt.attempt, self._is_of_this_job)
-        if rival:
+        attempt = self._open_attempt(requested)
+        config_folder, key, ours = attempt.folder.parent, requested.key, self._is_of_this_job
+        if not requested.control and (rival := snapshot.find_rival_attempt(config_folder, key, attempt.attempt, ours)):
             reason = f"job {rival.job} started this point a moment earlier, as attempt {rival.attempt.folder.name}"
             self._finalize(attempt.folder, Outcome(kind="cancelled", reason=reason))
             return
@@ -333,7 +316,7 @@ class JobLeader:
             for attempt in self._list_attempts(requested.config_id):
                 found = None if attempt.outcome else snapshot.read_unfinished(requested.config_id, attempt)
                 if found and self._is_of_this_job(found):
-                    left_behind = lost.LeftBehind.read(attempt.folder)
+                    left_behind = lost.read_left_behind(attempt.folder)
                     self._finalize(attempt.folder, lost.reconcile_outcome(left_behind, None, restarted=True))
 
     def _is_of_this_job(self, attempt: UnfinishedAttempt) -> bool:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from bench import data, engines, launchers
 from bench.config import compose
-from bench.config.compose import Request
+from bench.config.decode import Request
 from bench.core import store
 from bench.core.errors import Check, UserError
 from bench.core.files import get_cache_folder
@@ -189,11 +189,8 @@ def python(request: Request) -> tuple[str, ...]:
     if not command or not Path(command[0]).is_absolute() or setup.image:
         return (sys.executable,)
     if not Path(command[0]).exists():
-        raise UserError(
-            f"launcher.python={command[0]}",
-            "does not exist on this machine",
-            "run `zeroscale prepare` on a machine that has it",
-        )
+        rule = "does not exist on this machine"
+        raise UserError(f"launcher.python={command[0]}", rule, "run `zeroscale prepare` on a machine that has it")
     return command
 
 
@@ -223,9 +220,8 @@ def prepare(
     image = None if extensions.IMAGE in os.environ else _setup(requests[0]).image  # set in the container
     if image and offline:
         rule = f"jobs run in the container {image}, but this process runs outside of it"
-        raise UserError(
-            "--offline", rule, "remove it; zeroscale then writes a job script that makes this check in the container"
-        )
+        remedy = "remove it; zeroscale then writes a job script that makes this check in the container"
+        raise UserError("--offline", rule, remedy)
     if image and _setup(requests[0]).dockerfile:
         _check_architectures(wanted)
         folder = (results / chosen.name / "prepare" / "image").resolve()
@@ -281,9 +277,8 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
     if control := list_control_pairs(chosen, given):
         requests.append(compose.compose_request(control, config_dir))
     if len({request.launcher_options.model_dump_json() for request in requests}) > 1:
-        raise UserError(
-            "launcher", "the points have several launchers", "run `zeroscale prepare` once for each launcher"
-        )
+        rule = "the points have several launchers"
+        raise UserError("launcher", rule, "run `zeroscale prepare` once for each launcher")
     return chosen, requests
 
 

@@ -238,11 +238,8 @@ def check_memory_counter() -> Iterator[Check]:
     if counted == tensor.nbytes:
         yield Check("CPU memory counter", "ok", "counts a tensor's bytes exactly")
     else:
-        message, remedy = (
-            f"counted {counted} instead of {tensor.nbytes} bytes",
-            "install a C++ compiler (see zeroscale doctor)",
-        )
-        yield Check("CPU memory counter", "note", message, remedy)
+        message = f"counted {counted} instead of {tensor.nbytes} bytes"
+        yield Check("CPU memory counter", "note", message, "install a C++ compiler (see zeroscale doctor)")
 
 
 def _check_operation(name: str, needs: StagingNeeds) -> Iterator[Check]:

@@ -104,7 +104,7 @@ class OptunaProposer:
             if key not in codes or key not in others:
                 apart += 1
                 continue
-            (here, distribution), (there, _) = codes[key], others[key]
+            here, there, distribution = codes[key], others[key], self._distributions[key]
             if isinstance(distribution, self._optuna.distributions.CategoricalDistribution):
                 apart += here != there
             elif here != there:
@@ -150,8 +150,8 @@ class OptunaProposer:
         return optuna.trial.create_trial(
             state=optuna.trial.TrialState.COMPLETE if answered else optuna.trial.TrialState.RUNNING,
             value=(worst + _PENALTY if cost is None else cost) if answered else None,
-            params={key: value for key, (value, _) in parameters.items()},
-            distributions={key: distribution for key, (_, distribution) in parameters.items()},
+            params=parameters,
+            distributions={key: self._distributions[key] for key in parameters},
             system_attrs=attributes,
             user_attrs={"config_id": result.trial.point.config_id, "outcome": result.outcome or ""},
         )
@@ -210,15 +210,10 @@ class OptunaProposer:
             suggested = suggest(key, wanted.low, wanted.high, step=wanted.step, log=wanted.log)
         return dimension.values[suggested] if dimension.values is not None else suggested
 
-    def _encode(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return two things for each dimension of a trial: the value as Optuna represents it, and the dimension's
-        distribution."""
-        found = {}
-        for key, value in values.items():
-            dimension = self._pool.space.dimensions[key]
-            suggested = dimension.values.index(value) if dimension.values is not None else value
-            found[key] = suggested, self._distributions[key]
-        return found
+    def _encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of each dimension of a trial as Optuna represents it."""
+        lists = {key: self._pool.space.dimensions[key].values for key in values}
+        return {key: value if (listed := lists[key]) is None else listed.index(value) for key, value in values.items()}
 
 
 def _import_optuna(sampler: str) -> Any:
@@ -231,9 +226,8 @@ def _import_optuna(sampler: str) -> Any:
         except ImportError as error:
             extra = "run" if name == "torch" else "search"
             remedy = f"pip install 'zeroscale[{extra}]', or search.sampler={'tpe' if name == 'torch' else 'random'}"
-            raise UserError(
-                f"search.sampler={sampler}", f"needs the package {name}, which is not installed", remedy
-            ) from error
+            rule = f"needs the package {name}, which is not installed"
+            raise UserError(f"search.sampler={sampler}", rule, remedy) from error
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -47,9 +47,8 @@ class SearchPoints:
         """
         if study.search is None:
             rule = "has no search section"
-            raise UserError(
-                f"study={study.name}", rule, "add a search section with space and objective, or use `zeroscale sweep`"
-            )
+            remedy = "add a search section with space and objective, or use `zeroscale sweep`"
+            raise UserError(f"study={study.name}", rule, remedy)
         self.overrides, self.config_dir = overrides, config_dir
         given = compose.parse_single(overrides)
         self._pinned = [(key, value) for key, value in given if not key.startswith(_SECTION)]
@@ -93,9 +92,8 @@ def _check_rungs(section: SearchSection, spec: RunSpec) -> None:
         if same := [pair for pair in pairs if spec.count_steps(pair[0]) == spec.count_steps(pair[1])]:
             fewer, more = same[-1]
             rule = f"rungs at {fewer:,} and {more:,} tokens end at the same step of {spec.tokens_per_step:,} tokens"
-            raise UserError(
-                f"search.rungs.least={section.rungs.least}", rule, f"set search.rungs.least={fewer + 1} or more"
-            )
+            remedy = f"set search.rungs.least={fewer + 1} or more"
+            raise UserError(f"search.rungs.least={section.rungs.least}", rule, remedy)
 
 
 class PlannedSearch(NamedTuple):
@@ -144,13 +142,11 @@ def _define_search(points: SearchPoints, first: StudyPoint, etiquette: Mapping[s
     """Return the definition of a search that has no trials yet. `first` is any of its points; the search uses the
     launcher and the machine of this point. `etiquette` holds options that limit the load on a scheduler's queue."""
     options, study = plan.merge_options([first], etiquette, False), points.study
-    request = SearchRequest(
-        study=study, overrides=points.overrides, config_dir=str(points.config_dir) if points.config_dir else None
-    )
+    config_dir = str(points.config_dir) if points.config_dir else None
+    request = SearchRequest(study=study, overrides=points.overrides, config_dir=config_dir)
     budget = study.budget.model_copy(update={"node_hours": points.section.node_hours or study.budget.node_hours})
-    return plan.define_sweep(
-        study, [first.composed], options, SweepRules(budget=budget), points=(), order=(), search=request
-    )
+    rules = SweepRules(budget=budget)
+    return plan.define_sweep(study, [first.composed], options, rules, points=(), order=(), search=request)
 
 
 def _check_within_reach(pool: CandidatePool) -> None:
@@ -213,7 +209,7 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
     """Write a search's definition unless the folder already contains the same. Raise UserError if the folder has trials
     of another search."""
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
-        before = next((one for one in reversed(definition.read(folder)) if one.search), None)
+        before = definition.find_search(definition.read(folder))
         if before and before.search and sweep.search:
             if _identify(before.search) != _identify(sweep.search):
                 rule = "contains the trials of another search"
@@ -238,17 +234,13 @@ def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSect
         return section
     plain = section.model_dump(by_alias=True, exclude_defaults=True)
     plain |= {key.removeprefix(_SECTION): value for key, value in given}
-    decoded: SearchSection = decode_model(SearchSection, plain, "search")
-    return decoded
+    return decode_model(SearchSection, plain, "search")
 
 
 def _check_fields(key: str, dimension: Dimension) -> None:
     """Raise UserError if a dimension of the search space names a machine, a launcher, or a field that no point has."""
-    names = {
-        name
-        for value in ((None,) if dimension.values is None else dimension.values)
-        for name in (value if isinstance(value, Mapping) else (key,))
-    }
+    values = (None,) if dimension.values is None else dimension.values
+    names = {name for value in values for name in (value if isinstance(value, Mapping) else (key,))}
     known = list_field_names()
     for name in sorted(names):
         if name.partition(".")[0] in _ONE_OF:

@@ -76,9 +76,9 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
         if any(bound.holds(one.get(name)) for one in measured):
             continue
         known = [value for one in measured if (value := one.get(name)) is not None]
-        nearest = (
-            f"the nearest value is {min(known, key=bound.compute_distance):.4g}" if known else "its value is unknown"
-        )
+        nearest = "its value is unknown"
+        if known:
+            nearest = f"the nearest value is {min(known, key=bound.compute_distance):.4g}"
         rule = f"must be {bound}, but none of the {format_count(len(measured), 'trial')} with outcome ok is; {nearest}"
         return str(UserError(f"search.constraints.{name}", rule, remedy))
     names = ", ".join(section.constraints)
@@ -122,8 +122,7 @@ class ListProposer:
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
         self._section = pool.section
         candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
-        order = pool.shuffle(candidates) if at_random else range(len(candidates))
-        self._candidates = [candidates[place] for place in order]
+        self._candidates = pool.shuffle(candidates) if at_random else candidates
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the first candidate that was not tried yet. None if all were tried or the budget is used up."""

@@ -6,8 +6,8 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from bench.core.errors import UserError
 from bench.core.machine import Machine
@@ -38,16 +38,9 @@ class SearchSpace:
         fields = self._base | dict(list_pairs(before))
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
-    def iterate(self) -> Iterator[Values] | None:
-        """Return an iterator over all combinations of values, in which the last dimension varies fastest.
-
-        None if a dimension has too many values to list.
-        """
-        if any(dimension.list_values() is None for dimension in self.dimensions.values()):
-            return None
-        return self._iterate_from({}, list(self.dimensions))
-
     def _iterate_from(self, before: Values, keys: list[str]) -> Iterator[Values]:
+        """Yield all combinations of values of the dimensions `keys`, each added to the values `before` of earlier
+        dimensions. The last dimension varies fastest."""
         if not keys:
             yield before
             return
@@ -69,9 +62,10 @@ class SearchSpace:
 
     def list_all(self, most: int = MOST_LISTED) -> list[Values] | None:
         """Return all combinations of values, in the order of the dimensions. None if there are more than `most`."""
-        listed = self.iterate()
-        found = None if listed is None else list(itertools.islice(listed, most + 1))
-        return None if found is None or len(found) > most else found
+        if any(dimension.list_values() is None for dimension in self.dimensions.values()):
+            return None
+        found = list(itertools.islice(self._iterate_from({}, list(self.dimensions)), most + 1))
+        return None if len(found) > most else found
 
     def list_candidates(self, seed: int, most: int = MOST_LISTED) -> list[Values]:
         """Return all combinations of values if there are at most `most`. Otherwise, return `most` random combinations,
@@ -113,18 +107,14 @@ def _draw_value(dimension: Dimension, generator: random.Random) -> Any:
         return generator.uniform(dimension.from_, dimension.to)
     if not dimension.whole:
         return math.exp(generator.uniform(math.log(dimension.from_), math.log(dimension.to)))
-    low, high = (
-        math.log(dimension.from_ - 0.5),
-        math.log(dimension.to + 0.5),
-    )  # every whole number has a share of the range
+    # every whole number has a share of the range
+    low, high = math.log(dimension.from_ - 0.5), math.log(dimension.to + 0.5)
     return min(max(round(math.exp(generator.uniform(low, high))), int(dimension.from_)), int(dimension.to))
 
 
 BuildPoint = Callable[[Mapping[str, Any]], SweepPoint]
 """Function that returns the point with the given values. It raises UserError if a rule excludes the point or it cannot
 run."""
-
-_Item = TypeVar("_Item")
 
 
 class SearchCandidate(NamedTuple):
@@ -134,7 +124,6 @@ class SearchCandidate(NamedTuple):
     point: SweepPoint
     predicted: float | None  # value of the search's objective; None without a prediction, or if it does not fit
     may_fit: bool  # False if it surely exceeds the device's memory
-    needs_bytes: float | None  # low end of the predicted memory; None if there is no prediction
 
 
 class CandidatePool:
@@ -148,7 +137,13 @@ class CandidatePool:
 
     def find(self, values: Mapping[str, Any]) -> SearchCandidate | None:
         """Return the candidate with these values; None if it cannot run."""
-        found = self._look_up(values)
+        key = format_key(values)
+        if key not in self._known:
+            try:
+                self._known[key] = self._build_candidate(dict(values))
+            except UserError as refused:
+                self._known[key] = str(refused)
+        found = self._known[key]
         return found if isinstance(found, SearchCandidate) else None
 
     def list_all(self) -> list[SearchCandidate]:
@@ -165,29 +160,24 @@ class CandidatePool:
             raise UserError("search.space", rule, "change the space, or the rules in exclude")
         return list(found.values())
 
-    def shuffle(self, candidates: Sequence[SearchCandidate]) -> list[int]:
-        """Return the indices of candidates from `list_all` in a seeded random order.
+    def shuffle(self, candidates: list[SearchCandidate]) -> list[SearchCandidate]:
+        """Return candidates from `list_all` in a seeded random order. Repeatedly, one of the remaining candidates is
+        drawn with a probability proportional to its share of the space (Efraimidis and Spirakis, 2006).
 
         If the space is too large to list, the candidates were drawn at random already, and they keep their order.
         """
-        places = range(len(candidates))
         if self.space.list_all() is None:
-            return list(places)
+            return candidates
         shares = [self.space.compute_share(candidate.values) for candidate in candidates]
-        return _shuffle(places, self.section.seed, shares)
+        generator = random.Random(self.section.seed)
+        if len(set(shares)) < 2:
+            return generator.sample(candidates, len(candidates))
+        keys = [generator.expovariate(share) for share in shares]
+        return [candidates[at] for at in sorted(range(len(candidates)), key=keys.__getitem__)]
 
     def explain_left_out(self) -> list[str]:
         """Return the error messages of all combinations of values that were looked up so far and cannot run."""
         return [found for found in self._known.values() if isinstance(found, str)]
-
-    def _look_up(self, values: Mapping[str, Any]) -> SearchCandidate | str:
-        key = format_key(values)
-        if key not in self._known:
-            try:
-                self._known[key] = self._build_candidate(dict(values))
-            except UserError as refused:
-                self._known[key] = str(refused)
-        return self._known[key]
 
     def _build_candidate(self, values: Values) -> SearchCandidate:
         point = self._build(values)
@@ -195,18 +185,6 @@ class CandidatePool:
         room, step = (forecast.room, forecast.step) if forecast else (None, None)
         if room and room.fits(find_rank_memory_bytes(self.machine, point.devices_per_node)) == "does not fit":
             step = None  # as in `predict`; so the point is not among those that are predicted to be the best
-        predicted = predict_quantity(
-            self.section.objective, spec, step.s if step else None, room.tensor_bytes if room else None
-        )
-        far_out = is_far_out_of_memory(forecast, self.machine, point.devices_per_node)
-        return SearchCandidate(values, point, predicted, not far_out, room.low_bytes if room else None)
-
-
-def _shuffle(items: Sequence[_Item], seed: int, shares: Sequence[float]) -> list[_Item]:
-    """Return items in a seeded random order. Repeatedly, one of the remaining items is drawn with a probability
-    proportional to its share (Efraimidis and Spirakis, 2006)."""
-    generator = random.Random(seed)
-    if len(set(shares)) < 2:
-        return generator.sample(items, len(items))
-    keys = [generator.expovariate(share) for share in shares]
-    return [items[at] for at in sorted(range(len(items)), key=keys.__getitem__)]
+        step_s, tensor_bytes = step.s if step else None, room.tensor_bytes if room else None
+        predicted = predict_quantity(self.section.objective, spec, step_s, tensor_bytes)
+        return SearchCandidate(values, point, predicted, not is_far_out_of_memory(point, self.machine))

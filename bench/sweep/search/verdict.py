@@ -74,12 +74,8 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     ended.sort(key=lambda pair: pair[0])
     best = ended[0][1] if ended else None
     listed = pool.list_all() if pool.space.list_all() is not None else None
-    trained = [result.trial.point.spec for result in results if section.rungs]
-    reached = Counter(
-        find_end(result.trial.point.spec)
-        for result in results
-        if section.rungs and find_cost(section, result) is not None
-    )
+    trained = [result for result in results if section.rungs]
+    reached = Counter(find_end(one.trial.point.spec) for one in trained if find_cost(section, one) is not None)
     return SearchVerdict(
         section=section,
         best=best,
@@ -96,7 +92,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         is_settled=is_settled(section, results),
         is_spent=is_spent(section, results),
         reached=dict(sorted(reached.items())),
-        whole_tokens=max((int(spec["learning"]["tokens"]) for spec in trained), default=None),
+        whole_tokens=max((int(one.trial.point.spec["learning"]["tokens"]) for one in trained), default=None),
         is_exhausted=section.rungs is not None
         and HalvingProposer(pool, ListProposer(pool, at_random=False)).propose(results) is None,
     )

@@ -38,50 +38,59 @@ def needed(made: RunSpec = FOUR) -> int:
     return predict_memory(made, "cpu").device[0]
 
 
+def predicted_point() -> SweepPoint:
+    return point(FOUR).model_copy(update={"forecast": predict()})
+
+
+def is_far_out(forecast: Forecast | None, machine: Machine, ranks: int, correction: Correction = UNCORRECTED) -> bool:
+    made = point(FOUR).model_copy(update={"forecast": forecast, "devices_per_node": ranks})
+    return is_far_out_of_memory(made, machine, correction)
+
+
 def test_point_is_infeasible_from_a_fifth_above_the_devices_memory() -> None:
-    assert is_far_out_of_memory(predict(), small(0.99 * needed() / FAR_OUT_FACTOR), 2)
-    assert not is_far_out_of_memory(predict(), small(1.01 * needed() / FAR_OUT_FACTOR), 2), "near the edge"
-    assert not is_far_out_of_memory(predict(), small(2 * needed()), 2)
+    assert is_far_out(predict(), small(0.99 * needed() / FAR_OUT_FACTOR), 2)
+    assert not is_far_out(predict(), small(1.01 * needed() / FAR_OUT_FACTOR), 2), "near the edge"
+    assert not is_far_out(predict(), small(2 * needed()), 2)
 
 
 def test_ranks_on_a_cpu_share_the_hosts_memory() -> None:
     process_bytes = 400_000_000
     enough = 2 * (needed() / FAR_OUT_FACTOR + process_bytes)
     shared, larger = (Machine(name="cpu", device="cpu", host_memory_bytes=int(f * enough)) for f in (0.99, 1.01))
-    assert is_far_out_of_memory(predict(), shared, 2) and not is_far_out_of_memory(predict(), larger, 2)
-    assert not is_far_out_of_memory(predict(), shared, 1)
-    outcome = find_infeasible_outcome(FOUR.model_dump(mode="json", by_alias=True), predict(), shared, UNCORRECTED)
+    assert is_far_out(predict(), shared, 2) and not is_far_out(predict(), larger, 2)
+    assert not is_far_out(predict(), shared, 1)
+    outcome = find_infeasible_outcome(predicted_point(), shared, UNCORRECTED)
     assert outcome and outcome.kind == "infeasible" and "GB per rank, but this machine has" in outcome.reason
 
 
 def test_unknown_memory_device_or_model_is_never_infeasible() -> None:
-    assert not is_far_out_of_memory(predict(), small(None), 2)
-    assert not is_far_out_of_memory(predict_forecast(FOUR, small(1), None), small(1), 2), "device not known yet"
-    assert not is_far_out_of_memory(None, small(1), 2), "without a forecast"
+    assert not is_far_out(predict(), small(None), 2)
+    assert not is_far_out(predict_forecast(FOUR, small(1), None), small(1), 2), "device not known yet"
+    assert not is_far_out(None, small(1), 2), "without a forecast"
     unknown_model = FOUR.model_copy(update={"model": FOUR.model.model_copy(update={"family": "unknown_model"})})
     assert predict_forecast(unknown_model, small(1), "cpu") == Forecast()
 
 
 def test_corrections_by_measured_neighbours_revoke_or_extend_infeasibility() -> None:
     out, edge = small(needed() / 1.3), small(needed() / 1.1)
-    assert is_far_out_of_memory(predict(), out, 2) and not is_far_out_of_memory(predict(), edge, 2)
-    assert not is_far_out_of_memory(predict(), out, 2, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
-    assert is_far_out_of_memory(predict(), edge, 2, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
-    assert not is_far_out_of_memory(predict(), small(needed()), 2, Correction(memory=9.0, runs=2)), (
+    assert is_far_out(predict(), out, 2) and not is_far_out(predict(), edge, 2)
+    assert not is_far_out(predict(), out, 2, Correction(memory=0.9, runs=2)), "1.3 × 0.9 is below 1.2"
+    assert is_far_out(predict(), edge, 2, Correction(memory=1.15, runs=2)), "1.1 × 1.15 is above 1.2"
+    assert not is_far_out(predict(), small(needed()), 2, Correction(memory=9.0, runs=2)), (
         "the low estimate says that it fits"
     )
 
 
 def test_evidence_of_an_infeasible_outcome_is_the_whole_prediction() -> None:
     machine = small(needed() / 2)
-    found = find_infeasible_outcome(point(FOUR).spec, predict(), machine, UNCORRECTED)
+    found = find_infeasible_outcome(predicted_point(), machine, UNCORRECTED)
     assert found and found.kind == "infeasible" and found.final
     evidence = found.evidence
     phases = evidence["predicted"]["phases"]
     assert max(sum(terms.values()) for terms in phases.values()) == needed() == evidence["predicted"]["low_bytes"]
     assert evidence["machine"] == {"name": "cpu", "memory_bytes": machine.memory_bytes}
     assert set(evidence["formulas"]) == {"zeroscale", "bench.predict", "bench.engines"}
-    assert find_infeasible_outcome(point(FOUR).spec, predict(), small(needed()), UNCORRECTED) is None
+    assert find_infeasible_outcome(predicted_point(), small(needed()), UNCORRECTED) is None
 
 
 def infeasible_sweep(machine: Machine, micros: tuple[int, ...], **rules: Any) -> SweepDefinition:
@@ -151,18 +160,18 @@ def test_submission_records_infeasible_points_and_reopens_them_once_neighbours_r
         config_id(FOUR): "infeasible",
         config_id(one): "",
     }
-    assert [point_status.key.config_id for point_status in find_pending(view, corrections).statuses] == [config_id(one)]
+    assert [point_status.key.config_id for point_status in find_pending(view, corrections)[0]] == [config_id(one)]
     for _ in range(2):
         corrections.add(_ran(0.9, repeat=0))
     assert corrections.correction(made.points[0]) == (1.0, 1.0, 1), "the same run, added twice, counts once"
     corrections.add(_ran(0.9, repeat=1))
-    assert {point_status.key.config_id for point_status in find_pending(view, corrections).statuses} == {
+    assert {point_status.key.config_id for point_status in find_pending(view, corrections)[0]} == {
         config_id(FOUR),
         config_id(one),
     }
     for _ in range(2):
         attempt(tmp_path, FOUR, "error")
-    tried = find_pending(read_view(tmp_path, made), corrections).statuses
+    tried = find_pending(read_view(tmp_path, made), corrections)[0]
     assert [point_status.key.config_id for point_status in tried] == [config_id(one)], "all allowed attempts are used"
 
 
@@ -193,5 +202,5 @@ def test_recorded_runs_are_feasible_on_a_device_of_their_used_memory_but_not_of_
         ranks = record.observations.memory
         held = max(max(rank.init_peak_bytes or 0, rank.peak_allocated_bytes or 0) for rank in ranks)
         found = predict_forecast(record.spec, small(held), "cpu")
-        assert not is_far_out_of_memory(found, small(held), 2), record.config_id
-        assert is_far_out_of_memory(found, small(held / 2), 2), record.config_id
+        assert not is_far_out(found, small(held), 2), record.config_id
+        assert is_far_out(found, small(held / 2), 2), record.config_id

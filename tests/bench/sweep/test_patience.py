@@ -103,7 +103,7 @@ def test_jobs_submitted_before_the_scheduler_failed_are_reported(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(tmp_path, "sbatch", f"if ((number > 1)); then echo '{AWAY}' >&2; exit 1; fi; echo 11")
-    monkeypatch.setattr("bench.cli.resume._PATIENCE_S", 0.0)
+    monkeypatch.setattr("bench.cli.resume.PATIENCE_S", 0.0)
     assert main(["resume", str(study), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [job["job"] for job in told["submitted"]] == ["11"] and "Unable to contact" in told["cut_short"]

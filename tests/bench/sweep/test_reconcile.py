@@ -7,8 +7,11 @@ from bench.core.scheduling import JobState
 from bench.launchers.slurm import states
 from bench.sweep.lost import LeftBehind, reconcile_outcome
 
-SILENT = LeftBehind(None, None)
-INTERRUPTED = LeftBehind({"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"}, {"state": "running"})
+SILENT: LeftBehind = {}
+INTERRUPTED = {
+    "interrupted": {"signal": "SIGTERM", "at": "2026-11-21T12:00:00+00:00"},
+    "last_heartbeat": {"state": "running"},
+}
 
 
 def ended(word: str) -> JobState:
@@ -39,7 +42,7 @@ def test_schedulers_state_determines_the_outcome_and_is_kept_as_evidence(state: 
 def test_signal_without_a_scheduler_state_gives_a_cancelled_run() -> None:
     found = reconcile_outcome(INTERRUPTED, None, restarted=False)
     assert found.kind == "cancelled" and "SIGTERM" in found.reason
-    assert found.evidence == {"interrupted": INTERRUPTED.interrupted, "last_heartbeat": INTERRUPTED.heartbeat}
+    assert found.evidence == INTERRUPTED
 
 
 def test_signal_in_a_failed_job_gives_an_error_instead_of_a_cancelled_run() -> None:
@@ -47,13 +50,13 @@ def test_signal_in_a_failed_job_gives_an_error_instead_of_a_cancelled_run() -> N
     failed job, a signal does not mean that a user cancelled the run."""
     found = reconcile_outcome(INTERRUPTED, ended("FAILED"), restarted=False)
     assert found.kind == "error" and "FAILED" in found.reason and "SIGTERM" in found.reason
-    assert found.evidence["interrupted"] == INTERRUPTED.interrupted
+    assert found.evidence["interrupted"] == INTERRUPTED["interrupted"]
     assert found.evidence["scheduler"]["words"].startswith("12|FAILED|")
 
 
 def test_signal_near_the_jobs_time_limit_gives_a_timeout() -> None:
     def signalled(left_s: float) -> LeftBehind:
-        return LeftBehind({"signal": "SIGTERM", "left_s": left_s, "warning_s": 60}, None)
+        return {"interrupted": {"signal": "SIGTERM", "left_s": left_s, "warning_s": 60}}
 
     failed = ended("FAILED")
     assert reconcile_outcome(signalled(70), failed, restarted=False).kind == "timeout"

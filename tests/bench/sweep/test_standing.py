@@ -17,8 +17,8 @@ from bench.core.spec import config_id
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RunKey, SweepDefinition
 from bench.sweep.jobs import Job
-from bench.sweep.lost import LeftBehind, finalize_lost, reconcile_local_outcome, reconcile_outcome
-from bench.sweep.snapshot import find_rival_attempt, read_snapshot
+from bench.sweep.lost import finalize_lost, read_left_behind, reconcile_local_outcome, reconcile_outcome
+from bench.sweep.snapshot import compute_spent_node_hours, find_rival_attempt, read_snapshot
 from bench.sweep.status import JobTask, PointStatus, list_statuses, read_state
 
 FOUR = spec(batch__micro=4)
@@ -145,7 +145,7 @@ def test_record_of_a_local_attempt_names_the_dead_supervisor_and_no_scheduler(tm
 
 
 def test_interrupted_local_attempt_without_a_record_is_cancelled() -> None:
-    outcome = reconcile_local_outcome(LeftBehind({"signal": "SIGTERM"}, None))
+    outcome = reconcile_local_outcome({"interrupted": {"signal": "SIGTERM"}})
     assert (outcome.kind, outcome.reason) == ("cancelled", "interrupted by SIGTERM, and left no record")
 
 
@@ -202,7 +202,7 @@ def test_unreadable_file_of_a_job_is_named_and_other_jobs_are_read(tmp_path: Pat
         view = read_state(tmp_path, ask=False)
         assert [job.points for job in view.seen.jobs if job.name == "s-1"] != [()]
         finalize_lost(view)
-        assert view.spent_node_hours() == 0.0
+        assert compute_spent_node_hours(view.seen.jobs) == 0.0
         if name == "job.json":
             assert [error.path.name for error in view.seen.unreadable] == ["job.json"], content
 
@@ -228,7 +228,7 @@ def test_unreadable_files_of_an_attempt_do_not_prevent_its_outcome(tmp_path: Pat
     for content in UNREADABLE:
         (folder / store.INTERRUPTED).write_bytes(content)
         (folder / store.HEARTBEAT).write_bytes(content)
-        found = reconcile_outcome(LeftBehind.read(folder), None, restarted=False)
+        found = reconcile_outcome(read_left_behind(folder), None, restarted=False)
         assert found.kind in ("error", "cancelled"), content
         store.to_json(found)
 
