@@ -80,16 +80,17 @@ def to_markdown(frame: pd.DataFrame) -> str:
         write = functools.cache(lambda value, column=known[str(name)]: escape_markdown(format_cell(column, value)))
         cells.append([write(value) for value in list_values(frame[name])])
     right = [known[str(name)].kind in ("integer", "number") for name in frame.columns]
-    return _join_markdown(list(map(str, frame.columns)), list(zip(*cells, strict=True)), right)
+    return join_markdown(list(map(str, frame.columns)), list(zip(*cells, strict=True)), right)
 
 
 def format_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Return a Markdown table with the headings `head`. `right` is True for each right-aligned column."""
     escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
-    return _join_markdown(escaped[0], escaped[1:], right)
+    return join_markdown(escaped[0], escaped[1:], right)
 
 
-def _join_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+def join_markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """Return a Markdown table whose cells are already escaped. `right` is True for each right-aligned column."""
     rule = ["---:" if one else "---" for one in right]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
 

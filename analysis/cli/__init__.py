@@ -20,6 +20,23 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help=help_text)
 
 
+def add_format(parser: argparse.ArgumentParser, choices: Sequence[str] = ("text", "md", "csv", "json")) -> None:
+    """Add the argument that chooses the format of the output."""
+    parser.add_argument("--format", choices=choices, default="text", help="output format; default: %(default)s")
+
+
+def add_out(parser: argparse.ArgumentParser, folder: Path) -> None:
+    """Add the argument that names the output folder. `folder` holds the default folders of all studies."""
+    help_text = f"output folder; default: {folder}/<study>, or {folder}/all for several studies"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_text)
+
+
+def choose_out(out: Path | None, folder: Path, found: "Results") -> Path:
+    """Return the output folder for these runs: `out` or, if it is None, the default folder below `folder`."""
+    studies = set(found.table["study"])
+    return out or folder / (studies.pop() if len(studies) == 1 else "all")
+
+
 def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None = None) -> "Results":
     """Return every record at or below `paths`. Files that are not records are named on standard error.
 

@@ -15,7 +15,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from analysis.cli import add_paths, read_records
+from analysis.cli import add_format, add_paths, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--format", choices=("text", "md", "csv", "json"), default="text", help="output format; default: %(default)s"
-    )
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.cli import read_records, reporting_unwritable
+from analysis.cli import add_format, read_records, reporting_unwritable
 from bench.core import store
 from bench.core.errors import UserError, suggest_nearest
 
@@ -50,14 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", type=Path, metavar="B", help="results folder B, which is compared with A")
     across = "allow a difference in this field; several fields: a,b"
     parser.add_argument("--across", action="append", default=[], metavar="FIELD[=A:B]", help=across)
-    parser.add_argument(
-        "--exact", action="store_true", help="changed counts, such as FLOPs or bytes, also break the gate"
-    )
-    parser.add_argument(
-        "--paired",
-        action="store_true",
-        help="compare run n of A with run n of B, if one ran directly after the other, as in `ab`",
-    )
+    exact = "changed counts, such as FLOPs or bytes, also break the gate"
+    parser.add_argument("--exact", action="store_true", help=exact)
+    paired = "compare run n of A with run n of B, if one ran directly after the other, as in `ab`"
+    parser.add_argument("--paired", action="store_true", help=paired)
     parser.add_argument("--called", nargs=2, metavar=("A", "B"), help="display names of A and B; default: their paths")
     gate_arguments(parser)
 
@@ -65,21 +61,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
     """Add the options that the verbs `compare` and `ab` have in common."""
     # argparse applies % formatting to help texts, so a percent sign is written twice
-    limit = f"fail if B takes more time or memory than A by this percentage; default: {gate or 'none'}".replace(
-        "%", "%%"
-    )
-    default = gate and percentage(gate)
+    shown, default = (gate or "none").replace("%", "%%"), gate and percentage(gate)
+    limit = f"fail if B takes more time or memory than A by this percentage; default: {shown}"
     parser.add_argument("--gate", type=percentage, metavar="PERCENT", default=default, help=limit)
     parser.add_argument("--strict", action="store_true", help="an inconclusive gate counts as failed")
     allow = "quantities that may change without breaking the gate, e.g. resident_bytes"
     parser.add_argument("--allow", default="", metavar="NAME,…", help=allow)
-    parser.add_argument("--format", choices=FORMATS, default="text", help="output format; default: %(default)s")
-    parser.add_argument(
-        "--wide", action="store_true", help="text format: print all columns, one line per configuration"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the comparison to this file, and print only a summary"
-    )
+    add_format(parser, FORMATS)
+    wide = "text format: print all columns, one line per configuration"
+    parser.add_argument("--wide", action="store_true", help=wide)
+    out = "write the comparison to this file, and print only a summary"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
 
 
 def percentage(text: str) -> float:

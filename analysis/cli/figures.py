@@ -11,22 +11,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.cli import add_paths, read_records, reporting_unwritable
+from analysis.cli import add_out, add_paths, choose_out, read_records, reporting_unwritable
 
 _FIGURES = Path("results/figures")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"output folder; default: {_FIGURES}/<study>, or {_FIGURES}/all for several studies",
-    )
-    parser.add_argument(
-        "--format", default="pdf,png", metavar="F,…", help="file formats: any of pdf, png and svg; default: pdf,png"
-    )
+    add_out(parser, _FIGURES)
+    forms = "file formats: any of pdf, png and svg; default: pdf,png"
+    parser.add_argument("--format", default="pdf,png", metavar="F,…", help=forms)
     parser.add_argument("--only", metavar="NAME,…", help="write only these figures; default: every figure with data")
 
 
@@ -41,19 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
     forms, names = args.format.split(","), [one.name for one in list_figures()]
     only = args.only.split(",") if args.only else names
-    for option, given, known in (("--format", forms, FORMATS), ("--only", only, names)):
+    for option, what, given, known in (("format", "format", forms, FORMATS), ("only", "figure", only, names)):
         for one in given:
             if one not in known:
-                raise UserError(
-                    f"{option} {one}",
-                    "no such format" if option == "--format" else "no such figure",
-                    suggest_nearest(one, known),
-                )
+                raise UserError(f"--{option} {one}", f"no such {what}", suggest_nearest(one, known))
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
         found = read_records(args.paths, follow)
-    studies = set(found.table["study"])
-    out = args.out or _FIGURES / (studies.pop() if len(studies) == 1 else "all")
+    out = choose_out(args.out, _FIGURES, found)
     pictures = {figure.name: picture for figure, picture in build_pictures(found)}
     for figure in list_figures():
         if figure.name in only and figure.name not in pictures:

@@ -27,12 +27,8 @@ from bench.core.errors import UserError
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--by",
-        choices=("commit", "version", "date"),
-        default="commit",
-        help="axis of the history; default: %(default)s",
-    )
+    axis = "axis of the history; default: %(default)s"
+    parser.add_argument("--by", choices=("commit", "version", "date"), default="commit", help=axis)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write an HTML page and CSV tables into this folder")
 
 

@@ -61,11 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
     out = Path("results/packs/records.zip")
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="archive to write; default: %(default)s")
-    parser.add_argument(
-        "--whole",
-        action="store_true",
-        help="pack every file of one folder unchanged, with all names; for private use only",
-    )
+    whole = "pack every file of one folder unchanged, with all names; for private use only"
+    parser.add_argument("--whole", action="store_true", help=whole)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,22 +10,16 @@ An older report in the folder is replaced.
 import argparse
 from pathlib import Path
 
-from analysis.cli import add_paths, read_records
+from analysis.cli import add_out, add_paths, choose_out, read_records
 
 _REPORTS = Path("results/reports")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"output folder; default: {_REPORTS}/<study>, or {_REPORTS}/all for several studies",
-    )
-    parser.add_argument(
-        "--price", type=float, metavar="P", help="price per device and hour, in any currency, for the column of costs"
-    )
+    add_out(parser, _REPORTS)
+    price = "price per device and hour, in any currency, for the column of costs"
+    parser.add_argument("--price", type=float, metavar="P", help=price)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     with terminal.progress(quiet=False) as follow:
         follow("reading records")
         found = read_records(args.paths, follow)
-        studies = set(found.table["study"])
-        out = args.out or _REPORTS / (studies.pop() if len(studies) == 1 else "all")
+        out = choose_out(args.out, _REPORTS, found)
         page = report.write_report(found, out, args.price, lambda what, share: follow(terminal.Progress(what, share)))
     print(page)
     return 0

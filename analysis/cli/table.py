@@ -23,9 +23,9 @@ import argparse
 import itertools
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.cli import add_paths, read_records
+from analysis.cli import add_format, add_paths, read_records
 from bench.core import terminal
 from bench.core.errors import UserError, suggest_nearest
 
@@ -67,19 +67,15 @@ _NAMED = 3
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--format", choices=("text", "md", "csv", "json"), default="text", help="output format; default: %(default)s"
-    )
+    add_format(parser)
     parser.add_argument("--columns", metavar="A,B,…", help="show only these columns, in this order")
     parser.add_argument("--wide", action="store_true", help="text format: show all main columns, one line per row")
     price = "price per device and hour, in any currency, for the column cost_per_million_tokens"
     parser.add_argument("--price", type=float, metavar="P", help=price)
-    parser.add_argument(
-        "--costs", action="store_true", help="show a row per configuration with the costs of all its attempts"
-    )
-    parser.add_argument(
-        "--loss", type=float, metavar="L", help="with --costs: also show the cost until this held-out loss is reached"
-    )
+    costs = "show a row per configuration with the costs of all its attempts"
+    parser.add_argument("--costs", action="store_true", help=costs)
+    loss = "with --costs: also show the cost until this held-out loss is reached"
+    parser.add_argument("--loss", type=float, metavar="L", help=loss)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,9 +111,8 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
     costs.check_held_out(args.loss, found.table)
     frame = costs.tabulate_costs(found, args.price, args.loss)
     if args.columns is not None:
-        raise UserError(
-            f"--columns {args.columns}", "the table of --costs has fixed columns", "remove --columns or --costs"
-        )
+        rule = "the table of --costs has fixed columns"
+        raise UserError(f"--columns {args.columns}", rule, "remove --columns or --costs")
     if args.format == "md":
         sys.stdout.write(formats.format_markdown_table(*costs.build_text_cells(frame)))
     elif args.format == "text":
@@ -126,7 +121,7 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
         # the longest word of a column of texts is its least width
         texts = [name for name, number in zip(head, right, strict=True) if not number]
         least = {name: max(len(word) for row in rows for word in row[head.index(name)].split()) for name in texts}
-        _write_text(head, rows, right, width, least, costs.list_omitted_first(head))
+        _write_text(_TextTable(head, rows, right, least), width, costs.list_omitted_first(head))
         allocated = costs.compute_allocated_time(found.get_file(place) for place in range(len(found.table)))
         print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price))))
     else:
@@ -153,7 +148,7 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     if "validation_loss" in names and not chosen:
         equal = [name for name in _OMITTED_IF_EQUAL if frame[name].nunique(dropna=False) == 1]
         omitted_first += [*_OMITTED_IF_TRAINED, *equal, "engine", *_OMITTED_LAST]
-    _write_text(names, rows, right, width, _FOLDED, omitted_first)
+    _write_text(_TextTable(names, rows, right, _FOLDED), width, omitted_first)
 
 
 def _shorten_adapters(rows: "Sequence[Row]") -> "Sequence[Row]":
@@ -165,37 +160,52 @@ def _shorten_adapters(rows: "Sequence[Row]") -> "Sequence[Row]":
     return [row | {"adapter": short[row["adapter"]]} if "adapter" in row else row for row in rows]
 
 
-def _write_text(
-    names: "Sequence[str]",
-    rows: "Sequence[Sequence[str]]",
-    right: "Sequence[bool]",
-    width: int | None,
-    least: "Mapping[str, int]",
-    omitted_first: "Sequence[str]",
-) -> None:
+class _TextTable(NamedTuple):
+    """A table as text. `right` is True for each column of numbers. `least` holds the smallest width of each column
+    whose texts may be wrapped."""
+
+    names: "Sequence[str]"
+    rows: "Sequence[Sequence[str]]"
+    right: "Sequence[bool]"
+    least: "Mapping[str, int]"
+
+    def drop(self, omitted: "Sequence[str]") -> "_TextTable":
+        """Return the table without the columns `omitted`."""
+        kept = [name not in omitted for name in self.names]
+        names, *rows = ([*itertools.compress(row, kept)] for row in (self.names, *self.rows))
+        return self._replace(names=names, rows=rows, right=[*itertools.compress(self.right, kept)])
+
+    def list_widths(self) -> dict[str, int]:
+        return {name: max(map(len, (name, *column))) for name, *column in zip(self.names, *self.rows, strict=True)}
+
+    def list_narrowest(self) -> dict[str, int]:
+        """Return the smallest width of each column at which no heading, number or word of up to `_NARROW` characters is
+        broken."""
+        natural, lowest = self.list_widths(), dict[str, int]()
+        for name, number, *column in zip(self.names, self.right, *self.rows, strict=True):
+            word = max((len(word) for cell in column for word in cell.split()), default=0)
+            lowest[name] = natural[name] if number else min(_NARROW, word) if name in _FOLDED else word
+        return _list_least_widths(natural, lowest)
+
+
+def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[str]") -> None:
     """Write a table that is at most `width` characters wide. Columns that do not fit are omitted. Their number and the
     names of the most important ones are printed on standard error.
 
-    `right` is True for each column of numbers. `least` holds the smallest width of each column whose texts may be
-    wrapped. `omitted_first` lists the columns that may be omitted, in this order.
+    `omitted_first` lists the columns that may be omitted, in this order.
     """
     from analysis.formats import render_text_table
 
-    omitted = [] if width is None else _choose_omitted(names, rows, right, width, least, omitted_first)
-    kept = [place for place, name in enumerate(names) if name not in omitted]
-    head, numbers = [names[place] for place in kept], [right[place] for place in kept]
-    cells = [[row[place] for place in kept] for row in rows]
-    wrapped = cells if width is None else _wrap_texts(head, cells, numbers, width, least)
-    sys.stdout.write(render_text_table(head, wrapped, numbers, None))
-    pairs = (
-        (one, cell) for row, before in zip(wrapped, cells, strict=True) for one, cell in zip(row, before, strict=True)
-    )
+    omitted = [] if width is None else _choose_omitted(table, width, omitted_first)
+    shown = table.drop(omitted)
+    wrapped = shown.rows if width is None else _wrap_texts(shown, width)
+    sys.stdout.write(render_text_table(shown.names, wrapped, shown.right, None))
+    pairs = zip(itertools.chain(*wrapped), itertools.chain(*shown.rows), strict=True)
     if any(one != cell and one.endswith(_ELLIPSIS) for one, cell in pairs):
         print(f"{_CUT}: long texts are cut; for the full texts, add --wide or --format csv", file=sys.stderr)
     if omitted:
-        named = (
-            omitted if len(omitted) <= _NAMED + 1 else [*omitted[: -_NAMED - 1 : -1], f"{len(omitted) - _NAMED} more"]
-        )
+        more = len(omitted) - _NAMED
+        named = omitted if more <= 1 else [*omitted[: -_NAMED - 1 : -1], f"{more} more"]
         listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
         print(f"columns not shown, because {width} characters are too narrow: {listed}; add --wide", file=sys.stderr)
 
@@ -211,85 +221,65 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
     return [name for name in (*SHOWN, "reason") if is_shown.get(name)]
 
 
-def _choose_omitted(
-    names: "Sequence[str]",
-    rows: "Sequence[Sequence[str]]",
-    right: "Sequence[bool]",
-    width: int,
-    least: "Mapping[str, int]",
-    omitted_first: "Sequence[str]",
-) -> list[str]:
+def _choose_omitted(table: _TextTable, width: int, omitted_first: "Sequence[str]") -> list[str]:
     """Return the columns to omit so that the others fit `width` characters, in the order in which they are omitted.
 
     Rows of different configurations differ in the remaining columns. If settings alone do not achieve this, or leave no
     room for held-out losses, `config_id` remains instead of settings.
     """
-    omitted = _omit(names, rows, right, width, least, omitted_first)
+    omitted = _omit(table, width, omitted_first)
     if "config_id" not in omitted:
         return omitted
-    place, is_kept = names.index("config_id"), [name in _IDENTIFYING and name not in omitted for name in names]
-    settings = {(tuple(itertools.compress(row, is_kept)), row[place]) for row in rows}
+    place = table.names.index("config_id")
+    is_kept = [name in _IDENTIFYING and name not in omitted for name in table.names]
+    settings = {(tuple(itertools.compress(row, is_kept)), row[place]) for row in table.rows}
     is_ambiguous = len(dict(settings)) < len(settings)
     if not is_ambiguous and set(omitted).isdisjoint(_OMITTED_LAST):
         return omitted
     rest = dict.fromkeys((*omitted_first, *_IN_CONFIG_ID))
-    return _omit(names, rows, right, width, least, [name for name in rest if name != "config_id"])
+    return _omit(table, width, [name for name in rest if name != "config_id"])
 
 
-def _omit(
-    names: "Sequence[str]",
-    rows: "Sequence[Sequence[str]]",
-    right: "Sequence[bool]",
-    width: int,
-    least: "Mapping[str, int]",
-    candidates: "Sequence[str]",
-) -> list[str]:
+def _omit(table: _TextTable, width: int, candidates: "Sequence[str]") -> list[str]:
     """Return the columns to omit, of `candidates` in this order, so that the others fit `width` characters.
 
-    `right` is True for each column of numbers. `least` holds the smallest width of each column whose texts may be
-    wrapped. Texts become narrower than that before a setting or a held-out loss is omitted.
+    Texts become narrower than their least width before a setting or a held-out loss is omitted.
     """
-    natural = _list_widths(names, rows)
-    usual, narrow = _list_least_widths(natural, least), _list_narrowest(names, rows, right)
+    natural, narrow = table.list_widths(), table.list_narrowest()
+    usual = _list_least_widths(natural, table.least)
     # A column with the same value in all rows does not help to distinguish rows.
-    several = {name for name, *column in zip(names, *rows, strict=True) if len(set(column)) > 1}
+    several = {name for name, *column in zip(table.names, *table.rows, strict=True) if len(set(column)) > 1}
     late = {name for name in _IN_CONFIG_ID if name in several or name == "engine"}
     omitted: list[str] = []
     for name in sorted(candidates, key=lambda name: (name in _OMITTED_LAST, name in late, name in several)):
         needed = narrow if name in late or name in _OMITTED_LAST else usual
-        kept = [needed[one] for one in names if one not in omitted]
-        if sum(kept) + 2 * (len(kept) - 1) <= width:
-            continue
-        omitted += [name] if name in natural else []
+        kept = [needed[one] for one in table.names if one not in omitted]
+        if name in natural and sum(kept) + 2 * (len(kept) - 1) > width:
+            omitted.append(name)
     return omitted
 
 
-def _wrap_texts(
-    names: "Sequence[str]",
-    rows: "Sequence[Sequence[str]]",
-    right: "Sequence[bool]",
-    width: int,
-    least: "Mapping[str, int]",
-) -> list[list[str]]:
+def _wrap_texts(table: _TextTable, width: int) -> list[list[str]]:
     """Return the cells, with texts wrapped so that the columns fit `width` characters.
 
-    A column becomes narrower than its width in `least` only if the table would not fit otherwise. Headings, numbers and
+    A column becomes narrower than its least width only if the table would not fit otherwise. Headings, numbers and
     words of up to `_NARROW` characters are never broken, even if the table then exceeds `width`.
     """
-    natural = _list_widths(names, rows)
-    widths, texts = dict(natural), [name for name, number in zip(names, right, strict=True) if not number]
-    narrowest = _list_narrowest(names, rows, right)
-    for floors in (_list_least_widths(natural, narrowest | dict(least)), narrowest):
-        while sum(widths.values()) + 2 * (len(names) - 1) > width:
+    natural, narrowest = table.list_widths(), table.list_narrowest()
+    widths, texts = dict(natural), [name for name, number in zip(table.names, table.right, strict=True) if not number]
+    for floors in (_list_least_widths(natural, narrowest | dict(table.least)), narrowest):
+        while sum(widths.values()) + 2 * (len(widths) - 1) > width:
             wide = [name for name in texts if widths[name] > floors[name]]
             if not wide:
                 break
             widths[max(wide, key=lambda name: widths[name])] -= 1
-    narrow = {place: widths[name] for place, name in enumerate(names) if widths[name] < natural[name]}
-    most = {place: _MOST_LINES for place, name in enumerate(names) if name == _CUT}
+    limits = [
+        (widths[name] if widths[name] < natural[name] else None, _MOST_LINES if name == _CUT else None)
+        for name in table.names
+    ]
     return [
-        [_wrap(cell, narrow[place], most.get(place)) if place in narrow else cell for place, cell in enumerate(row)]
-        for row in rows
+        [cell if room is None else _wrap(cell, room, most) for cell, (room, most) in zip(row, limits, strict=True)]
+        for row in table.rows
     ]
 
 
@@ -299,20 +289,6 @@ def _wrap(text: str, width: int, most: int | None) -> str:
     if most is not None and len(lines) > most:
         lines[most - 1 :] = [lines[most - 1][: width - len(_ELLIPSIS)] + _ELLIPSIS]
     return "\n".join(lines)
-
-
-def _list_narrowest(names: "Sequence[str]", rows: "Sequence[Sequence[str]]", right: "Sequence[bool]") -> dict[str, int]:
-    """Return the smallest width of each column at which no heading, number or word of up to `_NARROW` characters is
-    broken."""
-    natural, lowest = _list_widths(names, rows), dict[str, int]()
-    for name, number, *column in zip(names, right, *rows, strict=True):
-        word = max((len(word) for cell in column for word in cell.split()), default=0)
-        lowest[name] = natural[name] if number else min(_NARROW, word) if name in _FOLDED else word
-    return _list_least_widths(natural, lowest)
-
-
-def _list_widths(names: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> dict[str, int]:
-    return {name: max(map(len, (name, *column))) for name, *column in zip(names, *rows, strict=True)}
 
 
 def _list_least_widths(widths: "Mapping[str, int]", least: "Mapping[str, int]") -> dict[str, int]:

@@ -9,7 +9,14 @@ from analysis.claims import VERDICTS, Claim, ClaimComparison, ClaimFinding, Effe
 from analysis.claims.findings import as_table
 from analysis.claims.sources import STUDY
 from analysis.claims.verdicts import decide
-from analysis.formats import MISSING, format_interval_kind, format_interval_of, format_significant, format_within
+from analysis.formats import (
+    MISSING,
+    format_interval_kind,
+    format_interval_of,
+    format_significant,
+    format_within,
+    join_markdown,
+)
 from analysis.stats import compare as stats
 from analysis.summary import Row, is_disturbed
 from bench.core.formatting import format_count
@@ -149,18 +156,10 @@ def _join_words(texts: Iterable[Any]) -> str:
 
 
 def _render_markdown(section: Analogue) -> str:
+    # cells need no escaping, since they hold only names, numbers and texts of zeroscale
     findings = [(claim.id, claim.text, *rest) for claim, *rest in section.findings]
-    caveats = [f"- {caveat}" for caveat in section.caveats]
-    verdicts = _render_markdown_table(
-        ("Claim", "Published statement", "Model and machine", "Verdict", "Comparisons"), findings
-    )
-    return (
-        "\n".join([section.what, "", *caveats, "", *verdicts, "", *_render_markdown_table(HEAD, section.comparisons)])
-        + "\n"
-    )
-
-
-def _render_markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return the lines of a Markdown table. Cells are not escaped, since they hold only names, numbers and texts of
-    zeroscale."""
-    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]
+    head = ("Claim", "Published statement", "Model and machine", "Verdict", "Comparisons")
+    verdicts = join_markdown(head, findings, [False] * len(head))
+    comparisons = join_markdown(HEAD, section.comparisons, [False] * len(HEAD))
+    caveats = "".join(f"- {caveat}\n" for caveat in section.caveats)
+    return f"{section.what}\n\n{caveats}\n{verdicts}\n{comparisons}"

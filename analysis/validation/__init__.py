@@ -21,7 +21,10 @@ OUTSIDE = "outside of the predicted interval"
 
 class PredictionPoint(NamedTuple):
     """One point of a comparison: a prediction and the true value, which was measured or published. Both are numbers in
-    the comparison's unit, or both are texts such as `fits`."""
+    the comparison's unit, or both are texts such as `fits`.
+
+    `build_comparison` computes the errors of a point, and its verdict if the comparison has a bound for each point.
+    """
 
     what: str
     predicted: Value
@@ -80,7 +83,27 @@ def build_comparison(name: str, points: Iterable[PredictionPoint], **values: Any
     placeholders in the description's text."""
     described = read_descriptions()[name]
     text = described["text"].format(**values).rstrip()
-    return PredictionComparison(name, points=tuple(points), **{**described, "text": text})
+    judged = (judge_point(one, described.get("each"), described.get("error_unit", "%")) for one in points)
+    return PredictionComparison(name, points=tuple(judged), **{**described, "text": text})
+
+
+def judge_point(point: PredictionPoint, each: float | None, error_unit: str = "%") -> PredictionPoint:
+    """Return a point with its errors in `error_unit`. Its verdict is `exception` if the error exceeds the bound `each`.
+    A point with the verdict `ok` has no reason."""
+    if point.verdict == "not testable":
+        return point
+    error, rival_error = (_compute_error(one, point.truth, error_unit) for one in (point.predicted, point.rival))
+    beyond = error is not None and each is not None and abs(error) > each
+    verdict: Verdict = "exception" if beyond else point.verdict
+    reason = "" if verdict == "ok" else point.reason
+    return point._replace(error=error, rival_error=rival_error, verdict=verdict, reason=reason)
+
+
+def _compute_error(predicted: Value, truth: Value, unit: str) -> float | None:
+    """Return the signed error of a prediction, in percent of the truth or as a difference; None for texts."""
+    if not isinstance(predicted, float | int) or not isinstance(truth, float | int):
+        return None
+    return compute_error_percent(predicted, truth) if unit == "%" else predicted - truth
 
 
 def compute_error_percent(predicted: float, truth: float) -> float:
@@ -88,25 +111,9 @@ def compute_error_percent(predicted: float, truth: float) -> float:
     return (predicted - truth) / truth * 100
 
 
-def build_point(
-    what: str, predicted: float, truth: float, each: float, rival: float | None = None, reason: str = ""
-) -> PredictionPoint:
-    """Return a point: a prediction compared with the true value. Its verdict is `ok` if the error is at most `each`
-    percent. Otherwise it is `exception`, and `reason` is recorded. `rival`, if given, is the value that the usual
-    formula predicts."""
-    error = compute_error_percent(predicted, truth)
-    right = abs(error) <= each
-    return PredictionPoint(
-        what, predicted, truth, error, "ok" if right else "exception", "" if right else reason,
-        rival=rival, rival_error=None if rival is None else compute_error_percent(rival, truth),
-    )  # fmt: skip
-
-
-def build_interval_point(what: str, predicted: float, truth: float, *, inside: bool) -> PredictionPoint:
-    """Return a point whose verdict is `ok` if `inside` is True, and otherwise `exception`. `inside` states whether the
-    truth lies in the predicted interval."""
-    error = compute_error_percent(predicted, truth)
-    return PredictionPoint(what, predicted, truth, error, "ok" if inside else "exception", "" if inside else OUTSIDE)
+def judge(right: bool) -> Verdict:
+    """Return the verdict on a point whose prediction is right or wrong."""
+    return "ok" if right else "exception"
 
 
 def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:

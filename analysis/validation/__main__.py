@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from analysis.formats import MISSING, escape_markdown
+from analysis.formats import MISSING, escape_markdown, join_markdown
 from analysis.validation import (
     ComparisonSummary,
     PredictionComparison,
@@ -90,8 +90,8 @@ def render_files(found: Sequence[PredictionComparison]) -> dict[str, str]:
 
 def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
     """Return the page in Markdown: a table with the result of each comparison, then the descriptions."""
-    rule = ["---:" if name in SUMMARY[1:5] else "---" for name in SUMMARY]
-    rows = [[escape_markdown(name) for name in SUMMARY], rule, *map(_list_summary_cells, comparisons)]
+    head, rows = list(map(escape_markdown, SUMMARY)), list(map(_list_summary_cells, comparisons))
+    table = join_markdown(head, rows, [name in SUMMARY[1:5] for name in SUMMARY])
     groups: dict[str, list[str]] = {}
     for comparison in comparisons:
         group, _, what = comparison.title.partition(": ")
@@ -99,18 +99,14 @@ def to_markdown(comparisons: Sequence[PredictionComparison]) -> str:
         texts.append(f"*{what}*: {comparison.text}" if what else comparison.text)
         if comparison.why not in texts and summarise_comparison(comparison).verdict == "missed":
             texts.append(comparison.why)
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return "\n".join([HEAD, table, *(f"- **{group}** – {' '.join(texts)}" for group, texts in groups.items())]) + "\n"
 
 
 def to_csv(comparison: PredictionComparison) -> str:
     """Return the points of a comparison as CSV with a header. Cells of unknown values are empty."""
-    rows = []
-    for point in comparison.points:
-        truth = (point.predicted, point.truth, point.truth_low, point.truth_high)
-        judged = (point.error, comparison.error_unit, _format_bound(comparison), point.verdict, point.reason)
-        rows.append((point.what, *truth, comparison.unit, *judged, point.rival, point.rival_error))
-    return _join_csv(COLUMNS, rows)
+    shared = {"unit": comparison.unit, "error_unit": comparison.error_unit, "bound": _format_bound(comparison)}
+    rows = [point._asdict() | shared for point in comparison.points]
+    return _join_csv(COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
 
 
 def _join_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -123,12 +119,9 @@ def _join_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def to_text(comparison: PredictionComparison) -> str:
     """Return the result of a comparison as one line for a terminal."""
-    totals = summarise_comparison(comparison)
-    error = (
-        ""
-        if totals.mean is None
-        else f", mean |error| {totals.mean:.2f} {comparison.error_unit}, {_format_error_range(comparison, totals)}"
-    )
+    totals, unit = summarise_comparison(comparison), comparison.error_unit
+    errors = _format_error_range(comparison, totals)
+    error = "" if totals.mean is None else f", mean |error| {totals.mean:.2f} {unit}, {errors}"
     remarks = f", {totals.exceptions} exceptions" * (totals.exceptions > 0)
     remarks += f", {totals.not_testable} not testable" * (totals.not_testable > 0)
     return f"{comparison.name}: {totals.points} points{remarks}{error}: {totals.verdict}"

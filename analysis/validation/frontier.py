@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from analysis.claims.sources import read_published
 from analysis.validation import (
+    OUTSIDE,
     PredictionComparison,
     PredictionPoint,
     build_comparison,
-    build_interval_point,
-    build_point,
-    compute_error_percent,
-    read_descriptions,
+    judge,
+    judge_point,
 )
 from analysis.validation.published_runs import (
     DEVICES,
@@ -49,7 +48,7 @@ def compare_scaling() -> list[PredictionComparison]:
         total = 100 * count_megatron_flops(row) / (int(row["nodes"]) * DEVICES * peak)
         shares.append(total / build_frontier_run(row, burst).predict().step_s)
         inside = total / found.high_s <= truth <= total / found.low_s
-        points.append(build_interval_point(run.what, total / found.step_s, truth, inside=inside))
+        points.append(PredictionPoint(run.what, total / found.step_s, truth, verdict=judge(inside), reason=OUTSIDE))
     count, burst_shares = sum(one.verdict == "ok" for one in points), ", ".join(f"{share:.1f}" for share in shares)
     published = read_published("frontier_scaling").rows
     return [
@@ -67,12 +66,8 @@ def _build_efficiency_point(row: dict[str, str], layout: dict[str, str], machine
         build_frontier_run(layout, machine, count, batch).predict().tokens_per_s / count
         for count, batch in ((first, at_first), (nodes, samples))
     ]
-    predicted, truth = 100 * rates[1] / rates[0], float(row["efficiency_percent"])
-    right = abs(predicted - truth) <= read_descriptions()["frontier_scaling"]["each"]
-    return PredictionPoint(
-        f"{row['model']}, {row['scaling']}, {first} to {nodes} nodes", predicted, truth, predicted - truth,
-        "ok" if right else "exception", "" if right else "more than the bound",
-    )  # fmt: skip
+    what, truth = f"{row['model']}, {row['scaling']}, {first} to {nodes} nodes", float(row["efficiency_percent"])
+    return PredictionPoint(what, 100 * rates[1] / rates[0], truth, reason="more than the bound")
 
 
 def compare_log(recorded: RecordedRuns) -> list[PredictionComparison]:
@@ -99,12 +94,11 @@ def compare_log(recorded: RecordedRuns) -> list[PredictionComparison]:
 def _compare_memory(places: Sequence[MemoryPrediction]) -> PredictionComparison:
     stages, middle = read_published("frontier_memory").rows, places[1].resident / _MIB
     more, peaks = middle / _BYTES_PER_PARAMETER, [_count_passes_peak(place) for place in places]
-    without = [point.error or 0.0 for point in _build_stage_points([peak - more * _MIB for peak in peaks])]
-    theirs = float(stages[1]["allocated_mib"])
-    return build_comparison(
-        "frontier_memory", _build_stage_points(peaks), more=more, ours=middle, theirs=theirs, least=min(without),
-        most=max(without),
-    )  # fmt: skip
+    reduced = _build_stage_points([peak - more * _MIB for peak in peaks])
+    without = [judge_point(point, None).error or 0.0 for point in reduced]
+    numbers = {"more": more, "ours": middle, "theirs": float(stages[1]["allocated_mib"])}
+    points = _build_stage_points(peaks)
+    return build_comparison("frontier_memory", points, least=min(without), most=max(without), **numbers)
 
 
 def _count_passes_peak(place: MemoryPrediction) -> int:
@@ -115,15 +109,15 @@ def _count_passes_peak(place: MemoryPrediction) -> int:
 def _build_stage_points(peaks: Sequence[float]) -> list[PredictionPoint]:
     """Return a point for each pipeline stage, which compares the stage's peak memory in bytes with the peak in the
     published log."""
-    points = []
-    for row, peak in zip(read_published("frontier_memory").rows, peaks, strict=True):
-        truth = _MIB * float(row["peak_mib"])
-        points.append(PredictionPoint(f"stage {row['stage']}", peak, truth, compute_error_percent(peak, truth)))
-    return points
+    rows = read_published("frontier_memory").rows
+    return [
+        PredictionPoint(f"stage {row['stage']}", peak, _MIB * float(row["peak_mib"]))
+        for row, peak in zip(rows, peaks, strict=True)
+    ]
 
 
 def _build_rehearsal_points(rehearsed: Sequence[dict[str, str]]) -> list[PredictionPoint]:
-    points, each = [], read_descriptions()["frontier_rehearsal"]["each"]
+    points = []
     places = predict_memory_by_place(RunSpec.model_validate_json(rehearsed[0]["spec"]), "cpu", rehearsed=True)
     for row, place in zip(rehearsed, places, strict=True):
         step = max(phase.total for phase in place.phases if phase.name != "initialisation")
@@ -133,7 +127,7 @@ def _build_rehearsal_points(rehearsed: Sequence[dict[str, str]]) -> list[Predict
             "step": (step, row["peak_bytes"]),
         }
         points += [
-            build_point(f"stage {row['stage']}: {what}", predicted, int(seen), each)
+            PredictionPoint(f"stage {row['stage']}: {what}", predicted, int(seen))
             for what, (predicted, seen) in found.items()
         ]
     return points

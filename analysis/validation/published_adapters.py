@@ -5,7 +5,8 @@ predictions was computed. No constant was chosen on any of the sources.
 """
 
 from analysis.claims.sources import read_published
-from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, build_point
+from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, judge
+from analysis.validation.published_memory import FITS
 from analysis.validation.published_steps import build_question
 from bench.core.network import count_trained_parameters
 from bench.core.spec import RunSpec
@@ -13,10 +14,7 @@ from bench.predict.memory import MemoryPrediction, predict_memory
 from bench.predict.step_time import predict_step_time
 from bench.predict.workload import get_network
 
-EACH = 20.0
-"""Bound on the error of each published memory, in percent. It was set before anything was compared."""
 DEVICE_BYTES = {"A100-SXM4-40GB": 42_500_000_000}
-_FITS = {True: "fits", False: "does not fit", None: "may fit"}
 _MEMORY = ("allocated", "reserved", "device", "memory")
 
 Row = dict[str, str]
@@ -59,7 +57,7 @@ def _build_memory_point(row: Row) -> PredictionPoint:
     if row["not_testable"]:
         return _build_unknown_point(row)
     predicted = _find_quantity(row["quantity"], predict_memory(_build_spec(row)))
-    return build_point(_describe(row), predicted, float(row["truth"]), EACH, reason=row["note"])
+    return PredictionPoint(_describe(row), predicted, float(row["truth"]), reason=row["note"])
 
 
 def _find_quantity(quantity: str, found: MemoryPrediction) -> float:
@@ -72,11 +70,7 @@ def _find_quantity(quantity: str, found: MemoryPrediction) -> float:
 def _build_limit_point(row: Row) -> PredictionPoint:
     room, truth = DEVICE_BYTES[row["unit"]], row["truth"] == "true"
     fits = predict_memory(_build_spec(row), "cuda", room).fits(room)
-    right = fits is truth
-    return PredictionPoint(
-        _describe(row), _FITS[fits], _FITS[truth], verdict="ok" if right else "exception",
-        reason="" if right else row["note"],
-    )  # fmt: skip
+    return PredictionPoint(_describe(row), FITS[fits], FITS[truth], verdict=judge(fits is truth), reason=row["note"])
 
 
 def _build_time_point(row: Row) -> PredictionPoint:
@@ -84,6 +78,5 @@ def _build_time_point(row: Row) -> PredictionPoint:
         return _build_unknown_point(row)
     spec, machine = build_question(row["overrides"])
     predicted, truth = predict_step_time(spec, machine), float(row["truth"])
-    point = build_point(_describe(row), predicted.step_s, truth, 0.0)
     inside = predicted.low_s <= truth <= predicted.high_s
-    return point._replace(verdict="ok" if inside else "exception", reason="" if inside else row["note"])
+    return PredictionPoint(_describe(row), predicted.step_s, truth, verdict=judge(inside), reason=row["note"])

@@ -13,7 +13,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from analysis.claims.sources import read_published
-from analysis.validation import PredictionComparison, PredictionPoint, Verdict, build_comparison, compute_error_percent
+from analysis.validation import PredictionComparison, PredictionPoint, Verdict, build_comparison, judge
 from analysis.validation.published_runs import read_parameter_count, read_shape
 from bench.core.engine_facts import Division
 from bench.core.formatting import format_count
@@ -98,27 +98,17 @@ def compare_zero_table() -> PredictionComparison:
         }
         for stage in STAGES:
             what = f"{row['parameters_b']}B parameters, stage {stage}, {format_count(ranks, 'device')}"
-            points.append(
-                _build_cell_point(what, elements, ranks, stage, row[f"stage{stage}_gb"], estimates.get(stage))
-            )
+            weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
+            states = Division(weights, gradients, optimizer).state_bytes(elements, "bf16")
+            exact, printed = Decimal(states) / GB, row[f"stage{stage}_gb"]
+            verdict, rival = judge(is_printed_form(printed, exact)), estimates.get(stage)
+            points.append(PredictionPoint(what, float(exact), float(printed), verdict=verdict, rival=rival))
     return build_comparison("zero_table", points)
 
 
 def is_printed_form(printed: str, exact: Decimal) -> bool:
     """Return True if `printed` is `exact`, either rounded or truncated to the number of digits printed."""
     return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
-
-
-def _build_cell_point(
-    what: str, elements: int, ranks: int, stage: int, printed: str, rival: float | None
-) -> PredictionPoint:
-    weights, gradients, optimizer = (ranks if stage >= first else 1 for first in (3, 2, 1))
-    exact, truth = Decimal(Division(weights, gradients, optimizer).state_bytes(elements, "bf16")) / GB, float(printed)
-    good = is_printed_form(printed, exact)
-    return PredictionPoint(
-        what, float(exact), truth, compute_error_percent(float(exact), truth), "ok" if good else "exception",
-        rival=rival, rival_error=None if rival is None else compute_error_percent(rival, truth),
-    )  # fmt: skip
 
 
 # -- reports of runs that fitted a device, or did not
@@ -219,31 +209,28 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
     truth = row["fits"] == "true"
     report = REPORTS.get((row["model"], row["configuration"]))
     if report is None:
-        return PredictionPoint(
-            what, None, FITS[truth], verdict="not testable", reason="its configuration is not in REPORTS"
-        )
+        reason = "its configuration is not in REPORTS"
+        return PredictionPoint(what, None, FITS[truth], verdict="not testable", reason=reason)
     candidates, parameters = list(list_specs(row["model"], report)), read_parameter_count(SHAPES[row["model"]])
     found = [predict_memory(spec, "cuda", report.memory_bytes).fits(report.memory_bytes) for spec in candidates]
     said = estimate_memory(candidates[0], parameters)
-    point = PredictionPoint(
-        what, " or ".join(dict.fromkeys(FITS[fits] for fits in found)), FITS[truth],
-        rival=None if said is None else FITS[said <= report.memory_bytes],
-    )  # fmt: skip
-    if set(found) == {truth}:
-        return point
-    verdict, reason = _explain_mismatch(parameters, report, candidates, found, truth)
-    return point._replace(verdict=verdict, reason=reason)
+    rival = None if said is None else FITS[said <= report.memory_bytes]
+    predicted = " or ".join(dict.fromkeys(FITS[fits] for fits in found))
+    verdict, reason = _judge_report(parameters, report, candidates, found, truth)
+    return PredictionPoint(what, predicted, FITS[truth], verdict=verdict, reason=reason, rival=rival)
 
 
-def _explain_mismatch(
+def _judge_report(
     parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
-    """Return verdict and reason for a report with at least one wrong prediction.
+    """Return the verdict on the predictions for a report, and the reason unless all of them are right.
 
     A report may leave the sequence lengths or the checkpointing open. `candidates` holds one spec for each possible
     combination of them. `found` holds for each spec whether it is predicted to fit (None: uncertain), and `truth` is
     whether the reported run fitted. `parameters` is the model's number of parameters.
     """
+    if set(found) == {truth}:
+        return "ok", ""
     if report.excuse:
         host = predict_host_memory(candidates[0])
         assert host is not None

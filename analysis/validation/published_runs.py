@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from analysis.claims.sources import read_published
-from analysis.validation import PredictionComparison, build_comparison, build_interval_point, compute_error_percent
+from analysis.validation import (
+    OUTSIDE,
+    PredictionComparison,
+    PredictionPoint,
+    build_comparison,
+    compute_error_percent,
+    judge,
+)
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 from bench.predict.step_time import StepTime, predict_step_time
@@ -126,7 +133,10 @@ def compare_published(name: str, steps: Sequence[PublishedStep], **values: Any) 
     """Return the comparison of published step times with predictions, with a point for each of `steps`. A point is `ok`
     if the published step time lies in the predicted interval. `values` replace the placeholders in the description of
     the comparison `name` in `comparisons.yaml`."""
-    points = (build_interval_point(one.run.what, one.predicted_s, one.run.step_s, inside=one.inside) for one in steps)
+    points = (
+        PredictionPoint(one.run.what, one.predicted_s, one.run.step_s, verdict=judge(one.inside), reason=OUTSIDE)
+        for one in steps
+    )
     return build_comparison(name, points, **values)
 
 

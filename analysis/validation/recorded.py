@@ -2,18 +2,18 @@
 simulated collectives."""
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from analysis.validation import PredictionComparison, PredictionPoint, build_comparison, build_point, read_descriptions
+from analysis.validation import PredictionComparison, PredictionPoint, build_comparison
 from analysis.validation.published_memory import estimate_memory, find_stage
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.record import RunRecord
 from bench.core.spec import RunSpec, config_id
 from bench.core.store import find_records, read_record
-from bench.predict.memory import MemoryPrediction, predict_memory
+from bench.predict.memory import predict_memory
 
 PARTS = ("init_peak", "resident", "peak")
 
@@ -143,16 +143,11 @@ def format_label(run: MemoryRun) -> str:
 GATHERED = "gloo copies gathered tensors, mostly on threads of its own; simulated collectives never do"
 THREADS = "gloo's threads free a reduced bucket at a different time on every rank, in every run"
 BOUNDED = "the formula is an upper bound: all activations of a checkpointed block with the most gathered weights"
+NOT_RECORDED: Any = {"verdict": "not testable", "reason": "not recorded"}
 REAL_REASONS = {1: THREADS, 2: THREADS, 3: GATHERED}
 PAIR_REASONS = {"peak": REAL_REASONS, "init_peak": {3: GATHERED}, "resident": {}}
 """Reasons for exceptions (points whose error exceeds the bound), by ZeRO stage. PAIR_REASONS holds the reasons for
 comparisons of a rehearsal with a real run, by quantity."""
-PREDICTED: dict[str, Callable[[MemoryPrediction], int]] = {
-    "init_peak": lambda predicted: predicted.init_peak,
-    "resident": lambda predicted: predicted.resident,
-    "peak": lambda predicted: predicted.peak,
-}
-"""For each quantity that runs record, the function that returns its predicted value from a memory prediction."""
 
 
 def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
@@ -207,17 +202,12 @@ def _compare(
     `name` is the comparison's name in `comparisons.yaml`. `reasons` holds the reason for an error beyond the bound, by
     the run's ZeRO stage. `rehearsed` is True if the runs are rehearsals, each of which ran one rank alone.
     """
-    each, points = read_descriptions()[name]["each"], []
+    points = []
     for run in runs:
-        truth, predicted = getattr(run, part), PREDICTED[part](predict_memory(run.spec, "cpu", rehearsed=rehearsed))
-        if truth is None:
-            not_recorded = PredictionPoint(
-                format_label(run), predicted, None, verdict="not testable", reason="not recorded"
-            )
-            points.append(not_recorded)
-            continue
+        predicted = getattr(predict_memory(run.spec, "cpu", rehearsed=rehearsed), part)
         rival = None if part == "init_peak" else estimate_memory(run.spec, run.parameters)
-        points.append(build_point(format_label(run), predicted, truth, each, rival, reasons.get(run.stage, "")))
+        point = PredictionPoint(format_label(run), predicted, getattr(run, part), reason=reasons.get(run.stage, ""))
+        points.append(point._replace(rival=rival) if point.truth is not None else point._replace(**NOT_RECORDED))
     return build_comparison(name, points)
 
 
@@ -226,11 +216,8 @@ def _compare_pairs(
 ) -> PredictionComparison:
     """Return the comparison of predicted with true bytes. `pairs` holds for each run the run itself, the predicted
     bytes and the true bytes. `reasons` holds the reason for an error beyond the bound, by the run's ZeRO stage."""
-    each = read_descriptions()[name]["each"]
-    return build_comparison(
-        name,
-        (
-            build_point(format_label(run), predicted, truth, each, reason=reasons.get(run.stage, ""))
-            for run, predicted, truth in pairs
-        ),
+    points = (
+        PredictionPoint(format_label(run), predicted, truth, reason=reasons.get(run.stage, ""))
+        for run, predicted, truth in pairs
     )
+    return build_comparison(name, points)

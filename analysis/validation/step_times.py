@@ -15,12 +15,11 @@ from analysis.validation import (
     PredictionComparison,
     PredictionPoint,
     build_comparison,
-    build_point,
     compute_error_percent,
-    read_descriptions,
+    judge,
 )
 from analysis.validation.published_memory import estimate_flops, estimate_memory
-from analysis.validation.recorded import MemoryRun, RecordedRuns, format_label
+from analysis.validation.recorded import NOT_RECORDED, MemoryRun, RecordedRuns, format_label
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
@@ -91,9 +90,8 @@ def _list_predicted_steps(folder: Path, machine: Machine, computing: Mapping[Pla
     for row in sorted(list_rows(found.summary), key=lambda row: (row["engine"], row["nodes"])):
         spec, place = found.specs[row["config_id"]], (row["engine"], row["nodes"])
         measured = row["step_s"], row["step_s_low"], row["step_s_high"]
-        by_rehearsal, by_rates = (
-            predict_step_time(spec, machine, "cpu", rehearsed_s=s) for s in (computing[place], None)
-        )
+        by_rates = predict_step_time(spec, machine, "cpu")
+        by_rehearsal = predict_step_time(spec, machine, "cpu", rehearsed_s=computing[place])
         predicted = by_rehearsal.step_s, by_rehearsal.low_s, by_rehearsal.high_s
         tokens = spec.batch.micro * spec.accumulation * spec.tokens_per_sample
         best = read_rates(machine.model_dump_json(), spec.precision, "cpu").ceiling
@@ -162,11 +160,10 @@ def list_order_points(found: Sequence[PredictedStep]) -> Iterator[PredictionPoin
 
 def _build_time_point(one: PredictedStep) -> PredictionPoint:
     outside = compute_distance_percent(one.predicted_s, one.low, one.high)
-    right = abs(outside) <= BEYOND
     return PredictionPoint(
-        f"{one.where}, {one.engine}", one.predicted_s, one.step_s, compute_error_percent(one.predicted_s, one.step_s),
-        "ok" if right else "exception", "" if right else f"{outside:+z.0f} % beyond the measured interval",
-        one.low, one.high, one.rule_of_thumb_s, compute_error_percent(one.rule_of_thumb_s, one.step_s),
+        f"{one.where}, {one.engine}", one.predicted_s, one.step_s, verdict=judge(abs(outside) <= BEYOND),
+        reason=f"{outside:+z.0f} % beyond the measured interval", truth_low=one.low, truth_high=one.high,
+        rival=one.rule_of_thumb_s,
     )  # fmt: skip
 
 
@@ -176,14 +173,10 @@ def _build_pair_point(one: PredictedStep, other: PredictedStep) -> PredictionPoi
     if one.low <= other.high and other.low <= one.high:
         return PredictionPoint(what, predicted, None, verdict="not testable", reason="measured intervals overlap")
     truth = _name_faster(one, other, one.step_s, other.step_s)
-    if predicted == truth:
-        return PredictionPoint(what, predicted, truth)
-    predicted_gap, measured_gap = (
-        compute_error_percent(one.predicted_s, other.predicted_s),
-        compute_error_percent(one.step_s, other.step_s),
-    )
+    predicted_gap = compute_error_percent(one.predicted_s, other.predicted_s)
+    measured_gap = compute_error_percent(one.step_s, other.step_s)
     reason = f"{one.engine} predicted {predicted_gap:+z.1f} %, measured {measured_gap:+z.1f} % against {other.engine}"
-    return PredictionPoint(what, predicted, truth, verdict="exception", reason=reason)
+    return PredictionPoint(what, predicted, truth, verdict=judge(predicted == truth), reason=reason)
 
 
 def _name_faster(one: PredictedStep, other: PredictedStep, ours: float, theirs: float) -> str:
@@ -219,18 +212,15 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
     room, observed, label = run.circumstance.machine.memory_bytes, run.observations, _format_run_label(run)
     predicted = predict_memory(run.spec, "cuda", room)
     if run.outcome.kind == "oom":
-        if room is not None and predicted.fits(room):
-            return PredictionPoint(
-                label, predicted.peak, "out of memory", verdict="exception", reason="predicted to fit"
-            )
-        return PredictionPoint(label, predicted.peak, "out of memory")
+        right = room is None or not predicted.fits(room)
+        return PredictionPoint(label, predicted.peak, "out of memory", verdict=judge(right), reason="predicted to fit")
     if run.outcome.kind != "ok" or observed is None:
         return None
     peaks = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     if not peaks:
-        return PredictionPoint(label, predicted.peak, None, verdict="not testable", reason="not recorded")
-    each, rival = read_descriptions()["gpu_memory"]["each"], estimate_memory(run.spec, observed.parameters)
-    return build_point(label, predicted.peak, max(peaks), each, rival)
+        return PredictionPoint(label, predicted.peak, None, **NOT_RECORDED)
+    rival = estimate_memory(run.spec, observed.parameters)
+    return PredictionPoint(label, predicted.peak, max(peaks), rival=rival)
 
 
 def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
@@ -244,7 +234,7 @@ def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
         predicted = predict_step_time(run.spec, run.circumstance.machine, "cuda").step_s
     except UserError as error:
         return PredictionPoint(label, None, measured, verdict="not testable", reason=str(error))
-    return build_point(label, predicted, measured, read_descriptions()["gpu_times"]["each"])
+    return PredictionPoint(label, predicted, measured)
 
 
 def _format_run_label(run: RunRecord) -> str:

@@ -4,7 +4,6 @@ NVIDIA's published times of T5-3B on several nodes are predicted from the publis
 import pytest
 
 from analysis.validation import published_times, step_times
-from analysis.validation.published_times import PublishedScalingRow
 from analysis.validation.step_times import PredictedStep
 
 
@@ -43,10 +42,10 @@ def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_no
     """Calculation by hand: a step on one node has 20 micro-steps and an update, and took 9.98 s. A step on two nodes
     has 10 such micro-steps and a longer update."""
     assert [published_times.count_micro_steps(nodes) for nodes in (1, 2, 20)] == [20, 10, 1]
-    one, machine = PublishedScalingRow(1, 9.984), published_times.build_replica_machine()
+    machine = published_times.build_replica_machine()
     expected = (9.984 - published_times.predict_update_s(1, machine)) / 2 + published_times.predict_update_s(2, machine)
-    assert published_times.predict_step_s(2, one, machine) == pytest.approx(expected)
-    assert published_times.predict_step_s(2, one, machine) == pytest.approx(5.06, abs=0.05)
+    assert published_times.predict_step_s(2, 9.984, machine) == pytest.approx(expected)
+    assert published_times.predict_step_s(2, 9.984, machine) == pytest.approx(5.06, abs=0.05)
 
 
 def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from analysis.validation import (
     PredictionComparison,
     PredictionPoint,
-    build_point,
+    judge_point,
     published_memory,
     recorded,
     summarise_comparison,
@@ -35,18 +35,25 @@ def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison
     return PredictionComparison("name", "Title", "Text.", points, unit="bytes", **more)  # type: ignore[arg-type]
 
 
+def judged(
+    what: str, predicted: float, truth: float, *, rival: float | None = None, reason: str = ""
+) -> PredictionPoint:
+    """Return a point of a comparison whose points have a bound of 5 %."""
+    return judge_point(PredictionPoint(what, predicted, truth, rival=rival, reason=reason), 5)
+
+
 # -- points and bounds
 
 
 def test_errors_are_signed_and_points_beyond_the_bound_are_exceptions() -> None:
-    below, above = build_point("a", 95, 100, each=5, reason="why"), build_point("b", 106, 100, each=5, reason="why")
+    below, above = judged("a", 95, 100, reason="why"), judged("b", 106, 100, reason="why")
     assert below.error == pytest.approx(-5)
     assert above.error == pytest.approx(6)
     assert [(point.verdict, point.reason) for point in (below, above)] == [("ok", ""), ("exception", "why")]
 
 
 def test_bound_of_the_mean_applies_to_absolute_errors() -> None:
-    points = build_point("a", 97, 100, each=5), build_point("b", 103, 100, each=5)
+    points = judged("a", 97, 100), judged("b", 103, 100)
     summary = summarise_comparison(comparison(*points, each=5.0, mean=2.0))
     assert summary.mean == pytest.approx(3)
     assert (summary.low, summary.high) == (pytest.approx(-3), pytest.approx(3))
@@ -55,7 +62,7 @@ def test_bound_of_the_mean_applies_to_absolute_errors() -> None:
 
 
 def test_exception_misses_the_bound_unless_explained_and_excused() -> None:
-    explained, bare = build_point("a", 200, 100, each=5, reason="why"), build_point("a", 200, 100, each=5)
+    explained, bare = judged("a", 200, 100, reason="why"), judged("a", 200, 100)
     assert summarise_comparison(comparison(explained)).verdict == "missed"
     assert summarise_comparison(comparison(explained, excused=True)).verdict == "holds"
     assert summarise_comparison(comparison(bare, excused=True)).verdict == "missed"
@@ -64,14 +71,12 @@ def test_exception_misses_the_bound_unless_explained_and_excused() -> None:
 def test_points_that_are_not_testable_are_counted_without_effect_on_the_verdict() -> None:
     unknown = PredictionPoint("a", 1.0, None, verdict="not testable", reason="not recorded")
     assert summarise_comparison(comparison(unknown)).verdict == "nothing to compare"
-    summary = summarise_comparison(comparison(unknown, build_point("b", 100, 100, each=5)))
+    summary = summarise_comparison(comparison(unknown, judged("b", 100, 100)))
     assert (summary.points, summary.not_testable, summary.verdict) == (2, 1, "holds")
 
 
 def test_rival_predictions_are_compared_with_the_same_measurements() -> None:
-    summary = summarise_comparison(
-        comparison(build_point("a", 100, 100, each=5, rival=150), build_point("b", 100, 100, each=5))
-    )
+    summary = summarise_comparison(comparison(judged("a", 100, 100, rival=150), judged("b", 100, 100)))
     assert summary.rival_mean == pytest.approx(50)
 
 
@@ -82,7 +87,7 @@ def test_comparison_without_points_is_listed_on_the_page() -> None:
 
 
 def test_error_that_rounds_to_zero_has_no_sign() -> None:
-    text = ledger.to_markdown([comparison(build_point("a", 1e9 - 1, 1e9, each=5), build_point("b", 96e7, 1e9, each=5))])
+    text = ledger.to_markdown([comparison(judged("a", 1e9 - 1, 1e9), judged("b", 96e7, 1e9))])
     assert "| -4.00 to 0.00 % |" in text
 
 
