@@ -113,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
             follow=busy.before(follow, plan.sweep.launcher),
             describe=options.describe_run,
         )
-    options.print_ended(ended, as_json=args.json)
+    good = options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
-    return 0 if ended.good else 1
+    return 0 if good else 1
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
