@@ -267,7 +267,8 @@ def _list_next_commands(
     # `known` is None if the engine of an older record is no longer installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
-    if not verified and (known is None or not known.is_reference) and kept is not None:
+    is_comparable = known is None or not (known.is_reference or known.deviates)
+    if not verified and is_comparable and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
         # `analysis.flags.list_flags` knows this run alone, so the printed flags do not have `unverified`.
         purpose = "a reference run, to verify the losses; without it, tables have the flag unverified"
