@@ -219,6 +219,22 @@ def test_line_of_cpu_defaults_names_exactly_the_changed_keys(
     assert capsys.readouterr().err.splitlines() == [f"defaults on a CPU: {named}"]
 
 
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_refusal_of_a_cpu_default_says_that_it_is_a_default(
+    verb: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model family, for example, may support one sequence length only."""
+
+    def refuse(composed: compose.Request, device: str | None) -> None:
+        raise UserError(f"sequence.decoder={composed.spec.sequence['decoder']}", "is too short", "set 64")
+
+    processor(2)
+    monkeypatch.setattr("bench.sweep.plan.check_runnable", refuse)
+    for own, remark in (((), " (sequence.decoder=32 is a default for runs on a CPU)"), (("sequence.decoder=32",), "")):
+        assert main([verb, "engine=ddp", *own, "--dry-run"]) == 2
+        assert capsys.readouterr().err == f"zeroscale: sequence.decoder=32: is too short{remark}; set 64\n"
+
+
 def test_studies_and_gpus_have_no_cpu_defaults(
     gpus: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
