@@ -149,7 +149,8 @@ FLAGS = {
         lambda record: find_slowest_rank(record) is not None or find_slowest_link(record) is not None,
     ),
     "unverified": Flag(
-        "has an unverified loss and gradient norm, because there is no run of the reference engine ddp for comparison",
+        "has an unverified loss and gradient norm, because there is no run of the reference engine ddp for comparison, "
+        "or its engine deviates from ddp by definition",
         lambda record: False,
     ),
     "dirty": Flag(

@@ -181,6 +181,15 @@ class Results:
         """Return the path of the record of the run in row number `place`."""
         return Path(self._files[place].as_py())
 
+    def list_places(self) -> dict[Path, int]:
+        """Return the row number of each run in the run table, by the run's folder."""
+        return {Path(file).parent: place for place, file in enumerate(self._files.to_pylist())}
+
+    @property
+    def deviating(self) -> frozenset[int]:
+        """Row numbers of the runs that ended `ok`, but are `invalid` because they deviate from a reference run."""
+        return frozenset(self._outcomes)
+
     def record(self, row: int) -> RunRecord:
         """Read the complete record of the run in row number `row` of the run table, and return it with the outcome that
         the run table has."""

@@ -5,10 +5,11 @@ gradient by its own size, so a gradient with a wrong scale gives the same losses
 gradients over ranks in place of averaging them. Norms are compared in the first updates, where the weights of both runs
 are equal or nearly equal.
 
-The reference engine is torch's own code, and its runs are neither verified nor flagged. Any other run is compared
-with a ddp run of the same environment class (device and software versions). Their specs may differ only in fields that
-do not affect the losses, such as engine, layout and measurement protocol. All repeats use the same seed, so any repeat
-can be compared.
+The reference engine is torch's own code, and its runs are neither verified nor flagged. If an engine deviates from it
+by definition (`EngineFacts.deviates`), its runs are never compared and are flagged `unverified`. Any other run is
+compared with a ddp run of the same environment class (device and software versions). Their specs may differ only in
+fields that do not affect the losses, such as engine, layout and measurement protocol. All repeats use the same seed, so
+any repeat can be compared.
 
 The data for comparing one record is its `VerificationCase`. All cases of a set of records are stored in arrays and
 verified in one vectorised computation.
@@ -174,11 +175,18 @@ def is_reference(spec: RunSpec) -> bool:
     return facts is not None and facts.is_reference
 
 
+@remember_latest
+def _deviates(spec: RunSpec) -> bool:
+    """Return True if the engine of a spec deviates from the reference engine by definition, as its facts declare."""
+    facts = find_facts(spec)
+    return facts is not None and facts.deviates
+
+
 def build_case(record: RunRecord) -> VerificationCase:
     """Return the data of a record that are needed to compare its losses and gradient norms with those of the reference
     engine."""
     reference, steps = is_reference(record.spec), _get_comparable_steps(record)
-    if steps is None:
+    if steps is None or _deviates(record.spec):
         return VerificationCase(reference)
     updates = sum(1 << step for step in range(STEPS) if step not in steps.skipped)
     norms = [steps.gradient_norm[step] for step in _list_updates(updates)[:SUMMED_STEPS] if steps.gradient_norm]

@@ -2,6 +2,7 @@
 the page shows."""
 
 import argparse
+import ast
 import contextlib
 import io
 import itertools
@@ -44,6 +45,14 @@ def test_readme_is_short_and_begins_with_a_figure() -> None:
 def test_reference_is_up_to_date() -> None:
     written = {page.name: page.read_text() for page in FOLDER.glob("*.md") if page.name != "index.md"}
     assert written == pages(), "run `make reference`"
+
+
+def test_python_code_of_the_reference_is_valid() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (FOLDER / "python.md").read_text(), flags=re.M | re.DOTALL)
+    examples = [block for block in blocks if block.startswith("import ")]
+    assert any('{"engine": ["ddp", "zero2"]}' in example for example in examples)
+    for example in examples:
+        ast.parse(example)
 
 
 # ------------------------------------------------------------------------------------------------------------- links

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from analysis.flags import FLAGS, NOTES, REMEDIES
-from analysis.formats import format_significant
+from analysis.formats import MISSING, format_significant
 from analysis.report.findings import ControlPointDrift, Provenance, ReportFindings
 from analysis.results import Results
 from analysis.scaling.best import Best
@@ -128,5 +128,13 @@ def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
     if len(origin.classes) > 1:
         differ = ", ".join(fact.name for fact in origin.differences)
         yield f"Runs of {len(origin.classes)} environment classes are never pooled. The classes differ in {differ}."
+    for fact in origin.facts:
+        versions = {version for value in fact.values for version in value.split("; ")} - {MISSING}
+        # `bench.measure.environment.read_plugin_versions` gives such names to packages with plug-ins.
+        if fact.name.startswith("plug-in ") and len(versions) > 1:
+            yield (
+                f"Runs were made with {len(versions)} versions of the {fact.name}: {', '.join(sorted(versions))}. Runs "
+                "of a configuration are pooled nevertheless, so they may be runs of different code."
+            )
     if origin.unknown:
         yield f"{origin.unknown:,} runs ended before their environment was recorded."

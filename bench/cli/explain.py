@@ -1,5 +1,5 @@
-"""Explain the name of a column, flag, note, outcome, figure, verb, option, config key, config group,
-word of advise or of reports, file of conf/ or rented node type.
+"""Explain the name of a column, flag, note, outcome, figure, plug-in, verb, option, config key,
+config group, word of advise or of reports, file of conf/ or rented node type.
 
   zeroscale explain tokens_per_s
   zeroscale explain oom short batch.micro
@@ -16,10 +16,11 @@ import argparse
 import inspect
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.cli import options
 from bench.core import terminal
@@ -64,7 +65,7 @@ def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
     found = _match(name, known, str) or _match(name, known, str.casefold)
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
-        rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/ has this name"
+        rule = "no column, flag, outcome, figure, plug-in, verb, option, config key or file of conf/ has this name"
         raise UserError(name, rule, suggest_nearest(name, names, "`zeroscale explain` lists all names"))
     return found
 
@@ -128,8 +129,8 @@ _REPORT_WORDS = {
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     """Yield the meaning of every verb, option, word of `advise` and of reports, config group, column, flag, note,
-    outcome, figure, config key and config file. Config files are those of zeroscale and those in the user's folder
-    `config_dir`."""
+    outcome, figure, plug-in, config key and config file. Config files are those of zeroscale and those in the user's
+    folder `config_dir`."""
     from analysis.columns import list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
@@ -159,6 +160,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     for outcome, meaning in OUTCOMES.items():
         yield _explain(outcome, "outcome", meaning, tried_again="no" if outcome in FINAL else "yes")
     yield from (_explain(one.name, "figure", one.title) for one in list_figures())
+    yield from _list_plugins()
     for section in sections:
         kind = "key of a study file" if section.group == "study" else "config key"
         kind += f" of {section.group} {section.plugin}" if section.plugin else ""
@@ -168,6 +170,26 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
         files_of_group = find_group_files(group, config_dir).values()
         yield from (_explain_file(group, file) for file in files_of_group)
     yield from _list_offers(config_dir)
+
+
+def _list_plugins() -> Iterator[Explanation]:
+    """Yield every engine, family, objective, data source and launcher, also those of installed packages. Broken
+    plug-ins are skipped."""
+    from bench.core import plugins
+
+    kinds: tuple[plugins.Kind[Any], ...] = (
+        plugins.ENGINE,
+        plugins.FAMILY,
+        plugins.OBJECTIVE,
+        plugins.DATA,
+        plugins.LAUNCHER,
+    )
+    for kind in kinds:
+        for name, module in plugins.list_usable(kind):
+            # The members of a family, for example, are in its module `shape`; its docstring is that of the package.
+            package = sys.modules[module.__name__.removesuffix(f".{kind.part}")]
+            first = inspect.cleandoc(package.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+            yield _explain(name, f"{kind.name} plug-in", first, module=package.__name__, select=f"{kind.key}={name}")
 
 
 def _list_options() -> Iterator[Explanation]:

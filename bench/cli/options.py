@@ -184,34 +184,41 @@ def format_outcomes(counts: Counter[str], flags: Mapping[str, int]) -> str:
     )
 
 
-def print_ended(done: "SweepResult", *, as_json: bool) -> None:
+def print_ended(done: "SweepResult", *, as_json: bool) -> bool:
     """Print the outcomes and quality flags of a sweep that ran on this machine. Then print what the results of its
-    points say about the question for which the study was made, such as which engine is fastest.
+    points say about the question for which the study was made, such as which engine is fastest. Return True if every
+    point ended `ok`.
 
+    A run whose losses or gradient norms deviate from those of a reference run in the same folder counts as `invalid`.
     Results of other points in the same folder are excluded: all sweeps without a study share a folder.
     """
-    if as_json:
-        outcomes = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
-        print(json.dumps({"study": done.folder.name, **outcomes, "folder": str(done.folder)}))
-        return
     from analysis import results
     from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
 
     found = results.read([done.folder])
-    print(format_ended(done, _count_flags(done, found)))
+    own = [place for folder, place in found.list_places().items() if folder in done.attempts]
+    deviating = [place for place in own if place in found.deviating]
+    if deviating:
+        outcomes = done.outcomes - Counter(ok=len(deviating)) + Counter(invalid=len(deviating))
+        done = done._replace(outcomes=outcomes)
+    if as_json:
+        plain = {"outcomes": done.outcomes, "skipped": done.skipped, "unanswered": done.unanswered}
+        print(json.dumps({"study": done.folder.name, **plain, "folder": str(done.folder)}))
+        return done.good
+    print(format_ended(done, _count_flags(found, own)))
+    # The line of such a run, printed when it ended, has the outcome `ok`.
+    for reason, count in Counter(found.table["reason"].iloc[deviating]).most_common():
+        print(terminal.wrap(f"{count} invalid: {reason}"))
     keys = zip(found.table["config_id"], found.table["machine"], strict=True)
     for line in describe_answer(found.take([place for place, key in enumerate(keys) if key in done.points])):
         print(terminal.wrap(line))
+    return done.good
 
 
-def _count_flags(done: "SweepResult", found: "Results") -> Counter[str]:
-    """Return the number of `ok` runs with each quality flag. Runs of the folder that the sweep does not count, such as
-    the runs of an earlier sweep, are excluded."""
-    table, counts = found.table, Counter[str]()
-    for place, (outcome, flags) in enumerate(zip(table["outcome"], table["flags"].fillna(""), strict=True)):
-        if outcome == "ok" and found.get_file(place).parent in done.attempts:
-            counts.update(flags.split())
-    return counts
+def _count_flags(found: "Results", places: Sequence[int]) -> Counter[str]:
+    """Return the number of `ok` runs with each quality flag, among the runs with the row numbers `places`."""
+    table = found.table.iloc[list(places)]
+    return Counter(flag for flags in table["flags"][table["outcome"] == "ok"].fillna("") for flag in flags.split())
 
 
 def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:

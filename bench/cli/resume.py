@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if not has_ended:
             return 0 if done.good else 1
     elif not is_search:
-        options.print_ended(done, as_json=args.json)
-        return 0 if done.good else 1
+        return 0 if options.print_ended(done, as_json=args.json) else 1
     return search.print_verdict(args.folder, as_json=args.json)
 
 

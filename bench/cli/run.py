@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         except Interrupted as interruption:
             print("\n".join(_describe_interruption(interruption)), file=sys.stderr)
             raise
+    record, verified = _compare_with_reference(record, folder)
     given = [*options.list_given_folders(args), *([] if args.study == STUDY else ["--study", args.study])]
     if args.json:
         print(record.model_dump_json(indent=1, by_alias=True))
@@ -78,8 +79,23 @@ def run(args: argparse.Namespace) -> int:
         for line in _describe_saved(record, folder):
             print(line, file=sys.stderr)
     else:
-        print("\n".join([describe_result(record), *format_answer(record, folder, args.overrides, given)]))
+        lines = format_answer(record, folder, args.overrides, given, verified=verified)
+        print("\n".join([describe_result(record), *lines]))
     return 0 if record.outcome.kind == "ok" else 1
+
+
+def _compare_with_reference(record: RunRecord, folder: Path) -> tuple[RunRecord, bool]:
+    """Compare a run with the reference runs in its study's folder. Return the record, with the outcome `invalid` if the
+    losses or gradient norms deviate, and True if a reference run was found."""
+    if record.outcome.kind != "ok":
+        return record, False
+    from analysis import results  # here: pandas takes longer to import than most commands to run
+
+    found = results.read([folder.parents[1]])
+    place = found.list_places().get(folder)
+    if place is None:
+        return record, False
+    return found.record(place), "unverified" not in found.table["flags"][place].split()
 
 
 def _describe_interruption(interruption: Interrupted) -> list[str]:
@@ -147,14 +163,16 @@ def list_predictions(predicted: "Prediction") -> list[str]:
     return [*([f"parameters: {parameters}"] if parameters else []), memory, time]
 
 
-def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+def format_answer(
+    record: RunRecord, folder: Path, overrides: Sequence[str], given: Sequence[str] = (), *, verified: bool = False
+) -> list[str]:
     """Return the lines to print about a finished run.
 
     `folder` has the run's record. `overrides` and `given` are the overrides and the options of the user's command, such
-    as --config-dir DIR; suggested commands repeat them.
+    as --config-dir DIR; suggested commands repeat them. If `verified`, no reference run is suggested.
     """
     if record.outcome.kind != "ok":
-        log, is_explained = folder / store.LOG, "refused" in record.outcome.evidence
+        log, is_explained = folder / store.LOG, not {"refused", "reference"}.isdisjoint(record.outcome.evidence)
         return [str(folder), *([f"next: read the log {log}"] if log.exists() and not is_explained else [])]
     from analysis import flags
     from analysis.metrics import step_time
@@ -175,7 +193,7 @@ def format_answer(record: RunRecord, folder: Path, overrides: Sequence[str], giv
     if "stall" in flags.list_notes(record):
         step, seconds = step_time.find_longest_step(record), step_time.compute_step_s_max(record)
         lines.append(f"  the longest step is number {step}, with {seconds:.4g} s")
-    return [*lines, str(folder), *_list_next_commands(record, folder.parents[1], overrides, given)]
+    return [*lines, str(folder), *_list_next_commands(record, folder.parents[1], overrides, given, verified)]
 
 
 def _describe_trained(record: RunRecord) -> list[str]:
@@ -229,14 +247,18 @@ def _describe_parts(record: RunRecord) -> list[str]:
     return lines
 
 
-def _list_next_commands(record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return texts that each suggest a command as the next step. The first line of a text is the command's purpose."""
+def _list_next_commands(
+    record: RunRecord, study: Path, overrides: Sequence[str], given: Sequence[str], verified: bool
+) -> list[str]:
+    """Return texts that each suggest a command as the next step. The first line of a text is the command's purpose. A
+    reference run is suggested unless the run is `verified` or is itself a reference run."""
     page = Path("results/reports") / study.name
     commands = [(["zeroscale", "report", str(study), "--out", str(page)], "a report on all runs of this folder")]
     # `known` is None if the engine of an older record is no longer installed.
     known = engines.find_facts(record.spec)
     kept = _list_reference_overrides(record.spec, overrides)
-    if (known is None or not known.is_reference) and kept is not None:
+    is_comparable = known is None or not (known.is_reference or known.deviates)
+    if not verified and is_comparable and kept is not None:
         reference = ["zeroscale", "run", f"engine={engines.REFERENCE}", *kept, *given]
         # `analysis.flags.list_flags` knows this run alone, so the printed flags do not have `unverified`.
         purpose = "a reference run, to verify the losses; without it, tables have the flag unverified"

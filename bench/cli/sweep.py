@@ -106,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
         return 0 if done.good else 1
     with options.follow_runs(args, folder, plan.sweep.launcher, busy) as listeners:
         ended = api.run(plan, results=args.results, **listeners)
-    options.print_ended(ended, as_json=args.json)
+    good = options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
-    return 0 if ended.good else 1
+    return 0 if good else 1
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:

@@ -100,6 +100,7 @@ class EngineFacts:
     distinguishing: frozenset[str] = frozenset()  # options that define the variant, such as the stage for ZeRO
     division: Division | None = None  # None: unknown
     is_reference: bool = False  # True: other engines' losses are verified against its losses
+    deviates: bool = False  # True: it trains another model than the reference engine by definition, as local SGD does
     layouts: frozenset[Layout] = frozenset()  # fields of `parallel` that may differ from 1 or False
     loss_ranks: tuple[int, ...] | None = None  # ranks on which `train_step` returns a loss; None: every rank
     cut: "Callable[[RunSpec, Stacks], tuple[Part, ...]] | None" = None

@@ -128,17 +128,17 @@ def _list_installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"{GROUP}.{kind}")}
 
 
-def list_installed_files(kind: Kind[Any]) -> list[Path]:
-    """Return the Python files of all installed packages that declare plug-ins of a kind, sorted, without importing
-    them."""
-    roots = {entry.module.partition(".")[0] for entry in _list_installed(kind.name).values()}
+def list_installed_files(kind: Kind[Any], name: str | None = None) -> list[Path]:
+    """Return the Python files of all installed packages that declare plug-ins of a kind, or of the package with the
+    plug-in `name`, sorted, without importing them."""
+    entries = _list_installed(kind.name).values()
+    roots = {entry.module.partition(".")[0] for entry in entries if name in (None, entry.name)}
     found: set[Path] = set()
-    # The files are hashed for a cache key, which must change with any code of a package.
+    # The files are hashed, and the hash must change with any code of a package.
     for spec in filter(None, map(importlib.util.find_spec, roots)):
         for folder in spec.submodule_search_locations or ():
             found.update(Path(folder).rglob("*.py"))
-        if spec.origin and spec.submodule_search_locations is None:
-            found.add(Path(spec.origin))
+        found.update([Path(spec.origin)] if spec.origin and spec.submodule_search_locations is None else ())
     return sorted(found)
 
 

@@ -55,7 +55,8 @@ class Engine(Protocol):
 
         `micro_batches` yields `batch.accumulation` dicts of tensors on this rank's device. Ranks that work on the
         same samples (pipeline and tensor parallelism) get the same tensors. Take each micro-batch only when it is
-        needed, because the next micro-batch is loaded while the current one is computed.
+        needed, because the next micro-batch is loaded while the current one is computed. Every rank must take all of
+        them; otherwise the run ends as `error`.
         """
 
     def gradient_norm(self) -> "Tensor | float | None":

@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.core import plugins
 from bench.core.job_environment import read_job
 from bench.core.machine import Machine
 from bench.core.private import is_secret
 from bench.core.record import Environment, EnvironmentClass, ScheduledJob
 from bench.core.scheduling import JobContext
+from bench.core.spec import RunSpec
 from bench.measure import devices
 from bench.measure.control_group import read_quota_cores
 from bench.measure.failures import Refused
@@ -247,12 +249,13 @@ def compute_environment_id(classification: EnvironmentClass) -> str:
 
 
 def probe(
-    classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any], job: JobContext
+    classification: EnvironmentClass, hosts: tuple[str, ...], cpus: dict[str, Any], job: JobContext, spec: RunSpec
 ) -> Environment:
     """Return the description of the machine that this process runs on.
 
     `hosts` are the host names of the nodes, in the order of the nodes. `cpus` has the host, the CPU affinity, the
-    number of threads and the device of each rank. `job` is the scheduler's job that this process runs in.
+    number of threads and the device of each rank. `job` is the scheduler's job that this process runs in. `spec` names
+    the plug-ins of the run.
     """
     scheduled = ScheduledJob(job_id=job.job_id, cluster=job.cluster, restart=job.restart, nodelist=job.nodelist)
     return Environment(
@@ -260,6 +263,7 @@ def probe(
         classification=classification,
         versions={name: read_version(name) for name in _PACKAGES}
         | read_loaded_collectives()
+        | read_plugin_versions(spec)
         | {"python": platform.python_version(), "os": platform.platform()},
         git=_read_git(Path(__file__).parent),
         hosts=hosts,
@@ -294,6 +298,25 @@ def read_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def read_plugin_versions(spec: RunSpec) -> dict[str, str | None]:
+    """Return the versions of the installed packages whose plug-ins a run uses, by `plug-in PACKAGE`. A version is
+    followed by a hash of the package's Python files, because the code may change without a new version. Empty for a run
+    that uses only plug-ins of zeroscale."""
+    used = (
+        (plugins.ENGINE, spec.engine.backend), (plugins.FAMILY, spec.model.family),
+        (plugins.OBJECTIVE, spec.objective), (plugins.DATA, spec.data.source),
+    )  # fmt: skip
+    found: dict[str, str | None] = {}
+    for kind, name in used:
+        for entry in importlib.metadata.entry_points(group=f"{plugins.GROUP}.{kind.name}", name=name):
+            digest = hashlib.sha256()
+            for path in plugins.list_installed_files(kind, name):
+                digest.update(path.read_bytes())
+            package, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.module, "unknown")
+            found[f"plug-in {package}"] = f"{version} (files {digest.hexdigest()[:8]})"
+    return found
 
 
 @functools.cache

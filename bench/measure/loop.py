@@ -108,8 +108,10 @@ Reading = torch.Tensor | float | None
 
 @dataclass
 class FetchedBatches:
-    """Time spent waiting for the micro-batches of one optimizer step, and the number of their padding tokens."""
+    """Micro-batches of one optimizer step that the engine took: their number, the time spent waiting for them, and the
+    number of their padding tokens."""
 
+    taken: int = 0
     wait_s: float = 0.0
     padding: Counter[str] = field(default_factory=Counter)  # number of padding tokens by kind of tokens
 
@@ -239,6 +241,9 @@ class Trainer:
         # Called before the first fetch, because a pipeline rank may first wait for its neighbours.
         self._hook("steps", self._steps)
         loss = self._engine.train_step(self._fetch_micro_batches(fetched))
+        if fetched.taken != self._spec.accumulation:  # otherwise the step would be too fast for its samples
+            taken = f"took {fetched.taken} of {self._spec.accumulation} micro-batches of step {self._steps}"
+            raise Refused(f"engine.backend={self._spec.engine.backend}: train_step {taken}; it must take all of them")
         if (loss is not None) != self._has_loss:
             returned, expected = ("no loss", "has one") if self._has_loss else ("a loss", "has none")
             raise Refused(f"train_step returned {returned} on a rank that by its engine's facts {expected}")
@@ -251,6 +256,7 @@ class Trainer:
             begin = time.perf_counter()
             self._hook("fetch", self._steps)
             batch = next(self._batches)
+            fetched.taken += 1
             fetched.wait_s += time.perf_counter() - begin
             fetched.padding.update(batch.padding)
             self._hook("steps", self._steps)

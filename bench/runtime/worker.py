@@ -394,7 +394,7 @@ class RankWorker:
         if self.peers.is_main:
             ranks, places, classes = zip(*gathered, strict=True)
             hosts = tuple(dict.fromkeys(rank["host"] for rank in ranks))
-            description = environment.probe(found, hosts, {"ranks": ranks}, job)
+            description = environment.probe(found, hosts, {"ranks": ranks}, job, self.spec)
             store.write_json(self.folder / store.ENVIRONMENT, description)
             self.environment = description
             check_places(places, job.nodelist)

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,20 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
     shorter = {f"sequence.{kind}": max(length // _SHORTER, 1) for kind, length in composed.spec.sequence.items()}
     small = {"precision": smoke["precision"], **shorter, "measure": smoke["measure"]}
     return [(key, value) for key, value in small.items() if key not in keys]
+
+
+@contextlib.contextmanager
+def mention_small(chosen: Sequence[Pair]) -> Iterator[None]:
+    """Add a remark to a UserError about one of the overrides `chosen`, which `choose_small` added: the user did not
+    write it."""
+    try:
+        yield
+    except UserError as error:
+        added = [f"{key}={value}" for key, value in chosen if f"{key}={value}" in error.value.split()]
+        if not added or type(error) is not UserError:
+            raise
+        rule = f"{error.rule} ({added[0]} is a default for runs on a CPU)"
+        raise UserError(error.value, rule, error.remedy) from error
 
 
 def choose_small_base(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:

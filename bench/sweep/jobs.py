@@ -6,7 +6,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from bench.core import files, store
-from bench.core.errors import make_printable
+from bench.core.errors import UserError, make_printable
 from bench.core.files import open_regular
 from bench.core.private import mask_tokens
 from bench.core.record import OutcomeKind
-from bench.core.scheduling import Mode, Span
+from bench.core.scheduling import Mode, SchedulerUnavailable, Span
 from bench.core.spec import Frozen, Positive, RunSpec
 from bench.sweep.definition import RequestedRun, RunKey
 
@@ -159,9 +159,43 @@ def read(folder: Path) -> Job:
     return store.read_value(folder / _JOB, Job)
 
 
+def hand_over(folder: Path, launcher: str, submit: Callable[[], object]) -> str:
+    """Submit a job whose folder is written, by calling `submit` of a launcher. Return the scheduler's id of the job. If
+    the job is refused, its definition is deleted."""
+    try:
+        with explain_failure(launcher, "submit", folder.parents[1]):
+            handle = submit()
+    except SchedulerUnavailable:
+        raise  # the scheduler may have accepted the job
+    except (OSError, UserError):
+        withdraw(folder)
+        raise
+    if isinstance(handle, int):
+        handle = str(handle)  # many schedulers have numbers
+    if not isinstance(handle, str) or not handle:
+        rule = f"its function submit returned {handle!r} instead of the job's id as text (str)"
+        remedy = f"correct the launcher; the job {folder.name} may have been submitted"
+        raise UserError(f"launcher={launcher}", rule, remedy)
+    write_handle(folder, handle)
+    return handle
+
+
 def write_handle(folder: Path, handle: str) -> None:
     """Write the scheduler's id of a job. Without this file, the job is still found by its name."""
     store.write_atomically(folder / _HANDLE, handle.encode())
+
+
+@contextlib.contextmanager
+def explain_failure(launcher: str, function: str, folder: Path) -> Iterator[None]:
+    """Raise UserError with the names of a launcher and its function for an OSError of this function. An OSError from
+    writing below `folder`, or to a full disk, is not changed."""
+    try:
+        yield
+    except OSError as error:
+        if files.is_disk_full(error) or folder.resolve() in Path(str(error.filename)).resolve().parents:
+            raise
+        rule = f"its function {function} failed ({type(error).__name__}: {error})"
+        raise UserError(f"launcher={launcher}", rule, "correct the launcher, or install what it needs") from error
 
 
 def list_submitted(study_folder: Path) -> tuple[list[SubmittedJob], list[store.Unreadable]]:

@@ -73,7 +73,8 @@ def plan_sweep(
     chosen = inputs.choose_small_base(planned_study, given, config_dir)
     update = {"base": planned_study.base | dict(chosen), "repeats": repeats or planned_study.repeats}
     planned_study = planned_study.model_copy(update=update)
-    found = compose.compose_points(planned_study, given, config_dir, inputs.find_device, check_runnable)
+    with inputs.mention_small(chosen):
+        found = compose.compose_points(planned_study, given, config_dir, inputs.find_device, check_runnable)
     # All points are composed and checked by now: an error in the last one starts nothing.
     options = merge_options(found.points, etiquette, autopilot)
     distinguishing = _find_distinguishing([point.overrides for point in found.points])
@@ -235,8 +236,9 @@ def plan_point(overrides: GivenOverrides, study: str, config_dir: Path | None) -
         rule = "`zeroscale run` runs on this computer only"
         raise UserError(f"launcher={composed.launcher_file}", rule, "use `zeroscale sweep`")
     chosen = inputs.choose_small([(key, [value]) for key, value in given], composed)
-    composed = compose.compose_request([*chosen, *given], config_dir)
-    check_runnable(composed, inputs.find_device(composed))
+    with inputs.mention_small(chosen):
+        composed = compose.compose_request([*chosen, *given], config_dir)
+        check_runnable(composed, inputs.find_device(composed))
     shown = (*(f"{key}={value}" for key, value in chosen), *format_overrides(overrides))
     return SingleRun(composed, _build_request(composed, study, shown), chosen)
 

@@ -11,7 +11,7 @@ from bench.core.engine_costs import SimulatedPass
 from bench.core.errors import NoPrediction, UserError
 from bench.core.formatting import format_interval
 from bench.core.spec import Device
-from bench.core.study import Study
+from bench.core.study import Pair, Study
 from bench.predict.memory import (
     HostMemory,
     LargestMicroBatch,
@@ -136,10 +136,12 @@ def predict_points(
     chosen = USUAL if name is None else find_software(name)
     if foreign := [key for key, _ in given if key in list_words()]:
         raise UserError(foreign[0], "is an argument of `zeroscale advise` only", "remove it, or use `zeroscale advise`")
+    small: Sequence[Pair] = ()
     if composed != Study(name="adhoc"):  # a study is predicted as `sweep` would measure it
-        small = dict(inputs.choose_small_base(composed, given, config_dir))
-        composed = composed.model_copy(update={"base": composed.base | small})
-    points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
+        small = inputs.choose_small_base(composed, given, config_dir)
+        composed = composed.model_copy(update={"base": composed.base | dict(small)})
+    with inputs.mention_small(small):
+        points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
     terms = straggler, data_wait_s, rehearsed_s, chosen
     return [_predict_point(point, *terms)._replace(config_dir=config_dir) for point in points]
 

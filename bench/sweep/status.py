@@ -267,7 +267,8 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
         sweeps = definition.read(folder)  # another submitter may have extended the study
     seen, wanted = read_snapshot(folder), definition.merge_sweeps(sweeps)
     names = [job.name for job in seen.jobs if about_all or _may_go_on(job, seen, wanted)]
-    queue = launcher.ask(names, options) if launcher and names else {}
+    with jobs.explain_failure(str(sweeps[-1].launcher["name"]), "ask", folder):
+        queue = launcher.ask(names, options) if launcher and names else {}
     return StudyState(folder, sweeps, seen, queue, list_statuses(wanted, seen, queue, is_reached=ask), ask)
 
 

@@ -179,8 +179,9 @@ class JobSubmitter:
         self._view = view
         sweep = view.sweeps[-1]
         self._launcher, self._options = load_launcher(sweep)
-        self._rules = sweep.rules
-        self._cluster = self._launcher.limits(self._options)
+        self._name, self._rules = str(sweep.launcher["name"]), sweep.rules
+        with jobs.explain_failure(self._name, "limits", view.folder):
+            self._cluster = self._launcher.limits(self._options)
         self._max_queued, self._whose = self._find_limit(autopilot)
         self._exclude = [found.host for found in jobs.read_exclusions(view.folder)]
         self._handles = [job.handle for job in view.live if job.points and job.handle]
@@ -256,15 +257,7 @@ class JobSubmitter:
     def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
         """Submit a job whose folder is written, and return its job id. If the job is refused, its definition is
         deleted."""
-        try:
-            handle = self._launcher.submit(made, self._options)
-        except SchedulerUnavailable:
-            raise  # the scheduler may have accepted the job
-        except UserError:
-            jobs.withdraw(folder)
-            raise
-        jobs.write_handle(folder, handle)
-        return handle
+        return jobs.hand_over(folder, self._name, lambda: self._launcher.submit(made, self._options))
 
     def submit_autopilot(
         self, submitted: list[tuple[Job, str]], *, waiting: bool, notify: str | None = None

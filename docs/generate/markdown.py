@@ -22,13 +22,17 @@ def plain(text: str) -> str:
 
 
 def prose(docstring: str) -> str:
-    """Return a docstring as Markdown. Its indented blocks become console code blocks."""
+    """Return a docstring as Markdown. Its indented blocks become console code blocks. Fenced code is not changed."""
     blocks = []
-    for block in docstring.strip().split("\n\n"):
-        lines = block.splitlines()
-        if all(line.startswith("  ") for line in lines):
-            shown = "\n".join(line[2:] for line in lines)
-            blocks.append(f"```console\n{shown}\n```")
-        else:
-            blocks.append(plain(block))
+    for part in re.split(r"^(```.*?^```)$", docstring.strip(), flags=re.DOTALL | re.MULTILINE):
+        if part.startswith("```"):
+            blocks.append(part)
+            continue
+        for block in filter(None, part.strip("\n").split("\n\n")):
+            lines = block.splitlines()
+            if all(line.startswith("  ") for line in lines):
+                shown = "\n".join(line[2:] for line in lines)
+                blocks.append(f"```console\n{shown}\n```")
+            else:
+                blocks.append(plain(block))
     return "\n\n".join(blocks)

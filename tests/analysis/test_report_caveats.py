@@ -1,4 +1,5 @@
-"""Tests of the report's warning about configurations of which all repeats ran on the same nodes."""
+"""Tests of the report's warnings about configurations of which all repeats ran on the same nodes, and about runs of
+different code."""
 
 from records import results, run, spec
 
@@ -25,3 +26,14 @@ def test_no_caveat_for_different_nodes_one_allocation_or_unknown_nodes() -> None
     assert list_node_caveats(*allocations([("a",), ("b",), ("a",)])) == []
     assert list_node_caveats(*allocations([("a",)])) == []
     assert list_node_caveats(*allocations([(), (), ()])) == []
+
+
+def test_caveat_names_the_versions_of_a_package_with_plugins() -> None:
+    def list_version_caveats(*versions: str) -> list[str]:
+        runs = [run(repeat=number, environment={"versions": {"plug-in mine": one, "python": f"3.{number}"}})
+                for number, one in enumerate(versions)]  # fmt: skip
+        return [line for line in list_caveats(compute_findings(results(*runs, run()))) if "pooled nevertheless" in line]
+
+    (caveat,) = list_version_caveats("1 (files a)", "1 (files b)", "1 (files a)")
+    assert caveat.startswith("Runs were made with 2 versions of the plug-in mine: 1 (files a), 1 (files b).")
+    assert list_version_caveats("1 (files a)", "1 (files a)") == []

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
@@ -7,13 +8,14 @@ import pytest
 import torch
 from records import LOSSES, failed, observed, run, run_table, spec, steps
 
+from analysis import verify
 from analysis.table import list_rows
 from analysis.verify import NORM_TOLERANCE, STEPS, TOLERANCE, TOLERANCE_8BIT, UNSUMMED_NORM_TOLERANCE
 from bench.core import store
 from bench.core.engine_facts import SUMMED_STEPS
 from bench.core.record import RunRecord
 from bench.core.spec import EngineSpec, Precision, RunSpec
-from bench.engines import trained
+from bench.engines import find_facts, trained
 from bench.engines.precision import LossScale
 from bench.engines.precision.update import Update
 from bench.models.t5 import build as t5
@@ -57,6 +59,17 @@ def test_unknown_engine_is_verified_but_is_no_reference() -> None:
     assert judged(run(foreign)) == ("ok", True)
     assert judged(run(), run(foreign)) == ("ok", True)
     assert judged(run(foreign), run(spec("ddp"))) == ("ok", False)
+
+
+def test_engine_that_deviates_by_definition_is_unverified_and_never_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local SGD is an example. A run of another engine with the same losses is invalid."""
+    wrong, reference = run(**losses(0.5)), run(spec("ddp"))
+    assert judged(wrong, reference) == ("invalid", False)
+    ddp = find_facts(reference.spec)
+    assert ddp
+    declared = dataclasses.replace(ddp, is_reference=False, deviates=True)
+    monkeypatch.setattr(verify, "find_facts", lambda spec: ddp if spec.engine.name == "ddp" else declared)
+    assert judged(run(**losses(0.5)), reference) == ("ok", True)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

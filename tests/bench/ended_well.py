@@ -1,5 +1,8 @@
 """Observations of a successful run (outcome `ok`), written by hand instead of measured."""
 
+from pathlib import Path
+
+from bench.core import store
 from bench.core.record import Observations, Steps
 
 
@@ -18,3 +21,20 @@ def observed(step_s: tuple[float, ...] = (0.1,) * 5, cut: int = 2) -> Observatio
             window_s=sum(step_s[cut:]),
         ),
     )
+
+
+def saved_pair(study: Path, factor: float = 1.0) -> dict[str, Path]:
+    """Write a recorded run of ddp and one of zero1, which do the same work, into the folder of a study. The losses of
+    zero1 are multiplied by `factor`. Return the folder of each run by engine."""
+    folders = {}
+    for config_id in ("3f50d0c71f", "f729b5cca6"):
+        record = store.read_record(Path("tests/data/runs.zip/smoke") / config_id / "0.0" / store.RECORD)
+        engine, made = record.spec.engine.name, record.observations
+        assert made and made.steps
+        losses = tuple(loss and loss * (factor if engine == "zero1" else 1.0) for loss in made.steps.loss)
+        steps = made.steps.model_copy(update={"loss": losses})
+        changed = record.model_copy(update={"observations": made.model_copy(update={"steps": steps})})
+        folders[engine] = study / config_id / "0.0"
+        folders[engine].mkdir(parents=True)
+        (folders[engine] / store.RECORD).write_bytes(store.to_json(changed))
+    return folders

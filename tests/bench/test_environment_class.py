@@ -2,13 +2,23 @@
 equal on all ranks of a run. Only results of the same class are pooled."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from installed_packages import Install
 
+from bench.config import compose
 from bench.core.record import EnvironmentClass
-from bench.measure.environment import check_alike, choose_openmp_variables, classify, compute_environment_id
+from bench.measure.environment import (
+    check_alike,
+    choose_openmp_variables,
+    classify,
+    compute_environment_id,
+    read_plugin_versions,
+)
 from bench.measure.failures import Refused
 
 PROGRAM = """
@@ -85,6 +95,19 @@ def test_older_environment_classes_keep_their_ids() -> None:
     assert compute_environment_id(known) == compute_environment_id(
         EnvironmentClass(device="CPU", devices_per_node=2, cores=None)
     )
+
+
+def test_version_of_a_plugin_package_changes_with_its_code(install: Install, tmp_path: Path) -> None:
+    """Runs that use only plug-ins of zeroscale have no such version."""
+    spec = compose.compose_request([("model", "tiny")]).spec
+    install("zeroscale.objective", "summed_lm = summed", "REDUCTION = 'sum'")
+    assert read_plugin_versions(spec) == {}
+    own = spec.model_copy(update={"objective": "summed_lm"})
+    ((package, before),) = read_plugin_versions(own).items()
+    assert package == "plug-in somebodys-package" and re.fullmatch(r"1\.0 \(files [0-9a-f]{8}\)", before or "")
+    assert read_plugin_versions(own) == {package: before}
+    (tmp_path / "summed.py").write_text("REDUCTION = 'mean'")
+    assert read_plugin_versions(own) != {package: before}
 
 
 def test_ranks_of_different_environments_are_refused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from installed_packages import Install
 
 from analysis.columns import list_all_columns
 from analysis.flags import FLAGS, NOTES, OUTCOMES, REMEDIES
@@ -116,6 +117,19 @@ def test_own_node_types_and_files_are_explained(tmp_path: Path, capsys: pytest.C
     assert "/none: no such folder; name a folder with subfolders like those of conf/" in capsys.readouterr().err
 
 
+def test_plugins_of_zeroscale_and_of_installed_packages_are_explained(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(
+        "zeroscale.objective", "summed_lm = summed", '"""Sums of losses.\n\nMore."""\nKINDS, REDUCTION = (), "sum"\n'
+    )
+    assert cli.main(["explain", "summed_lm", "fsdp"]) == 0
+    own, shipped = capsys.readouterr().out.split("\n\n")[:2]
+    expected = "summed_lm (objective plug-in)\n  Sums of losses.\n  module: summed\n  select: objective.name=summed_lm"
+    assert own == expected
+    assert shipped.startswith("fsdp (engine plug-in)\n") and shipped.endswith("select: engine.backend=fsdp")
+
+
 @pytest.mark.parametrize("group", ["batch", "measure", "model", "launcher", "data", "parallel", "learning"])
 def test_every_group_of_keys_has_an_explanation(group: str, known: list[Explanation]) -> None:
     assert next(one.meaning for one in known if one.name == group)
@@ -138,5 +152,5 @@ def test_explain_without_a_name_lists_all_names_by_kind(capsys: pytest.CaptureFi
 )
 def test_unknown_name_is_refused_in_one_line(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 2
-    rule = "no column, flag, outcome, figure, verb, option, config key or file of conf/ has this name"
+    rule = "no column, flag, outcome, figure, plug-in, verb, option, config key or file of conf/ has this name"
     assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

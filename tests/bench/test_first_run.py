@@ -3,10 +3,12 @@ reports this before it starts any process."""
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ended_well import saved_pair
 from started_runs import PATIENCE_S, Command
 
 from analysis import flags, results
@@ -217,6 +219,22 @@ def test_line_of_cpu_defaults_names_exactly_the_changed_keys(
     assert capsys.readouterr().err.splitlines() == [f"defaults on a CPU: {named}"]
 
 
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_refusal_of_a_cpu_default_says_that_it_is_a_default(
+    verb: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model family, for example, may support one sequence length only."""
+
+    def refuse(composed: compose.Request, device: str | None) -> None:
+        raise UserError(f"sequence.decoder={composed.spec.sequence['decoder']}", "is too short", "set 64")
+
+    processor(2)
+    monkeypatch.setattr("bench.sweep.plan.check_runnable", refuse)
+    for own, remark in (((), " (sequence.decoder=32 is a default for runs on a CPU)"), (("sequence.decoder=32",), "")):
+        assert main([verb, "engine=ddp", *own, "--dry-run"]) == 2
+        assert capsys.readouterr().err == f"zeroscale: sequence.decoder=32: is too short{remark}; set 64\n"
+
+
 def test_studies_and_gpus_have_no_cpu_defaults(
     gpus: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -276,8 +294,28 @@ def test_printed_next_command_has_the_same_folders_and_works(
     assert "ddp" in capsys.readouterr().out
 
 
+def test_run_is_compared_with_the_reference_run_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that deviates from the reference run is invalid, and the exit code is 1. If the folder has a reference run,
+    the output does not suggest another."""
+    for factor, code in ((1.0, 0), (1.5, 1)):
+        folders = saved_pair(tmp_path / f"{factor}", factor)
+        made = (folders["zero1"], store.read_record(folders["zero1"] / store.RECORD))
+        monkeypatch.setattr(api, "measure", lambda *_, made=made, **__: made)
+        assert main(["run", "machine=cpu", "--no-prune"]) == code
+        output = capsys.readouterr().out
+        assert "to verify the losses" not in output
+        assert ("invalid: loss differs from that of ddp" in output) == bool(code)
+        assert main(["run", "machine=cpu", "--no-prune", "--json"]) == code
+        assert RunRecord.model_validate_json(capsys.readouterr().out).outcome.kind == ("invalid" if code else "ok")
+    shutil.rmtree(folders["ddp"])
+    assert main(["run", "machine=cpu", "--no-prune"]) == 0
+    assert "to verify the losses" in capsys.readouterr().out
+
+
 def test_next_command_names_the_flag_that_only_tables_have(tmp_path: Path) -> None:
-    """The flag `unverified` depends on other runs of the folder, which `run` does not read."""
+    """The flag `unverified` depends on other runs of the folder, which `format_answer` does not read."""
     for path in store.find_records([Path("tests/data/runs.zip/smoke")]):
         record = store.read_record(path)
         if record.outcome.kind == "ok" and record.spec.engine.name in ("ddp", "zero1"):

@@ -208,6 +208,26 @@ def test_loss_on_other_ranks_than_declared_is_refused(engine: Scripted, has_loss
         trainer.step()
 
 
+class Hasty(Scripted):
+    """Engine that takes all micro-batches of its first step, and only the first micro-batch of later steps."""
+
+    taken: list[dict[str, torch.Tensor]] | None = None
+
+    def train_step(self, micro_batches: Iterable[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return super().train_step(micro_batches if self.taken is None else itertools.islice(micro_batches, 1))
+
+
+def test_step_without_some_of_its_micro_batches_is_refused() -> None:
+    spec = a_spec(batch={"micro": 1, "accumulation": 2})
+    engine = Hasty([1.0] * 2)
+    trainer = Trainer(spec, engine, batches(), engine, CPU, lambda *at: None, TwoRanks([]))
+    trainer.step()
+    with pytest.raises(
+        Refused, match=f"backend={spec.engine.backend}: train_step took 1 of 2 micro-batches of step 1;"
+    ):
+        trainer.step()
+
+
 class Stepwise(Scripted):
     """Engine that stores a number whenever it receives a micro-batch: how many micro-batches have been fetched from the
     data loader so far."""

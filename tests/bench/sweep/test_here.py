@@ -1,16 +1,18 @@
 """Tests of a sweep that runs on this machine: the points that it skips, the supervisor process of each run, and its
 output."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ended_well import observed
+from ended_well import observed, saved_pair
 from started_runs import ENDLESS, PATIENCE_S, QUICK, survivors
 from sweeps import attempt, point, spec, sweep
 
@@ -21,7 +23,7 @@ from bench.core.machine import Machine
 from bench.core.record import Circumstance, Outcome, RunRecord
 from bench.core.terminal import Progress
 from bench.runtime.outcome import build_heartbeat
-from bench.sweep.local_sweep import BestSoFar, LocalSweep
+from bench.sweep.local_sweep import BestSoFar, LocalSweep, SweepResult
 from bench.sweep.policy import PlannedRun, SweepPlan, find_skip
 
 
@@ -100,6 +102,21 @@ def test_answer_of_a_sweep_is_about_its_own_points(tmp_path: Path, capsys: pytes
     text = " ".join(answer)
     assert "1 of 2 ok runs was made on a busy machine: " in text
     assert "ended ok" not in text and "other" not in text, "neither the failed run nor the other machine"
+
+
+def test_run_that_deviates_from_the_reference_run_counts_as_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record has the outcome `ok`, which was the outcome before the comparison with the reference run."""
+    for factor, expected in ((1.0, {"ok": 2}), (1.5, {"ok": 1, "invalid": 1})):
+        folder = tmp_path / f"{factor}"
+        ended = SweepResult(folder, Counter(ok=2), 0, attempts=frozenset(saved_pair(folder, factor).values()))
+        assert options.print_ended(ended, as_json=True) == (factor == 1.0)
+        assert json.loads(capsys.readouterr().out)["outcomes"] == expected
+    assert not options.print_ended(ended, as_json=False)
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 ok (") and ", 1 invalid; " in first
+    assert second.startswith("1 invalid: loss differs from that of ddp")
 
 
 CLAIM = "import sys; from bench.runtime.outcome import build_heartbeat; print(build_heartbeat('claimed').decode())"

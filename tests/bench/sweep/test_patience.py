@@ -1,6 +1,7 @@
 """Tests of submission while the scheduler does not respond. Shell scripts replace Slurm's programs, so that each call
 can fail as a test needs."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -107,6 +108,45 @@ def test_jobs_submitted_before_the_scheduler_failed_are_reported(
     assert main(["resume", str(study), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [job["job"] for job in told["submitted"]] == ["11"] and "Unable to contact" in told["cut_short"]
+
+
+def test_failing_function_of_a_launcher_is_named_and_is_no_full_disk(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError from writing the job's own files, or from a full disk, is reported as such."""
+
+    def fail_with(function: str, error: OSError) -> str:
+        def fail(*_: object) -> str:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bench.launchers.slurm.{function}", fail)
+            assert main(["resume", str(study)]) == 2
+        return capsys.readouterr().err
+
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "slurm-submit")
+    for function in ("submit", "limits"):
+        told = fail_with(function, missing)
+        failure = "failed (FileNotFoundError: [Errno 2] No such file or directory: 'slurm-submit'); "
+        assert f"zeroscale: launcher=slurm: its function {function} {failure}" in told and "space" not in told
+    assert not list(study.glob("jobs/*/job.json")), "no job was submitted"
+    script = PermissionError(errno.EACCES, "Permission denied", str(study / "jobs" / "x" / "job.sh"))
+    for own in (script, OSError(errno.ENOSPC, "No space left on device")):
+        assert f"{study}: cannot be written to ({own.strerror})" in fail_with("submit", own)
+
+
+@pytest.mark.parametrize(("returned", "handle"), [(7, "7"), (None, None), ("", None)])
+def test_job_id_that_is_no_text_is_converted_or_refused(
+    study: Path, returned: object, handle: str | None, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("bench.launchers.slurm.submit", lambda *_: returned)
+    assert main(["resume", str(study)]) == (0 if handle else 2)
+    handles = [path.read_text() for path in study.glob("jobs/*/handle")]
+    assert handles == ["7", "7"] if handle else not handles
+    refusal = f"launcher=slurm: its function submit returned {returned!r} instead of the job's id as text (str)"
+    assert (refusal in capsys.readouterr().err) == (handle is None)
+    assert list(study.glob("jobs/*/job.json")), "a job that may have been submitted is found by its name"
 
 
 def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
