@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from bench.core import plugins
 from bench.core.engine_facts import EngineFacts, Layout
 from bench.core.errors import UserError
+from bench.core.installed_plugins import PluginError, warn_skipped
 from bench.core.plugins import EngineBuilder, EnginePlugin
 from bench.core.record import TimedPass
 from bench.core.spec import Frozen, Parallel, RunSpec
@@ -140,7 +141,12 @@ def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":
 
 
 def check_members(engine: object, spec: RunSpec) -> None:
-    """Raise UserError if the engine that was built for `spec` lacks a method that its `facts` declare."""
+    """Raise UserError if the engine that was built for `spec` lacks a method of `Engine`, or a method that its `facts`
+    declare."""
+    required = sorted(name for name in vars(Engine) if not name.startswith("_"))
+    if missing := [name for name in required if not hasattr(engine, name)]:
+        rule = f"build returned {type(engine).__name__}, which does not define {', '.join(missing)}"
+        raise UserError(f"engine.backend={spec.engine.backend}", rule, "see Engine in bench/engines/__init__.py")
     if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
         rule = f"facts.py lists {', '.join(missing)}, but {type(engine).__name__} does not define it"
         raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or remove it from facts.members")
@@ -204,8 +210,12 @@ def check_adapter(spec: RunSpec) -> None:
 
 def find_facts(spec: RunSpec) -> EngineFacts | None:
     """Return the facts about the engine of a recorded spec; None if the engine or one of its options no longer
-    exists."""
+    exists. For a broken engine of another package, log a warning and return None."""
     try:
         return facts(spec)
+    except PluginError as error:
+        if not isinstance(error.__cause__, ValidationError):  # an option that no longer exists
+            warn_skipped(error.value, str(error))
     except (UserError, ValueError):
-        return None
+        pass
+    return None

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.core import plugins
+from bench.core import installed_plugins, plugins
 from bench.core.job_environment import read_job
 from bench.core.machine import Machine
 from bench.core.private import is_secret
@@ -310,9 +310,9 @@ def read_plugin_versions(spec: RunSpec) -> dict[str, str | None]:
     )  # fmt: skip
     found: dict[str, str | None] = {}
     for kind, name in used:
-        for entry in importlib.metadata.entry_points(group=f"{plugins.GROUP}.{kind.name}", name=name):
+        for entry in installed_plugins.find_entries(kind.name).get(name, ()):
             digest = hashlib.sha256()
-            for path in plugins.list_installed_files(kind, name):
+            for path in installed_plugins.list_installed_files(kind.name, name):
                 digest.update(path.read_bytes())
             package, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.module, "unknown")
             found[f"plug-in {package}"] = f"{version} (files {digest.hexdigest()[:8]})"
