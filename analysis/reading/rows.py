@@ -28,6 +28,7 @@ TRACES = {
 `analysis.results.Results.traces`."""
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
+_STARTED = {"run_started_at": pa.string()}
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),
@@ -38,6 +39,11 @@ _CASE = {
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
+_IDENTITY = (
+    "study", "config_id", "repeat", "attempt", *_STARTED, "evidence", "outcome", "step_s", "step_s_max",
+    "peak_allocated_bytes", "validation_loss",
+)  # fmt: skip
+"""Columns that are all equal only in copies of one record. Names that `zeroscale pack` replaces are not among them."""
 _latest_spec: list[tuple[RunSpec, str]] = []  # the latest spec with its JSON text; at most one entry
 _INVALID = Outcome(kind="invalid")
 _PLACE = (
@@ -95,10 +101,24 @@ def sort_places(core: pa.Table) -> "pa.Array":
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
+def select_distinct(core: pa.Table) -> "pa.Array":
+    """Return the indices of the rows without copies: of several rows of one run, only the first is kept.
+
+    A run without a start time and without step times cannot be recognised, so its row is always kept.
+    """
+    place = pa.array(range(len(core)), pa.int64())
+    unknown = pc.and_(pc.equal(core.column("run_started_at"), ""), pc.is_null(core.column("step_s")))
+    identity = core.select(_IDENTITY).append_column("place", place)
+    identity = identity.append_column("unknown", pc.if_else(unknown, place, -1))
+    first = identity.group_by([*_IDENTITY, "unknown"], use_threads=False).aggregate([("place", "min")])
+    places = first.column("place_min").combine_chunks()
+    return places.take(pc.sort_indices(places))
+
+
 def build_schema() -> pa.Schema:
     """Return the names and types of the columns of a row."""
     cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
-    return pa.schema(_FILE | cells | _CASE | TRACES)
+    return pa.schema(_FILE | _STARTED | cells | _CASE | TRACES)
 
 
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
@@ -112,6 +132,7 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
     cells, case = _compute_cells(record, known), verify.build_case(record)
     return {
         **dict(zip(_FILE, file, strict=True)),
+        "run_started_at": record.circumstance.started_at,
         **cells,
         **{name: getattr(case, name.removeprefix("case_")) for name in _CASE},
         **_build_traces(record, text),
