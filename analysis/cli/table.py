@@ -85,6 +85,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0. Files that are not records are named on standard error."""
     from analysis import formats
+    from analysis.columns import list_all_columns
     from analysis.metrics import cost
 
     if args.loss is not None and not args.costs:
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     names = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
     for name in names or [args.columns] * (args.columns is not None):
         if name not in frame.columns:
+            if name in list_all_columns():
+                raise UserError(f"--columns {name}", "optional column, of which no run here has a value", "remove it")
             raise UserError(f"--columns {name}", "no such column", suggest_nearest(name, map(str, frame.columns)))
     frame = frame[names] if names else frame
     if args.format == "text":
