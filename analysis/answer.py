@@ -34,7 +34,7 @@ _DISTURBED_TEXTS = {"busy": "made on a busy machine", "paused": "paused"}
 
 
 def describe_answer(results: Results) -> tuple[str, ...]:
-    """Return the results as sentences, the most important first; empty if nothing was measured."""
+    """Return the results as sentences, the most important first; empty if nothing was found."""
     found = best(results)
     answered = [one for one in found if one.fastest]
     losses = rank_losses(results)
@@ -46,7 +46,7 @@ def describe_answer(results: Results) -> tuple[str, ...]:
     disturbed = _describe_disturbed(results)
     # One remedy is enough: more seeds are also more repeats, and so are the quiet repeats that replace disturbed runs.
     few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else ": add --repeats 5")
-    lines += [few, disturbed, _describe_failed(found)]
+    lines += [few, disturbed, _describe_failed(found), _describe_skipped(results)]
     return tuple(line for line in lines if line)
 
 
@@ -71,6 +71,14 @@ def _describe_disturbed(results: Results) -> str:
     runs = f"{count:,} of {format_count(len(flags), 'ok run')} {'was' if count == 1 else 'were'} {causes}"
     remedy = describe_quiet_remedy(int(table["repeat"].max()) + 1)
     return f"{runs}: times of such runs decide nothing; {remedy}."
+
+
+def _describe_skipped(results: Results) -> str:
+    """Return a sentence with the number of files that could not be read as records; empty if there are none."""
+    count = len(results.skipped)
+    files = format_count(len(results.table) + count, "file")
+    verb = "was" if count == 1 else "were"
+    return f"{count:,} of {files} {verb} skipped, because they are no readable records." if count else ""
 
 
 class _Wording(NamedTuple):

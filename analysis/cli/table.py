@@ -131,7 +131,8 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
         least = {name: max(len(word) for row in rows for word in row[head.index(name)].split()) for name in texts}
         _write_text(head, rows, right, width, least, costs.list_omitted_first(head))
         allocated = costs.compute_allocated_time(found.get_file(place) for place in range(len(found.table)))
-        print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price))))
+        once = 0 if args.loss is None else costs.count_evaluated_once(found)
+        print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price, once))))
     else:
         sys.stdout.write((formats.to_csv if args.format == "csv" else formats.to_json)(frame))
     return 0

@@ -39,11 +39,6 @@ _CASE = {
 _TYPES: Mapping[Kind, pa.DataType] = {
     "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_(),
 }  # fmt: skip
-_IDENTITY = (
-    "study", "config_id", "repeat", "attempt", *_STARTED, "evidence", "outcome", "step_s", "step_s_max",
-    "peak_allocated_bytes", "validation_loss",
-)  # fmt: skip
-"""Columns that are all equal only in copies of one record. Names that `zeroscale pack` replaces are not among them."""
 _latest_spec: list[tuple[RunSpec, str]] = []  # the latest spec with its JSON text; at most one entry
 _INVALID = Outcome(kind="invalid")
 _PLACE = (
@@ -102,16 +97,22 @@ def sort_places(core: pa.Table) -> "pa.Array":
 
 
 def select_distinct(core: pa.Table) -> "pa.Array":
-    """Return the indices of the rows without copies: of several rows of one run, only the first is kept.
+    """Return the indices of the rows without copies. Of rows that are equal except for their files, only the first is
+    kept, because two runs with the same start and the same times do not exist.
 
     A run without a start time and without step times cannot be recognised, so its row is always kept.
     """
     place = pa.array(range(len(core)), pa.int64())
     unknown = pc.and_(pc.equal(core.column("run_started_at"), ""), pc.is_null(core.column("step_s")))
-    identity = core.select(_IDENTITY).append_column("place", place)
-    identity = identity.append_column("unknown", pc.if_else(unknown, place, -1))
-    first = identity.group_by([*_IDENTITY, "unknown"], use_threads=False).aggregate([("place", "min")])
-    places = first.column("place_min").combine_chunks()
+    rows = core.append_column("place", place).append_column("unknown", pc.if_else(unknown, place, -1))
+    # Few rows are alike in these columns, and only such rows are compared in all columns, which is slow.
+    few = ["study", "config_id", "repeat", "attempt", *_STARTED, "unknown"]
+    alike = rows.group_by(few, use_threads=False).aggregate([("place", "list")]).column("place_list").combine_chunks()
+    sizes = pc.list_value_length(alike)
+    single, several = (pc.list_flatten(alike.filter(test(sizes, 1))) for test in (pc.equal, pc.greater))
+    names = [field.name for field in core.schema if field.name not in _FILE and not pa.types.is_list(field.type)]
+    first = rows.take(several).group_by([*names, "unknown"], use_threads=False).aggregate([("place", "min")])
+    places = pa.concat_arrays([single, first.column("place_min").combine_chunks()])
     return places.take(pc.sort_indices(places))
 
 

@@ -10,6 +10,7 @@ from records import failed, plain, run, save, spec, steps
 
 import analysis
 from analysis import reading, results
+from analysis.answer import describe_answer
 from bench.core.errors import UserError
 
 WITHOUT = """
@@ -60,6 +61,8 @@ def test_valid_records_are_read_and_other_files_are_listed_and_counted(
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
     assert "newer than 3" in why["newer"]
     assert why["lacking"].startswith("outcome:")
+    assert why["torn"] == "not complete JSON, it ends after 300 bytes; restore it from a copy"
+    assert describe_answer(found)[-1] == "7 of 9 files were skipped, because they are no readable records."
     results.warn(found)
     assert "7 of 9 files" in caplog.messages[0]
     assert all(str(one.path) in line for one, line in zip(found.skipped, caplog.messages[1:4], strict=False))
