@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from analysis.flags import DISTURBED, UNTRUSTED
-from analysis.formats import BriefNames, format_outcomes
+from analysis.formats import BriefNames, format_interval_of, format_outcomes
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import MOST_NATS, Best, LossRanking, Rival, best, rank_losses
 from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS, NOT_DETECTED, TIES, TOO_FEW
-from analysis.stats.intervals import mean_interval
-from analysis.summary import Row
+from analysis.summary import Row, loss_interval
 from bench.core.formatting import describe_quiet_remedy, format_count
 
 _NAMED = 3
@@ -35,7 +34,7 @@ _DISTURBED_TEXTS = {"busy": "made on a busy machine", "paused": "paused"}
 
 
 def describe_answer(results: Results) -> tuple[str, ...]:
-    """Return the results as sentences, the most important first; empty if nothing was measured."""
+    """Return the results as sentences, the most important first; empty if nothing was found."""
     found = best(results)
     answered = [one for one in found if one.fastest]
     losses = rank_losses(results)
@@ -47,7 +46,7 @@ def describe_answer(results: Results) -> tuple[str, ...]:
     disturbed = _describe_disturbed(results)
     # One remedy is enough: more seeds are also more repeats, and so are the quiet repeats that replace disturbed runs.
     few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else ": add --repeats 5")
-    lines += [few, disturbed, _describe_failed(found)]
+    lines += [few, disturbed, _describe_failed(found), _describe_skipped(results)]
     return tuple(line for line in lines if line)
 
 
@@ -72,6 +71,14 @@ def _describe_disturbed(results: Results) -> str:
     runs = f"{count:,} of {format_count(len(flags), 'ok run')} {'was' if count == 1 else 'were'} {causes}"
     remedy = describe_quiet_remedy(int(table["repeat"].max()) + 1)
     return f"{runs}: times of such runs decide nothing; {remedy}."
+
+
+def _describe_skipped(results: Results) -> str:
+    """Return a sentence with the number of files that could not be read as records; empty if there are none."""
+    count = len(results.skipped)
+    files = format_count(len(results.table) + count, "file")
+    verb = "was" if count == 1 else "were"
+    return f"{count:,} of {files} {verb} skipped, because they are no readable records." if count else ""
 
 
 class _Wording(NamedTuple):
@@ -145,8 +152,13 @@ def _describe_losses(one: LossRanking) -> str:
     """Return a sentence on trainings: how the held-out losses of all configurations compare with the lowest one."""
     lead, rivals = one.ranking.fastest, one.ranking.rivals
     names, losses = BriefNames(one.ranking.rows), one.list_losses(lead)
-    mean, interval = statistics.fmean(losses), mean_interval(losses)
-    value = _format_margin(mean, interval.high - mean) if interval else f"{mean:.4g}"
+    mean, interval = statistics.fmean(losses), loss_interval(losses)
+    if interval is None:
+        value = f"{mean:.4g}"
+    elif interval.low > 0:
+        value = _format_margin(mean, interval.high - mean)
+    else:
+        value = format_interval_of(mean, interval.low, interval.high)
     seeds = f" as the mean of {len(losses)} seeds" if len(losses) > 1 else " with one seed"
     where = f"Held-out loss after {one.tokens:,} tokens" + (f" ({one.name})" if one.name else "")
     parts = [f"{where}: {names.of(lead)} reached {'the lowest, ' if rivals else ''}{value} nats per token{seeds}"]
@@ -196,11 +208,11 @@ def _format_gap(one: LossRanking, rival: Rival) -> str:
 
 
 def _format_margin(value: float, margin: float, least: int = 0, most: int = 8) -> str:
-    """Format a value ± its margin of error. Both are rounded to the first significant digit of the margin, but to at
-    least `least` and at most `most` decimals."""
+    """Format a value ± its margin of error. Both are rounded to the second significant digit of the interval's width,
+    but to at least `least` and at most `most` decimals."""
     if not margin:
         return f"{value:.2f}"
-    decimals = min(max(-math.floor(math.log10(margin)), least), most)
+    decimals = min(max(1 - math.floor(math.log10(2 * margin)), least), most)
     return f"{value:.{decimals}f} ± {margin:.{decimals}f}"
 
 

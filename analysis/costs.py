@@ -228,8 +228,17 @@ def _count_devices_per_node(folder: Path) -> int | None:
         return None
 
 
-def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: float | None) -> list[str]:
-    """Return sentences on what the costs of a table include, and on what is unknown."""
+def count_evaluated_once(results: Results) -> int:
+    """Return the number of trained configurations whose only evaluation after the first step is that at the end."""
+    learned = [spec.learning for spec in results.configurations.values() if spec.learning.tokens is not None]
+    return sum((one.evaluate_every or one.tokens or 0) >= (one.tokens or 0) for one in learned)
+
+
+def list_remarks(
+    table: pd.DataFrame, allocated: AllocatedTime | None, price: float | None, evaluated_once: int = 0
+) -> list[str]:
+    """Return sentences on what the costs of a table include, and on what is unknown. `evaluated_once` is the number of
+    configurations without evaluations between the start and the end, if the table has the cost of reaching a loss."""
     lines = ["An attempt counts from the start of its processes to its last step, with evaluations and checkpoints."]
     hours = table["device_hours"].sum()
     if hours:
@@ -246,6 +255,9 @@ def list_remarks(table: pd.DataFrame, allocated: AllocatedTime | None, price: fl
     if without:
         reason = "All runs of such a configuration had background load or a pause, or no timed steps."
         lines.append(f"Configurations without a cost per million tokens: {without} of {len(table)}. {reason}")
+    if evaluated_once:
+        reason = "evaluated only at their start and end, so their cost to the loss is an upper bound."
+        lines.append(f"Configurations: {evaluated_once} of {len(table)} were {reason}")
     if allocated:
         paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
         ended = (

@@ -19,8 +19,8 @@ _SCREEN_DPI = 110
 _PLACE = ("machine", "model", "nodes", "devices_per_node", "engine", "variant", "micro", "n")
 _SUMMARY = (
     *_PLACE, "adapter", "outcome", "seeds", "validation_loss", "validation_loss_low", "validation_loss_high",
-    "exact_match_before", "exact_match", "step_s", "step_s_low", "step_s_high", "tokens_per_s", "peak_allocated_bytes",
-    "flags",
+    "exact_match_before", "exact_match", "step_s", "step_s_low", "step_s_high", "interval_level",
+    "tokens_per_s", "peak_allocated_bytes", "flags",
 )  # fmt: skip
 _BEST = (
     *_PLACE, "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s", "peak_allocated_bytes",

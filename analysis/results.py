@@ -59,6 +59,7 @@ class Results:
     table       the run table: one row per run, sorted by study, model, ranks and so on (see `analysis.columns`)
     skipped     files that could not be read as records, with the reason
     unfinished  folders of attempts (tries at a run) that have no record yet
+    copies      number of records that were left out, because they are copies of another record
     keeps_disturbed
                 True if the times of disturbed runs count like all others; see `with_disturbed`
     """
@@ -69,6 +70,7 @@ class Results:
     _rows: RecordRows
     _outcomes: Mapping[int, Outcome]  # by row number, for runs whose outcome differs from that in the record
     _load: Callable[[Path], RunRecord]
+    copies: int = 0
     keeps_disturbed: bool = False
 
     def __repr__(self) -> str:
@@ -80,7 +82,7 @@ class Results:
         flags = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common())
         ok, configurations = int((self.table["outcome"] == "ok").sum()), len(self.configurations)
         runs = f"{len(self.table):,} runs of {configurations:,} configurations, {ok:,} ok"
-        other = {"unreadable": len(self.skipped), "unfinished": len(self.unfinished)}
+        other = {"unreadable": len(self.skipped), "unfinished": len(self.unfinished), "copies left out": self.copies}
         return "; ".join([runs, f"flags: {flags or 'none'}", *(f"{n:,} {name}" for name, n in other.items() if n)])
 
     @functools.cached_property
@@ -293,7 +295,7 @@ def judge_records(found: Reading) -> Results:
     known, by_path = list_all_columns(), {str(file): record for file, record in found.records.items()}
     cells = [build_row(RecordFile(path), record, known) for path, record in by_path.items()]
     table = pa.Table.from_pylist(cells, build_schema())
-    return _judge_rows(FoundRows(split_table(table), found.skipped, found.unfinished), lambda path: by_path[str(path)])
+    return _judge_rows(FoundRows(split_table(table), *found[1:]), lambda path: by_path[str(path)])
 
 
 _MOST_WARNED = 3
@@ -301,8 +303,8 @@ _MOST_WARNED = 3
 
 
 def warn(found: Reading | Results) -> None:
-    """Log warnings on skipped files and on attempts (tries at a run) without a record. Each warning has the number of
-    files or attempts, and names the first few."""
+    """Log warnings on skipped files, on attempts (tries at a run) without a record, and on copies of records. The
+    first two warnings also name the first few files or attempts."""
     read = len(found.records if isinstance(found, Reading) else found.table)
     skipped = (
         f"skipped, because they are not readable records: {len(found.skipped)} of {len(found.skipped) + read} files"
@@ -315,6 +317,8 @@ def warn(found: Reading | Results) -> None:
             _log.warning("  %s", make_printable(str(thing)))
         if len(things) > _MOST_WARNED:
             _log.warning("  … and %d more", len(things) - _MOST_WARNED)
+    if found.copies:
+        _log.warning("left out, because they are copies of other records: %d", found.copies)
 
 
 def _drop_seed(spec: RunSpec) -> RunSpec:
@@ -343,7 +347,7 @@ def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
     }
     changes = {place: _compute_changes(Path(core.column(FILE)[place].as_py()), load) for place in outcomes}
     _invalidate(table, changes, outcomes)
-    return Results(table, found.skipped, found.unfinished, found.rows, outcomes, load)
+    return Results(table, found.skipped, found.unfinished, found.rows, outcomes, load, found.copies)
 
 
 def _compute_changes(file: Path, load: Callable[[Path], RunRecord]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ learning_rate, tokens_trained, validation_loss, exact_match, token_f1 (and *_bef
                   mean over the seeds, if any run was trained to its end. Repeats with the same seed are not
                   independent, so they count once, with their mean. Disturbed runs are included, because their losses
                   are valid.
-                  validation_loss has the 95 % interval of this mean by Student's t, for three seeds or more.
+                  validation_loss has the 95 % interval of this mean by Student's t, for three seeds or more. Its lower
+                  end is at least 0 if no loss is negative.
 trained_s         median over the repeats.
 seeds             number of seeds with a validation_loss.
 *_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
@@ -206,9 +207,16 @@ def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
         if name not in LEARNED_TIMES and (means := compute_seed_means(good, name)):
             cells[name] = statistics.mean(means.values())
     losses = compute_seed_means(good, "validation_loss") if "validation_loss" in names else {}
-    interval = mean_interval(list(losses.values()))
+    interval = loss_interval(list(losses.values()))
     ends = {f"validation_loss_{end}": getattr(interval, end, None) for end in ("low", "high")}
     return cells | ends | {"seeds": len(losses)}
+
+
+def loss_interval(losses: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of a mean held-out loss by Student's t; None for fewer than three losses. If no loss is
+    negative, neither is the lower end."""
+    interval = mean_interval(losses)
+    return interval._replace(low=max(interval.low, 0.0)) if interval and min(losses) >= 0 else interval
 
 
 def compute_seed_means(rows: Iterable[Row], name: str) -> dict[int, float]:

@@ -55,6 +55,30 @@ def test_python_code_of_the_reference_is_valid() -> None:
         ast.parse(example)
 
 
+def test_page_of_results_has_each_missed_prediction_and_the_ranges_of_all_that_it_has() -> None:
+    """A row of both pages is recognised by its number of points and its mean error."""
+    shown = {
+        (int(cells[2]), cells[3]): cells[4]
+        for line in (DOCS / "results.md").read_text().splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 6 and "to" in cells[4].split()
+    }
+    matched = set()
+    for line in (ROOT / "results/predictions/README.md").read_text().replace(r"\|", "").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 9 or not re.fullmatch(r"[\d.]+ (%|points)", cells[4]):
+            continue
+        keys = [key for key in shown if key[0] == int(cells[1]) and _rounds_to(cells[4], key[1])]
+        assert keys or cells[7] == "holds" or "before they were run" in cells[0], cells[0]
+        matched |= {key for key in keys if all(map(_rounds_to, cells[5].split(" to "), shown[key].split(" to ")))}
+    assert matched == shown.keys()
+
+
+def _rounds_to(exact: str, shown: str) -> bool:
+    """Return True if the number at the begin of `shown` is that of `exact`, rounded to the digits of `shown`."""
+    number = shown.split()[0].replace("−", "-")
+    return abs(float(exact.split()[0]) - float(number)) <= 0.5001 * 10.0 ** -len(number.partition(".")[2])
+
+
 # ------------------------------------------------------------------------------------------------------------- links
 
 _LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")

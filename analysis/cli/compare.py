@@ -113,6 +113,9 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     from analysis.compare.judging import Gate
 
     gate, looks = None, getattr(args, "looks", 1)  # an option of `ab`
+    given = [option for option, value in (("--strict", args.strict), ("--allow", args.allow)) if value]
+    if given and not args.exact and args.gate is None:
+        raise UserError(given[0], "has no meaning without --gate or --exact", "add --gate 3%")
     if args.exact or args.gate is not None:
         gate = Gate(args.gate, args.exact, args.strict, looks, _allowed(args))
     across = tuple(one for text in args.across for one in parse_across(text))

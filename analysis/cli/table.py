@@ -81,6 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0. Files that are not records are named on standard error."""
     from analysis import formats
+    from analysis.columns import list_all_columns
     from analysis.metrics import cost
 
     if args.loss is not None and not args.costs:
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     names = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
     for name in names or [args.columns] * (args.columns is not None):
         if name not in frame.columns:
+            if name in list_all_columns():
+                raise UserError(f"--columns {name}", "optional column, of which no run here has a value", "remove it")
             raise UserError(f"--columns {name}", "no such column", suggest_nearest(name, map(str, frame.columns)))
     frame = frame[names] if names else frame
     if args.format == "text":
@@ -123,7 +126,8 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
         least = {name: max(len(word) for row in rows for word in row[head.index(name)].split()) for name in texts}
         _write_text(_TextTable(head, rows, right, least), width, costs.list_omitted_first(head))
         allocated = costs.compute_allocated_time(found.get_file(place) for place in range(len(found.table)))
-        print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price))))
+        once = 0 if args.loss is None else costs.count_evaluated_once(found)
+        print("\n".join(map(terminal.wrap, costs.list_remarks(frame, allocated, args.price, once))))
     else:
         sys.stdout.write((formats.to_csv if args.format == "csv" else formats.to_json)(frame))
     return 0

@@ -215,6 +215,7 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     status: Status = stats.TOO_FEW
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
+    why = "; ".join(filter(None, (why, _explain_order(*records) if paired else "")))
     return PairResult(
         ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
     )
@@ -233,6 +234,14 @@ def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) 
         again = sorted(host for host, times in counts.items() if times > 1)[:3]
         sides += [f"repeats of {name} share nodes ({', '.join(again)})"] if again else []
     return f"{' and '.join(sides)}, so a slow node looks like a slow configuration" if sides else ""
+
+
+def _explain_order(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> str:
+    """Return a warning if some repeat of A and the same repeat of B did not run one directly after the other."""
+    shared = {one.circumstance.repeat for one in a} & {one.circumstance.repeat for one in b}
+    starts = sorted((one.circumstance.started_at, one.circumstance.repeat) for one in (*a, *b))
+    repeats = [repeat for _, repeat in starts if repeat in shared]
+    return "" if repeats[::2] == repeats[1::2] else "A and B did not alternate, so --paired compares runs far apart"
 
 
 def _describe_failure(one: ComparedConfiguration) -> str:

@@ -24,8 +24,9 @@ PLACE = 7
 _NOTE = (
     "Each cell shows the configuration with the shortest measured time per sample, its tokens/s and its efficiency "
     "with interval. × n after the engine: accumulation of n micro-batches. (+n tied): n other configurations are not "
-    "detectably slower. (n < 3): too few repeats for a verdict. Efficiency: throughput per device, divided by that of "
-    "the fastest configuration on the smallest node count. Brighter: more efficient. Hatched: no measurement."
+    "detectably slower. (+n open): too few repeats for a verdict on n others. Efficiency: throughput per device, "
+    "divided by that of the fastest configuration on the smallest node count. Brighter: more efficient. "
+    "Hatched: no measurement."
 )
 _MOST = 14  # rows
 _CELL_IN, _LEFT_IN = 0.62, 1.5
@@ -141,7 +142,9 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: BestCell | None, room_in: float
 
 def _format_cell_lines(found: Best, fastest: Row, efficiency: IntervalEstimate) -> list[str]:
     engine = name_briefly(fastest)
-    ties = f" (+{len(found.ties)} tied)" if found.ties else " (n < 3)" if found.undecided else ""
+    counts = {"tied": len(found.ties), "open": len(found.undecided)}
+    others = ", ".join(f"+{count} {word}" for word, count in counts.items() if count)
+    ties = f" ({others})" if others else ""
     interval = efficiency.interval
     ends = f" ({interval.low:.2f}–{interval.high:.2f})" if interval else ""
     rate = f"{format_significant(fastest['tokens_per_s'], 3)} tokens/s"

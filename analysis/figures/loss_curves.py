@@ -41,14 +41,17 @@ def picture(results: Results) -> Picture:
     kept = sorted(places, key=lambda one: statistics.fmean(losses[place] for place in places[one]))[:_MOST]
     labels = _name_configurations(results, kept)
     looks = {labels[one]: Look(number) for number, one in enumerate(kept)}
-    runs = [(labels[one], results.record(place)) for one in kept for place in places[one]]
+    drawn = {place: (labels[one], results.record(place)) for one in kept for place in places[one]}
+    timed = {place: run for place, run in drawn.items() if not results.is_disturbed(place)}
     panels = [
-        Panel(title=[title], draw=partial(_draw_runs, runs=runs, looks=looks, over_time=over_time))
-        for title, over_time in (("against tokens", False), ("against time", True))
+        Panel(title=[title], draw=partial(_draw_runs, runs=list(runs.values()), looks=looks, over_time=over_time))
+        for title, over_time, runs in (("against tokens", False, drawn), ("against time", True, timed))
+        if runs
     ]
     entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
     notes = [
         _NOTE,
+        _count_disturbed(len(drawn) - len(timed), len(drawn)),
         groups.describe_omitted(len(places), "configurations", "highest final loss", _MOST),
         _count_without_loss(table),
     ]
@@ -62,6 +65,12 @@ def _name_configurations(results: Results, kept: Sequence[str]) -> dict[str, str
     named = [row | {"variant": variants[one]} for one, row in rows.items()]
     names = BriefNames(named)
     return {row["config_id"]: names.of(row) for row in named}
+
+
+def _count_disturbed(disturbed: int, drawn: int) -> str:
+    """Return a sentence that counts the drawn runs whose times are excluded."""
+    rule = "their times are excluded, because of background load or a pause"
+    return f"Not drawn against time: {disturbed:,} of {drawn:,} runs; {rule}." if disturbed else ""
 
 
 def _count_without_loss(table: pd.DataFrame) -> str:

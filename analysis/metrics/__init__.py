@@ -54,7 +54,7 @@ def build_interval_ends(
     interval, which is computed from the steps of the run alone."""
 
     def build(end: str, word: str) -> Metric:
-        text = f"{word} end of the 95 % interval of {label}, within the run"
+        text = f"{word} end of the interval of {label}: of one run 95 %, within the run; of several, see interval_level"
         return Metric(f"{name}_{end}", text, unit, better, lambda record: getattr(find(record), end, None))
 
     return build("low", "lower"), build("high", "upper")

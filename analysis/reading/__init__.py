@@ -24,6 +24,7 @@ class Reading(NamedTuple):
     records: dict[Path, RunRecord]  # by file, sorted by study, model, ranks and so on
     skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
     unfinished: tuple[Path, ...]  # folders of attempts without a record: still running, or killed with their supervisor
+    copies: int = 0  # records that were left out, because they are copies of another record
 
 
 class FoundRows(NamedTuple):
@@ -32,10 +33,12 @@ class FoundRows(NamedTuple):
     rows: RecordRows  # sorted by `analysis.reading.rows.sort_places`
     skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
     unfinished: tuple[Path, ...]  # folders of attempts without a record
+    copies: int = 0  # records that were left out, because they are copies of another record
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
-    """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once.
+    """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once, and of
+    several copies of one record the first counts.
 
     `follow` is the progress callback for files that are not cached. Raise UserError for a path that does not exist.
     """
@@ -55,17 +58,21 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
     together = rows.join_rows([part.rows for part in parts])
     if len(given) > 1:
         together = together.take(_select_unique(together.core))
+    distinct = rows.select_distinct(together.core)
+    copies = len(together.core) - len(distinct)
+    if copies:
+        together = together.take(distinct)
     skipped = {os.path.realpath(one.path): one for part in reversed(parts) for one in part.skipped}
     unfinished = {os.path.realpath(folder): folder for part in reversed(parts) for folder in part.unfinished}
     by_path = sorted(skipped.values(), key=lambda one: one.path)
-    return FoundRows(together, tuple(by_path), tuple(sorted(unfinished.values())))
+    return FoundRows(together, tuple(by_path), tuple(sorted(unfinished.values())), copies)
 
 
 def read_records(paths: Iterable[Path]) -> Reading:
     """Return the complete records at or below `paths`. This is slow for many records."""
     found = find_rows(paths)
     files = map(Path, found.rows.core.column(FILE).to_pylist())
-    return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished)
+    return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished, found.copies)
 
 
 def _find_below(folder: Path, follow: Follow) -> FoundRows:

@@ -28,6 +28,7 @@ TRACES = {
 `analysis.results.Results.traces`."""
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
+_STARTED = {"run_started_at": pa.string()}
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),
@@ -95,10 +96,30 @@ def sort_places(core: pa.Table) -> "pa.Array":
     return pc.sort_indices(core, sort_keys=[(name, "ascending") for name in _PLACE])
 
 
+def select_distinct(core: pa.Table) -> "pa.Array":
+    """Return the indices of the rows without copies. Of rows that are equal except for their files, only the first is
+    kept, because two runs with the same start and the same times do not exist.
+
+    A run without a start time and without step times cannot be recognised, so its row is always kept.
+    """
+    place = pa.array(range(len(core)), pa.int64())
+    unknown = pc.and_(pc.equal(core.column("run_started_at"), ""), pc.is_null(core.column("step_s")))
+    rows = core.append_column("place", place).append_column("unknown", pc.if_else(unknown, place, -1))
+    # Few rows are alike in these columns, and only such rows are compared in all columns, which is slow.
+    few = ["study", "config_id", "repeat", "attempt", *_STARTED, "unknown"]
+    alike = rows.group_by(few, use_threads=False).aggregate([("place", "list")]).column("place_list").combine_chunks()
+    sizes = pc.list_value_length(alike)
+    single, several = (pc.list_flatten(alike.filter(test(sizes, 1))) for test in (pc.equal, pc.greater))
+    names = [field.name for field in core.schema if field.name not in _FILE and not pa.types.is_list(field.type)]
+    first = rows.take(several).group_by([*names, "unknown"], use_threads=False).aggregate([("place", "min")])
+    places = pa.concat_arrays([single, first.column("place_min").combine_chunks()])
+    return places.take(pc.sort_indices(places))
+
+
 def build_schema() -> pa.Schema:
     """Return the names and types of the columns of a row."""
     cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
-    return pa.schema(_FILE | cells | _CASE | TRACES)
+    return pa.schema(_FILE | _STARTED | cells | _CASE | TRACES)
 
 
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
@@ -112,6 +133,7 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
     cells, case = _compute_cells(record, known), verify.build_case(record)
     return {
         **dict(zip(_FILE, file, strict=True)),
+        "run_started_at": record.circumstance.started_at,
         **cells,
         **{name: getattr(case, name.removeprefix("case_")) for name in _CASE},
         **_build_traces(record, text),

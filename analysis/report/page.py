@@ -236,6 +236,7 @@ def _build_summary(
         "learned": bool(rank_losses(found.results)),
         "best": build_page_table(best, asking, page_facets, len(asking)),
         "doubts": list_caveats(found),
+        "any_ok": any(row["outcome"] == "ok" for row in found.rows),
     }
 
 

@@ -62,7 +62,11 @@ def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
     """Return every meaning of a name. Exact names come first, then options, config keys and files whose last part is
     this name. If there is none, return the meanings of names that differ in case only, such as `mfu` for MFU. Raise
     UserError for an unknown name."""
+    from analysis.columns import describe
+
     found = _match(name, known, str) or _match(name, known, str.casefold)
+    if not found and (derived := describe(name)):  # such as `ratio_low`, the end of an interval
+        found = [_explain(name, "column of derived tables", derived.meaning, unit=derived.unit)]
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
         rule = "no column, flag, outcome, figure, plug-in, verb, option, config key or file of conf/ has this name"
@@ -131,7 +135,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     """Yield the meaning of every verb, option, word of `advise` and of reports, config group, column, flag, note,
     outcome, figure, plug-in, config key and config file. Config files are those of zeroscale and those in the user's
     folder `config_dir`."""
-    from analysis.columns import list_all_columns
+    from analysis.columns import DERIVED, list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
     from bench.cli import VERBS
@@ -153,6 +157,8 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     for column in list_all_columns().values():
         better = "" if column.better == "neither" else column.better
         yield _explain(column.name, "column", column.meaning, unit=column.unit, better_is=better)
+    for name, derived in DERIVED.items():
+        yield _explain(name, "column of derived tables", derived.meaning, unit=derived.unit)
     for kind, known in (("flag", FLAGS), ("note", NOTES)):
         for name, flag in known.items():
             counts = "excluded from all summaries" if name in NO_MEASUREMENT else ""

@@ -400,7 +400,7 @@ def read_record(path: Path) -> RunRecord:
         else:
             record = RunRecord.model_validate(_migrate_content(content, path))
     except ValidationError as error:
-        raise Unreadable(path, describe_error(error, RunRecord)) from error
+        raise Unreadable(path, _describe_invalid(error, RunRecord, content)) from error
     # Records of the current version are checked, too: a user may have edited the file.
     if rule := find_broken_rule(record):
         raise Unreadable(path, rule)
@@ -410,10 +410,20 @@ def read_record(path: Path) -> RunRecord:
 def read_value(path: Path, kind: type[_Value]) -> _Value:
     """Read a JSON file of a run directory other than the record, such as the spec. Raise Unreadable for invalid
     content."""
+    content = _read_content(path)
     try:
-        return kind.model_validate_json(_read_content(path))
+        return kind.model_validate_json(content)
     except ValidationError as error:
-        raise Unreadable(path, describe_error(error, kind)) from error
+        raise Unreadable(path, _describe_invalid(error, kind, content)) from error
+
+
+def _describe_invalid(error: ValidationError, kind: type[BaseModel], content: bytes) -> str:
+    """Return why the content of a JSON file is invalid. A file that was cut off, for example by a full disk, has its
+    own text."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid" and "EOF" in first["msg"]:
+        return f"not complete JSON, it ends after {len(content):,} bytes; restore it from a copy"
+    return describe_error(error, kind)
 
 
 def _read_content(path: Path) -> bytes:

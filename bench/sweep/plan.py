@@ -67,6 +67,8 @@ def plan_sweep(
     a point gets an outcome without being run, if predictions or other runs show that it does not fit into memory.
     `autopilot` requests a job that later submits the remaining points. `etiquette` holds options that limit the load on
     a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
+    if repeats is not None and not (type(repeats) is int and repeats > 0):
+        raise UserError(f"repeats={repeats!r}", "is not a positive integer", "set 1 or more")
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search section but no axes", "use `zeroscale search`")

@@ -1,6 +1,8 @@
 """Predict memory and step time of points (configurations) before they run."""
 
-from collections.abc import Sequence
+import math
+import numbers
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,6 +133,11 @@ def predict_points(
     `rehearsed_s` is the number of computing seconds per step, measured in a rehearsal (one rank alone); None without a
     rehearsal. The class of training software (eager, usual or fused) is given as `software` or as an override
     `software=NAME`."""
+    _check_number("straggler", straggler, lambda number: number >= 1, "a factor of at least 1; set for example 1.1")
+    seconds = "a number of seconds above 0; set for example 0.01"
+    _check_number("data_wait_s", data_wait_s, lambda number: number >= 0, seconds)
+    if rehearsed_s is not None:
+        _check_number("rehearsed_s", rehearsed_s, lambda number: number > 0, seconds)
     composed, given = find_study(study, overrides, config_dir, "predict")
     name, given = inputs.take_name(given, "software", software, "class of software", "predict")
     chosen = USUAL if name is None else find_software(name)
@@ -144,6 +151,13 @@ def predict_points(
         points = compose.compose_points(composed, given, config_dir, lambda one: one.machine.device, check_rank).points
     terms = straggler, data_wait_s, rehearsed_s, chosen
     return [_predict_point(point, *terms)._replace(config_dir=config_dir) for point in points]
+
+
+def _check_number(name: str, value: object, valid: Callable[[float], bool], rule: str) -> None:
+    """Raise UserError unless `value` is a finite number for which `valid` is true. `rule` ends with the remedy."""
+    if not (isinstance(value, numbers.Real) and math.isfinite(value) and valid(float(value))):
+        must, _, remedy = rule.partition("; ")
+        raise UserError(f"{name}={value!r}", f"must be {must}", remedy)
 
 
 def _predict_point(

@@ -7,7 +7,7 @@ import inspect
 import re
 from typing import get_args
 
-from analysis.columns import list_all_columns
+from analysis.columns import LATER, LEARNED, list_all_columns
 from analysis.figures import list_figures
 from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES
 from analysis.metrics import load_metrics
@@ -28,7 +28,8 @@ def columns_page() -> str:
             "# Columns, quantities and figures\n\n"
             "The run table has one row per run: `zeroscale table`, a report's tables, and `analysis.load`. Unknown "
             "is empty, never 0.",
-            "## Facts\n\nRead from the record.",
+            "## Facts\n\nRead from the record. A table has the following columns only if a run has a value for "
+            f"them, other than the default: {', '.join(map(code, (*LATER, *LEARNED)))}.",
             table(("column", "meaning", "unit"), [(code(c.name), plain(c.meaning), plain(c.unit)) for c in facts]),
             "## Quantities\n\nDerived in `analysis/metrics`.",
             table(

@@ -1,6 +1,7 @@
 """Tests of the comparison of two sets of runs, A and B: which configurations of A and B form pairs, and the verdict on
 each pair."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,22 @@ def test_paired_runs_of_one_job_are_compared_by_round(tmp_path: Path) -> None:
     line = only(against(tmp_path, ours, theirs, paired=True))
     assert (line.status, line.runs) == ("slower", (4, 4))
     assert only(against(tmp_path, ours, theirs)).runs == (1, 1), "runs of one job count once"
+
+
+def test_paired_runs_that_did_not_alternate_are_reported(tmp_path: Path) -> None:
+    def start(records: list[RunRecord], minutes: Sequence[int]) -> list[RunRecord]:
+        at = [f"2026-11-24T09:{minute:02}:00+00:00" for minute in minutes]
+        return [
+            one.model_copy(update={"circumstance": one.circumstance.model_copy(update={"started_at": when})})
+            for one, when in zip(records, at, strict=True)
+        ]
+
+    ours, theirs = timed(0.1, (1.0,) * 3), timed(0.1, (1.1,) * 3)
+    for a, b, alternated in (((0, 3, 4), (1, 2, 5), True), ((0, 1, 2), (3, 4, 5), False)):
+        sides = start(ours, a), start(theirs, b)
+        why = only(against(tmp_path, *sides, paired=True)).why
+        assert why == ("" if alternated else "A and B did not alternate, so --paired compares runs far apart")
+        assert not only(against(tmp_path, *sides)).why
 
 
 def test_verdicts_are_corrected_for_the_number_of_pairs(tmp_path: Path) -> None:

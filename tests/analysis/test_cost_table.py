@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from records import failed, machine, results, run, save, scattered, spec, steps
+from records import failed, machine, results, run, save, scattered, spec, steps, trained
 
 from analysis import formats
 from analysis.cli import table as table_verb
-from analysis.costs import compute_allocated_time, list_remarks, tabulate_costs
+from analysis.costs import compute_allocated_time, count_evaluated_once, list_remarks, tabulate_costs
 from analysis.table import list_rows
 from bench.cli import main
 from bench.core.record import RunRecord
@@ -111,6 +111,16 @@ def test_cost_to_a_loss_has_its_interval_over_the_seeds() -> None:
     )
     missing = cost_row(*runs, loss=3.5)
     assert (missing.reached, missing.cost_to_loss) == (2, None)
+
+
+@pytest.mark.parametrize(("every", "bounds"), [(None, 1), (200, 1), (40, 0)])
+def test_cost_to_a_loss_that_was_only_evaluated_at_the_end_is_called_an_upper_bound(
+    every: int | None, bounds: int
+) -> None:
+    found = results(trained(3.9, 0.1, asked={"learning": {"tokens": 200, "evaluate_every": every}}), run())
+    assert count_evaluated_once(found) == bounds
+    lines = list_remarks(tabulate_costs(found, 2.5, 4.0), None, 2.5, bounds)
+    assert any(line.startswith("Configurations: 1 of 2 were evaluated only") for line in lines) == bool(bounds)
 
 
 def test_steps_of_earlier_attempts_of_a_resumed_training_count_once() -> None:

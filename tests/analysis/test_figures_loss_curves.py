@@ -6,6 +6,7 @@ from drawn import draw, legend, shows
 from records import failed, results, run, trained
 
 from analysis.figures import loss_curves
+from bench.core.record import NodeLoad
 
 
 def test_figure_is_omitted_without_trainings() -> None:
@@ -43,3 +44,12 @@ def test_all_runs_of_the_best_configurations_are_drawn_and_the_note_counts_the_o
     assert [key.label for key in shown.keys] == [f"zero1 (lr={rate}.0)" for rate in range(1, 13)]
     assert "1 of 13 configurations are omitted: those with the highest final loss." in shown.note
     assert shown.note.endswith("Omitted, because they have no final loss: 1 invalid, 1 oom.")
+
+
+def test_runs_on_a_busy_machine_are_not_drawn_against_time() -> None:
+    load = NodeLoad(node=0, others_share=0.3)
+    some = results(trained(4.5, 0.1), trained(4.0, 0.2, load=(load,)))
+    assert [len(axes.lines) for axes in draw(loss_curves, some).axes] == [2, 1]
+    assert "Not drawn against time: 1 of 2 runs; their times are excluded" in loss_curves.picture(some).note
+    (tokens,) = draw(loss_curves, results(trained(4.0, 0.2, load=(load,)))).axes
+    assert tokens.get_title(loc="left") == "against tokens"

@@ -113,7 +113,7 @@ def test_cell_has_the_fastest_configuration_its_ties_rate_and_efficiency() -> No
     engine, micro, rate, efficiency = cell(axes, 1, 0)
     assert (engine, micro, rate) == ("zero2", "micro 2", "640 tokens/s")
     (cells,) = [draw(best_configurations, results(*weak(on1=0.1, on2=0.2), *weak(engine="zero2", on1=0.1)))]
-    assert cell(cells.axes[0], 0, 0)[1] == "micro 2 (n < 3)", "too few repeats to tell whether they tie"
+    assert cell(cells.axes[0], 0, 0)[1] == "micro 2 (+1 open)", "too few repeats to tell whether they tie"
     value, interval = efficiency.split(" ", 1)
     low, high = map(float, interval.strip("()").split("–"))
     assert low <= float(value) == 0.8 <= high

@@ -170,3 +170,10 @@ def test_warning_counts_skipped_files_and_lists_the_first(tmp_path: Path, caplog
     )
     assert len(caplog.messages) == 5
     assert set(tmp_path.rglob("*")) == before, "nothing is written into the folder"
+
+
+def test_short_summary_has_the_level_of_its_intervals(tmp_path: Path) -> None:
+    study = analysis.open_study(save(tmp_path, run(), run(repeat=1)))
+    assert study.summary["interval_level"].tolist() == [0.5]
+    for table in (study.table, study.summary):
+        assert "of several, see interval_level" in table.attrs["meanings"]["step_s_low"]

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from records import plain, run, save, spec
+from records import failed, plain, run, save, spec, steps
 
 import analysis
 from analysis import reading, results
+from analysis.answer import describe_answer
 from bench.core.errors import UserError
 
 WITHOUT = """
@@ -60,6 +61,8 @@ def test_valid_records_are_read_and_other_files_are_listed_and_counted(
     assert set(why) == {"torn", "else", "newer", "lacking", "binary", "list", "folder"}
     assert "newer than 3" in why["newer"]
     assert why["lacking"].startswith("outcome:")
+    assert why["torn"] == "not complete JSON, it ends after 300 bytes; restore it from a copy"
+    assert describe_answer(found)[-1] == "7 of 9 files were skipped, because they are no readable records."
     results.warn(found)
     assert "7 of 9 files" in caplog.messages[0]
     assert all(str(one.path) in line for one, line in zip(found.skipped, caplog.messages[1:4], strict=False))
@@ -72,6 +75,21 @@ def test_file_below_two_of_the_paths_counts_once(tmp_path: Path) -> None:
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "record.json").symlink_to(next(tmp_path.rglob("record.json")))
     assert len(analysis.load(tmp_path)) == 1
+
+
+def test_copies_of_a_record_count_once_and_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    later = {"started_at": "2026-11-25T09:00:00+00:00"}
+    runs = run(), run(repeat=1), run(spec("ddp"), environment={"hosts": ["a"]})
+    save(tmp_path / "a", *runs, failed("oom", spec("zero3")), failed("oom", spec("zero2"), started_at=""))
+    save(tmp_path / "a_copy", *runs, failed("oom", spec("zero3")), failed("oom", spec("zero2"), started_at=""))
+    save(tmp_path / "b", run(**later), run(repeat=1, steps=steps((0.2,) * 30)), failed("oom", spec("zero3"), **later))
+    found = results.read([tmp_path / "a", tmp_path])
+    alone = results.read([tmp_path / "a"])
+    assert found.copies == 4
+    assert len(found.table) == len(alone.table) + 3 + 1, "a run without a start and without times is never a copy"
+    results.warn(found)
+    assert caplog.messages == ["left out, because they are copies of other records: 4"]
+    assert "4 copies left out" in found.describe()
 
 
 def test_attempt_without_a_record_is_listed_as_unfinished(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_table_has_the_requested_columns_in_the_requested_order(
     ("words", "printed"),
     [
         (["--columns", "engine,flag"], "--columns flag: no such column; did you mean flags?"),
+        (["--columns", "token_f1"], "--columns token_f1: optional column, of which no run here has a value; remove it"),
         (["nowhere"], "nowhere: no such file or folder"),
     ],
 )

@@ -38,9 +38,15 @@ def find_end(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_mean(values: Sequence[float], digits: int) -> str:
-    """Return the mean and its 95 % margin of error by Student's t as text, with this number of digits."""
+    """Return the mean and its 95 % margin of error by Student's t as text, with this number of digits. If the interval
+    reaches below 0, its ends are returned instead of the margin."""
     half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.{digits}f} ± {half:.{digits}f}"
+    mean = statistics.mean(values)
+    return (
+        f"{mean:.{digits}f} ± {half:.{digits}f}"
+        if half < mean
+        else f"{mean:.{digits}f} ({0:.{digits}f} to {mean + half:.{digits}f})"
+    )
 
 
 def average(records: Records, read: Callable[[dict[str, Any]], float]) -> float:
@@ -75,7 +81,7 @@ def test_answer_names_the_configuration_with_the_lowest_mean_loss_first() -> Non
     adapter, lr, micro = lowest = min(losses, key=lambda name: statistics.mean(losses[name]))
     assert adapter == "none"
     first = open_study(ROOT / "results/measured/finetune_cpu.zip").answer().splitlines()[0]
-    mean = format_mean(losses[lowest], 2)
+    mean = format_mean(losses[lowest], 3)
     assert first.startswith(
         f"Held-out loss after 240,000 tokens: ddp (lr={lr:g}) (micro {micro}) reached the lowest, {mean} nats per token"
     )

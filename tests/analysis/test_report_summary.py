@@ -159,6 +159,13 @@ def page_of(of: Results) -> str:
     return render_page(found, None, {place: read_evidence(of, place) for place in range(len(found.rows))})
 
 
+@pytest.mark.parametrize(("record", "known"), [(failed("oom"), "Nothing was measured."), (run(), "No doubt is known.")])
+def test_page_without_doubts_states_whether_anything_was_measured(record: RunRecord, known: str) -> None:
+    page = page_of(results(record))
+    assert (known in page) == (not list_caveats(compute_findings(results(record))))
+    assert ("Nothing was measured." in page) == (record.outcome.kind != "ok")
+
+
 def test_the_page_begins_with_the_answer_and_the_remedy_for_busy_runs() -> None:
     busy = [at("zero1", 0.05, repeat=n, load=({"node": 0, "others_share": 0.3},)) for n in range(3)]
     html = page_of(results(*allocations("ddp", 0.1, 0.101, 0.102), *busy))

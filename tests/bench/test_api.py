@@ -179,3 +179,22 @@ def test_python_interface_loads_no_training_library() -> None:
         f"devices_per_node=8'); assert not {heavy} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, "x", float("nan"), True, 2.0])
+def test_plan_refuses_repeats_that_are_no_positive_integer(wrong: Any) -> None:
+    with pytest.raises(api.UserError, match=f"^repeats={wrong!r}: is not a positive integer; set 1 or more$"):
+        api.plan("smoke", repeats=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("straggler", -1), ("straggler", float("nan")), ("straggler", float("inf")), ("straggler", "2"),
+        ("data_wait_s", -2), ("data_wait_s", None), ("rehearsed_s", "a"), ("rehearsed_s", 0),
+    ],
+)  # fmt: skip
+def test_predict_refuses_impossible_factors_and_seconds(name: str, wrong: Any) -> None:
+    rule = "factor of at least 1; set for example 1.1" if name == "straggler" else "number of seconds above 0"
+    with pytest.raises(api.UserError, match=f"^{name}={wrong!r}: must be a {rule}"):
+        api.predict(overrides=GPUS, **{name: wrong})

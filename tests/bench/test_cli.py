@@ -154,6 +154,8 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: must be a percentage; write it like 3%"),
     (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give a field, e.g. versions.torch"),
     (["compare", SMOKE, SMOKE, "--across", "engin"], "--across engin: no such field; did you mean engine?"),
+    (["compare", SMOKE, SMOKE, "--allow", "resident_bytes"], "--allow: has no meaning without --gate or --exact; add"),
+    (["compare", SMOKE, SMOKE, "--strict"], "--strict: has no meaning without --gate or --exact; add --gate 3%"),
     (["compare", SMOKE, SMOKE, "--gate", "3%", "--allow", "resident_byte"],
      "--allow resident_byte: must be a count or a number of bytes; did you mean resident_bytes?"),
     (["claims", "nowhere"], "nowhere: no such file or folder; "),

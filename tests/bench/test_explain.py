@@ -82,6 +82,18 @@ def test_several_names_are_explained_in_order(capsys: pytest.CaptureFixture[str]
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("interval_level", "probability that the intervals of step_s"), ("standing", "verdict on sample_s"),
+        ("ratio_low", "lower end of the interval of ratio"), ("cost_to_loss", "median cost of a repeat until"),
+    ],
+)  # fmt: skip
+def test_column_of_a_derived_table_is_explained(name: str, meaning: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name} (column of derived tables)\n  {meaning}")
+
+
 def test_last_part_of_a_key_or_file_is_sufficient(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "micro", "mt5_xl", "--json"]) == 0
     found = [(one["kind"], one["name"]) for one in json.loads(capsys.readouterr().out)]

@@ -26,7 +26,8 @@ def test_answer_compares_the_fastest_with_next_and_slowest_and_names_ties() -> N
     )
     (line,) = told
     assert re.match(
-        r"On 2 ranks, ddp is 1\.100 ± 0\.00\d times faster than zero2 and 1\.500 ± 0\.00\d times faster than zero3; ",
+        r"On 2 ranks, ddp is (1\.1000|1\.100) ± 0\.00\d+ times faster than zero2 and (1\.5000|1\.500) ± 0\.00\d+ times "
+        r"faster than zero3; ",
         line,
     )
     assert line.endswith("; ddp and zero1 are equal within 3 %.")
@@ -69,7 +70,7 @@ def test_busy_runs_are_not_ranked_and_come_after_the_answers() -> None:
 
 def test_answer_counts_failures_and_names_different_micro_batches() -> None:
     told = answer(measured(asked(1, micro=2), 1.0), measured(asked(1, micro=4), 1.5), out_of_memory(asked(1, micro=8)))
-    assert told[0].startswith("On 2 ranks, zero2 (micro 4) is 1.333 ± ")
+    assert told[0].startswith("On 2 ranks, zero2 (micro 4) is 1.3333 ± 0.00")
     assert told[1] == "No run of 1 configuration ended ok: 1 oom."
 
 
@@ -155,8 +156,8 @@ def test_trainings_are_answered_by_their_mean_held_out_loss_before_their_speed()
         [trained(loss, 0.2, seed) for seed, loss in enumerate((3.0, 3.3, 3.0))],
     )
     assert lines == [
-        "Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.1 ± 0.2 nats per token as the mean of 3 "
-        "seeds; its loss is 1.0 ± 0.5 below that of zero1 (lr=0.2).",
+        "Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.10 ± 0.25 nats per token as the mean of "
+        "3 seeds; its loss is 1.0 ± 0.5 below that of zero1 (lr=0.2).",
         "On 2 ranks, zero1 (lr=0.1) and zero1 (lr=0.2) are equal within 3 %.",
     ]
 
@@ -171,6 +172,16 @@ def test_losses_that_scatter_more_than_they_differ_cannot_be_distinguished() -> 
     assert lines[0].endswith(
         " below that of zero1 (lr=0.3); zero1 (lr=0.1) and zero1 (lr=0.2) cannot be distinguished yet."
     )
+
+
+def test_interval_of_a_loss_does_not_reach_below_zero() -> None:
+    """The mean of the losses is 0.2, and the margin of error is 4.303 × 0.1 / √3 = 0.25."""
+    losses = [trained(loss, 0.1, seed) for seed, loss in enumerate((0.1, 0.2, 0.3))]
+    assert answer(losses)[0] == (
+        "Held-out loss after 200 tokens: zero1 reached 0.20 (0.00 to 0.45) nats per token as the mean of 3 seeds."
+    )
+    row = results(*losses).summary.iloc[0]
+    assert (row["validation_loss_low"], row["validation_loss_high"]) == (0, pytest.approx(0.448, abs=1e-3))
 
 
 def test_equal_losses_are_called_equal() -> None:
@@ -227,5 +238,5 @@ def test_diverged_loss_is_far_above_the_lowest() -> None:
     lines = answer(
         *([trained(loss, lr, seed) for seed, loss in enumerate(of)] for lr, of in zip((0.1, 0.2), losses, strict=True))
     )
-    assert lines[0].startswith("Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.1 ± 0.2 nats")
+    assert lines[0].startswith("Held-out loss after 200 tokens: zero1 (lr=0.1) reached the lowest, 2.10 ± 0.25 nats")
     assert "; its loss is more than 98 below that of zero1 (lr=0.2)" in lines[0]
