@@ -6,7 +6,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,11 @@ class Job(Frozen):
     span: Span = "node"
     points: tuple[RequestedRun, ...]
     control: RequestedRun | None = None
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks that a scheduler counts: the points of a job array, 1 for any other job."""
+        return len(self.points) if self.mode == "array" else 1
 
     def requested(self, task: int | None) -> tuple[RequestedRun, ...]:
         """Return the points (configurations) that one array task runs; all points if `task` is None."""
@@ -137,6 +142,23 @@ class SubmittedJob(NamedTuple):
 def create_name(study: str) -> str:
     """Return a new unique name for a job. It identifies the job at the scheduler until its job id is known."""
     return f"{study}-{datetime.now(UTC):%m%d%H%M%S}-{secrets.token_hex(3)}"
+
+
+def list_predecessors(tasks: Mapping[str, int], own: int, throttle: int | None) -> list[str]:
+    """Return the ids of the jobs that must end before a new job of `own` tasks starts, so that at most `throttle` jobs
+    or array tasks run at a time. `tasks` has the number of tasks of each job in the queue, oldest first.
+
+    The new job must wait for all of these jobs, and not only for the latest one: if a waiting job is cancelled, the
+    jobs for which it waited may still run.
+    """
+    if throttle is None:
+        return []
+    # Slurm runs at most `throttle` tasks of one array at a time.
+    handles, free = list(tasks), throttle - min(own, throttle)
+    while handles and (needed := min(tasks[handles[-1]], throttle)) <= free:
+        free -= needed
+        handles.pop()
+    return handles
 
 
 def write(study_folder: Path, job: Job) -> Path:

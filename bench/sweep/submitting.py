@@ -184,7 +184,8 @@ class JobSubmitter:
             self._cluster = self._launcher.limits(self._options)
         self._max_queued, self._whose = self._find_limit(autopilot)
         self._exclude = [found.host for found in jobs.read_exclusions(view.folder)]
-        self._handles = [job.handle for job in view.live if job.points and job.handle]
+        # Tasks of each job with points in the queue, by the job's id, oldest first.
+        self._handles = {job.handle: len(job.tasks) for job in view.live if job.points and job.handle}
         self.impossible = 0  # points that this cluster can never start
 
     @property
@@ -201,7 +202,7 @@ class JobSubmitter:
         waiting = deque(self._batch_jobs(left))
         while waiting:
             job = waiting.popleft()
-            needs, shape = len(job.points) if job.mode == "array" else 1, _get_shape(job)
+            needs, shape = job.task_count, _get_shape(job)
             if places is not None and needs > places:
                 return f"{self._whose} allows at most {self._max_queued} jobs in the queue"
             if shape in refused:
@@ -247,12 +248,11 @@ class JobSubmitter:
     def _submit(self, job: Job) -> str:
         # The folder is written first: a job that starts at once finds its points.
         folder = jobs.write(self._view.folder, job)
-        throttle = self._options.throttle if job.mode != "array" else None
-        # An array has its own throttle. Another job waits for the job `throttle` positions earlier to end.
-        after = self._handles[-throttle:][:1] if throttle and len(self._handles) >= throttle else []
+        after = jobs.list_predecessors(self._handles, job.task_count, self._options.throttle)
         made = plan_job(job, folder.resolve(), self._options, self._launcher, after, self._exclude)
-        self._handles.append(self._hand_over(folder, made))
-        return self._handles[-1]
+        handle = self._hand_over(folder, made)
+        self._handles[handle] = job.task_count
+        return handle
 
     def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
         """Submit a job whose folder is written, and return its job id. If the job is refused, its definition is
@@ -279,7 +279,7 @@ class JobSubmitter:
                 job, handle = submitted.pop()
                 self._launcher.cancel_all([handle], self._options)
                 jobs.withdraw(self._view.folder / jobs.FOLDER / job.name)
-                self._handles.remove(handle)
+                del self._handles[handle]
                 waiting = True
 
     def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
@@ -291,7 +291,7 @@ class JobSubmitter:
         name = jobs.create_name(f"{self._view.sweeps[-1].study}-autopilot")
         folder = self._view.folder / jobs.FOLDER / name
         folder.mkdir(parents=True)
-        after = tuple(self._handles[:1] if waiting else self._handles)
+        after = tuple(self._handles)[: 1 if waiting else None]
         study_folder = str(self._view.folder.resolve())
         notice = () if notify is None else (f"--notify={notify}",)
         arguments = ("resume", study_folder, "--autopilot", *notice)

@@ -4,7 +4,9 @@ can fail as a test needs."""
 import errno
 import json
 import os
+import re
 from pathlib import Path
+from random import Random
 
 import pytest
 from sweeps import point, spec, sweep
@@ -86,6 +88,56 @@ def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilo
     done = submitting.submit_pending(study, autopilot=True)
     assert [len(job.points) for job, _ in done.submitted] == [2] and done.autopilot
     assert len(done.left) == 6 and done.good
+
+
+def read_dependencies(study: Path) -> dict[str, tuple[str, str]]:
+    """Return the values of the array and dependency options in the script of each job, by job id."""
+    found = {}
+    for job in jobs.list_submitted(study)[0]:
+        script, values = (job.folder / "job.sh").read_text(), []
+        for option in ("array", "dependency"):
+            value = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)
+            values.append(value[1] if value else "")
+        found[str(job.handle)] = (values[0], values[1])
+    return found
+
+
+def test_throttle_holds_over_several_arrays(study: Path) -> None:
+    """Points of one and of two nodes are in different arrays. Each array uses the whole throttle."""
+    many = sweep([point(spec(batch__micro=micro, nodes=nodes)) for nodes in (1, 2) for micro in (4, 8)])
+    definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array", "throttle": 1}}))
+    assert len(submitting.submit_pending(study, autopilot=False).submitted) == 2
+    assert read_dependencies(study) == {"11": ("0-1%1", ""), "12": ("0-1%1", "afterany:11")}
+
+
+def test_throttled_job_waits_for_all_earlier_jobs_and_not_only_for_the_last(study: Path) -> None:
+    many = sweep([point(spec(batch__micro=micro)) for micro in (2, 4, 6, 8)])
+    definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "point", "throttle": 2}}))
+    submitting.submit_pending(study, autopilot=False)
+    after = [dependency for _, dependency in read_dependencies(study).values()]
+    assert sorted(after) == ["", "", "afterany:11", "afterany:11:12"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_throttle_holds_if_waiting_jobs_are_cancelled_and_others_are_submitted_later(seed: int) -> None:
+    """A simulated queue starts every job whose predecessors have ended. Jobs are submitted, end and are cancelled at
+    random."""
+    random, throttle = Random(seed), 1 + seed % 4
+    queued: dict[str, int] = {}  # number of tasks by job id, oldest first
+    after: dict[str, list[str]] = {}
+    most = 0
+    for number in range(500):
+        if random.random() < 0.55:
+            tasks = random.choice((1, 1, 1, 3))
+            after[str(number)] = jobs.list_predecessors(queued, tasks, throttle)
+            queued[str(number)] = tasks
+        elif queued:
+            del queued[
+                random.choice(list(queued))
+            ]  # the job was running and has ended, or was waiting and is cancelled
+        running = [job for job in queued if not set(after[job]) & set(queued)]
+        most = max(most, sum(min(queued[job], throttle) for job in running))
+    assert most == throttle
 
 
 def test_points_too_large_for_the_cluster_are_reported_with_exit_code_one(
