@@ -102,7 +102,7 @@ def add_study_folder(parser: argparse.ArgumentParser, example: str = "smoke") ->
 
 
 def add_autopilot(parser: argparse.ArgumentParser) -> None:
-    help_text = "submit a small job that resumes the sweep when its jobs have ended, until every run has a final result"
+    help_text = "submit a small job that resumes the sweep when jobs have ended, until every run has a final result"
     parser.add_argument("--autopilot", action="store_true", help=help_text)
     help_text = "command that the autopilot runs at its end; its last argument is the path of the summary"
     parser.add_argument("--notify", metavar="COMMAND", help=help_text)
@@ -273,7 +273,9 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
         then = "the autopilot will submit them" if done.autopilot else resume
         lines.append(f"not submitted yet: {to_come} ({done.why_left}); {then}")
     if done.autopilot:
-        lines.append(f"job {done.autopilot}: the autopilot, which starts when the other jobs have ended")
+        start = "when the first job has ended" if done.left else "when the other jobs have ended"
+        start = start if done.queued else "some minutes later, because the queue is full"
+        lines.append(f"job {done.autopilot}: the autopilot, which starts {start}")
     if done.autopilot_refused:
         lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume}")
     if done.cut_short:

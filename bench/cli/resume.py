@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         has_ended = is_search and done.has_ended
         if not has_ended:
             print(options.format_submitted(done, args.folder, as_json=args.json))
-        if args.autopilot and not done.queued and done.complete:
+        if args.autopilot and not done.complete and read_job(os.environ):
+            finish_autopilot(args.folder, args.notify, done.autopilot_refused or done.cut_short)
+        elif args.autopilot and done.complete and not done.queued and not done.autopilot:
             finish_autopilot(args.folder, args.notify)
         if not has_ended:
             return 0 if done.good else 1

@@ -183,6 +183,7 @@ class Work(NamedTuple):
     tasks: int | None = None  # number of tasks of a job array; the command runs once per task
     after: tuple[str, ...] = ()  # handles of earlier jobs that must end first, successfully or not
     exclude: tuple[str, ...] = ()  # names of nodes that the job must not use
+    delay_min: int = 0  # minutes after the submission during which the job must not start
 
 
 class LaunchPlan(NamedTuple):

@@ -16,9 +16,10 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, Valid
 from bench.core import files, store
 from bench.core.errors import UserError, make_printable
 from bench.core.files import open_regular
+from bench.core.formatting import format_count
 from bench.core.private import mask_tokens
 from bench.core.record import OutcomeKind
-from bench.core.scheduling import Mode, SchedulerUnavailable, Span
+from bench.core.scheduling import ClusterLimits, Mode, SchedulerUnavailable, Span
 from bench.core.spec import Frozen, Positive, RunSpec
 from bench.sweep.definition import RequestedRun, RunKey
 
@@ -159,6 +160,21 @@ def list_predecessors(tasks: Mapping[str, int], own: int, throttle: int | None) 
         free -= needed
         handles.pop()
     return handles
+
+
+def check_shape(job: Job, cluster: ClusterLimits) -> None:
+    """Raise UserError for a job that the cluster could never start. The scheduler would keep such a job in its
+    queue."""
+    if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
+        most = format_count(cluster.max_nodes, "node")
+        rule = f"the partition allows at most {most} per job"
+        raise UserError(f"nodes={job.nodes}", rule, "use fewer nodes, or choose another partition")
+    if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
+        rule = "no node of the partition has as many cores as launcher.cpus_per_device requests"
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer cores or devices")
+    if cluster.max_gpus_per_node is not None and job.devices_per_node > cluster.max_gpus_per_node:
+        rule = f"a node of the partition has only {cluster.max_gpus_per_node} of the GPUs that launcher.gpus requests"
+        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "use fewer, or choose another partition")
 
 
 def write(study_folder: Path, job: Job) -> Path:

@@ -16,7 +16,7 @@ from bench.core.errors import UserError
 from bench.core.formatting import format_count
 from bench.core.job_environment import read_job
 from bench.core.plugins import QueueingLauncherPlugin
-from bench.core.scheduling import ClusterLimits, JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
+from bench.core.scheduling import JobContext, LaunchPlan, SchedulerUnavailable, SchedulingOptions, Work
 from bench.sweep import jobs, status
 from bench.sweep.corrections import MeasuredCorrections, extend_time_limits
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint
@@ -27,6 +27,8 @@ from bench.sweep.status import PointStatus, StudyState, read_state
 
 _LOGGER = logging.getLogger(__name__)
 _AUTOPILOT_MIN = 15
+_AUTOPILOTS = 2  # jobs of the autopilot in the queue at a time: a running autopilot submits the next one
+_FULL_QUEUE_MIN = 10  # minutes until the next autopilot starts if the queue has no place for another job
 PATIENCE_S = 30.0
 """Seconds to wait for a scheduler that does not respond. A restarted scheduler usually responds within this time."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
@@ -79,8 +81,8 @@ def submit_pending(
     """Write missing records, and submit the points without an answer (a final outcome), within the limits of cluster
     and budget.
 
-    If the scheduler does not respond, try again for at most `patience_s` seconds, with a warning before each try.
-    `notify` is the command that the autopilot runs at its end.
+    If the scheduler does not respond, try again for at most `patience_s` seconds, with a warning before each try. The
+    autopilot's job also tries again if the queue is full. `notify` is the command that the autopilot runs at its end.
     """
     until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
@@ -88,7 +90,9 @@ def submit_pending(
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
-        except SchedulerUnavailable as away:
+        except UserError as away:
+            if not _may_pass(away):
+                raise
             if time.monotonic() + pause_s >= until:
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
@@ -128,15 +132,23 @@ def _submit_pending(
     if autopilot:
         try:
             pilot = submitter.submit_autopilot(submitted, waiting=bool(list_left()), notify=notify)
-        except SchedulerUnavailable:
-            raise
         except UserError as refusal:  # the other jobs stay submitted
+            if _may_pass(refusal):
+                raise
             refused = str(refusal)
     answered = all(point_status.final for point_status in view.statuses)
+    why_left = why_left or ("the queue is full" if list_left() else "")
     return SubmitResult(
         submitted, concluded, without_run, list_left(), why_left, pilot, refused, submitter.queued, answered,
         impossible=submitter.impossible,
     )  # fmt: skip
+
+
+def _may_pass(error: UserError) -> bool:
+    """Return whether the same request may succeed later: the scheduler did not respond or, in the autopilot's job, the
+    queue is full. In a terminal, a full queue is an error at once."""
+    is_full = _TOO_MANY.search(str(error)) is not None
+    return isinstance(error, SchedulerUnavailable) or (is_full and read_job(os.environ) is not None)
 
 
 def load_launcher(sweep: SweepDefinition) -> tuple[QueueingLauncherPlugin, SchedulingOptions]:
@@ -182,7 +194,7 @@ class JobSubmitter:
         self._name, self._rules = str(sweep.launcher["name"]), sweep.rules
         with jobs.explain_failure(self._name, "limits", view.folder):
             self._cluster = self._launcher.limits(self._options)
-        self._max_queued, self._whose = self._find_limit(autopilot)
+        self._max_queued, self._limit_text = self._find_limit(autopilot)
         self._exclude = [found.host for found in jobs.read_exclusions(view.folder)]
         # Tasks of each job with points in the queue, by the job's id, oldest first.
         self._handles = {job.handle: len(job.tasks) for job in view.live if job.points and job.handle}
@@ -204,11 +216,11 @@ class JobSubmitter:
             job = waiting.popleft()
             needs, shape = job.task_count, _get_shape(job)
             if places is not None and needs > places:
-                return f"{self._whose} allows at most {self._max_queued} jobs in the queue"
+                return self._limit_text
             if shape in refused:
                 continue
             try:
-                _check_shape(job, self._cluster)
+                jobs.check_shape(job, self._cluster)
             except UserError as refusal:
                 refused[shape] = refusal
                 self.impossible += sum(len(one.points) for one in (job, *waiting) if _get_shape(one) == shape)
@@ -234,16 +246,17 @@ class JobSubmitter:
         return JobBatcher(self._options, longest, self._cluster.max_time_min, kin).jobs(left)
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
-        """Return how many jobs with points may be in the queue, and which rule sets this limit: `--max-queued` or the
-        cluster. Return (None, "") if there is no limit.
-
-        With `autopilot`, the cluster's limit is lowered by two jobs: the autopilot, which later submits the remaining
-        points, and the next autopilot, which the first one submits.
-        """
-        ours, theirs = self._rules.max_queued, self._cluster.max_submit_jobs
-        theirs = max(1, theirs - 2) if theirs and autopilot else theirs
-        known = [(limit, rule) for limit, rule in ((ours, "--max-queued"), (theirs, "the cluster")) if limit]
-        return min(known, default=(None, ""))
+        """Return how many jobs with points may be in the queue, and a text with the limit of `--max-queued` or of the
+        cluster. Return (None, "") if there is no limit. With `autopilot`, the cluster's limit is lowered by the jobs
+        of the autopilot."""
+        ours, theirs, limits = self._rules.max_queued, self._cluster.max_submit_jobs, list[tuple[int, str]]()
+        if ours:
+            limits.append((ours, f"--max-queued allows at most {format_count(ours, 'job')} in the queue"))
+        if theirs:
+            kept = f", and the autopilot needs {_AUTOPILOTS} places" if autopilot else ""
+            left = max(1, theirs - _AUTOPILOTS) if autopilot else theirs
+            limits.append((left, f"the cluster allows at most {format_count(theirs, 'job')} in the queue{kept}"))
+        return min(limits, default=(None, ""))
 
     def _submit(self, job: Job) -> str:
         # The folder is written first: a job that starts at once finds its points.
@@ -266,36 +279,40 @@ class JobSubmitter:
 
         Return None if no job is queued or running, or if an autopilot is in the queue already. If `waiting` (points
         wait for room in the queue), the autopilot starts after the first job has ended, else after all jobs. If the
-        queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted again.
+        queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted again. If
+        this was the only job, the autopilot starts after `_FULL_QUEUE_MIN` minutes.
         """
+        # The first autopilot is useless without a job. A later one keeps the sweep going, unless the limit is too low
+        # for the autopilot, the next autopilot and a job.
+        limit, delay_min = self._cluster.max_submit_jobs, 0
+        least = 1 if read_job(os.environ) and (limit is None or limit > _AUTOPILOTS) else 2
         while True:
             try:
-                return self._submit_autopilot(waiting=waiting, notify=notify)
-            except SchedulerUnavailable:
-                raise
+                return self._submit_autopilot(waiting=waiting, notify=notify, delay_min=delay_min)
             except UserError as refusal:
-                if not _TOO_MANY.search(str(refusal)) or len(submitted) < 2:
+                if not _TOO_MANY.search(str(refusal)) or len(submitted) < least:
                     raise
                 job, handle = submitted.pop()
                 self._launcher.cancel_all([handle], self._options)
                 jobs.withdraw(self._view.folder / jobs.FOLDER / job.name)
-                del self._handles[handle]
-                waiting = True
+                self._handles.pop(handle, None)
+                waiting, delay_min = True, 0 if self._handles else _FULL_QUEUE_MIN
 
-    def _submit_autopilot(self, *, waiting: bool, notify: str | None) -> str | None:
+    def _submit_autopilot(self, *, waiting: bool, notify: str | None, delay_min: int) -> str | None:
         # The autopilot itself calls this from its own job, which does not count as waiting.
         own_job = read_job(os.environ) or JobContext()
         pilots = [job.name for job in self._view.live if not job.points and job.name != own_job.name]
-        if pilots or not self._handles:
+        if pilots or not (self._handles or delay_min):
             return None
         name = jobs.create_name(f"{self._view.sweeps[-1].study}-autopilot")
-        folder = self._view.folder / jobs.FOLDER / name
+        folder = self._view.folder.resolve() / jobs.FOLDER / name
         folder.mkdir(parents=True)
         after = tuple(self._handles)[: 1 if waiting else None]
-        study_folder = str(self._view.folder.resolve())
         notice = () if notify is None else (f"--notify={notify}",)
-        arguments = ("resume", study_folder, "--autopilot", *notice)
-        work = Work(name, folder.resolve(), "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after)
+        arguments = ("resume", str(folder.parents[1]), "--autopilot", *notice)
+        work = Work(
+            name, folder, "bench.cli", arguments, time_limit_min=_AUTOPILOT_MIN, after=after, delay_min=delay_min
+        )
         return self._hand_over(folder, self._launcher.plan(work, self._options))
 
 
@@ -308,21 +325,6 @@ def _halve(job: Job) -> list[Job]:
     middle, study = len(job.points) // 2, job.points[0].circumstance.study
     halves = job.points[:middle], job.points[middle:]
     return [job.model_copy(update={"name": jobs.create_name(study), "points": points}) for points in halves]
-
-
-def _check_shape(job: Job, cluster: ClusterLimits) -> None:
-    """Raise UserError for a job that the cluster could never start. The scheduler would keep such a job in its
-    queue."""
-    if cluster.max_nodes is not None and job.nodes > cluster.max_nodes:
-        most = format_count(cluster.max_nodes, "node")
-        rule = f"the partition allows at most {most} per job"
-        raise UserError(f"nodes={job.nodes}", rule, "use fewer nodes, or choose another partition")
-    if cluster.max_devices_per_node is not None and job.devices_per_node > cluster.max_devices_per_node:
-        rule = "no node of the partition has as many cores as launcher.cpus_per_device requests"
-        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "request fewer cores or devices")
-    if cluster.max_gpus_per_node is not None and job.devices_per_node > cluster.max_gpus_per_node:
-        rule = f"a node of the partition has only {cluster.max_gpus_per_node} of the GPUs that launcher.gpus requests"
-        raise UserError(f"devices_per_node={job.devices_per_node}", rule, "use fewer, or choose another partition")
 
 
 def cancel_jobs(folder: Path) -> list[str]:

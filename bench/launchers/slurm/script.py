@@ -91,7 +91,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
     return _load_template().render(
         work=work,
         options=options,
-        place=_select_place(options, small=small),
+        place=_select_place(work, options, small=small),
         script=path,
         # A % in the folder's name is doubled, because Slurm would replace patterns such as %j.
         log=f"{folder}/".replace("%", "%%") + ("slurm-%j.log" if work.tasks is None else "slurm-%A_%a.log"),
@@ -108,7 +108,7 @@ def _render(work: Work, options: Options, path: Path) -> str:
     )
 
 
-def _select_place(options: Options, *, small: bool) -> dict[str, object]:
+def _select_place(work: Work, options: Options, *, small: bool) -> dict[str, object]:
     """Return the options that determine where and when a job runs, such as partition, account, QOS and begin time.
 
     If `small` is true, the job is the autopilot's small job, which resumes the sweep. For it, the options in
@@ -121,7 +121,8 @@ def _select_place(options: Options, *, small: bool) -> dict[str, object]:
     own = options.autopilot
     if own.partition is not None:
         place |= {"partition": own.partition, "constraint": None, "reservation": None}
-    return place | {"qos": place["qos"] if own.qos is None else own.qos, "begin": own.begin}
+    begin = own.begin or (f"now+{work.delay_min}minutes" if work.delay_min else None)
+    return place | {"qos": place["qos"] if own.qos is None else own.qos, "begin": begin}
 
 
 def _count_tasks(work: Work, options: Options) -> tuple[int, int | None]:

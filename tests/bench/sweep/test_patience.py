@@ -13,7 +13,7 @@ from sweeps import point, spec, sweep
 
 from bench.cli import main
 from bench.core.errors import UserError
-from bench.core.scheduling import SchedulerUnavailable
+from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
 from bench.launchers.slurm import queue
 from bench.sweep import definition, jobs, submitting
 
@@ -88,6 +88,52 @@ def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilo
     done = submitting.submit_pending(study, autopilot=True)
     assert [len(job.points) for job, _ in done.submitted] == [2] and done.autopilot
     assert len(done.left) == 6 and done.good
+
+
+def test_autopilot_keeps_a_place_for_the_next_autopilot_in_a_full_queue(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running autopilot and a job of another program leave one place in the queue of three. The next autopilot gets
+    this place and starts ten minutes later, because no job of the sweep is in the queue."""
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    play(tmp_path, "sbatch", COUNTS)
+    (tmp_path / "sbatch.taken").write_text("2")
+    play(tmp_path, "scancel", f"echo 2 > {tmp_path / 'sbatch.taken'}")
+    done = submitting.submit_pending(study, autopilot=True)
+    assert not done.submitted and len(done.left) == 2 and done.autopilot and done.complete
+    [script] = [
+        path.read_text() for path in study.glob(f"{jobs.FOLDER}/*-autopilot-*/job.sh") if "begin" in path.read_text()
+    ]
+    assert "#SBATCH --begin=now+10minutes\n" in script and "--dependency" not in script
+
+
+def test_autopilot_tries_again_while_the_queue_is_full(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(tmp_path, "sbatch", f"if ((number < 3)); then echo '{FULL}' >&2; exit 1; fi; echo $number")
+    with pytest.raises(UserError, match="accounting/QOS policy"):
+        submitting.submit_pending(study, autopilot=True)  # in a terminal
+    play(tmp_path, "sbatch", f"if ((number < 3)); then echo '{FULL}' >&2; exit 1; fi; echo $number")
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    with pytest.raises(UserError, match="accounting/QOS policy"):
+        submitting.submit_pending(study, autopilot=True, patience_s=0)
+    done = submitting.submit_pending(study, autopilot=True)
+    assert len(done.submitted) == 2 and done.autopilot
+
+
+@pytest.mark.parametrize(
+    ("autopilot", "told"),
+    [
+        (False, "the cluster allows at most 1 job in the queue"),
+        (True, "the cluster allows at most 1 job in the queue, and the autopilot needs 2 places"),
+    ],
+)
+def test_limit_of_the_cluster_is_told_with_the_places_of_the_autopilot(
+    study: Path, monkeypatch: pytest.MonkeyPatch, autopilot: bool, told: str
+) -> None:
+    monkeypatch.setattr("bench.launchers.slurm.limits", lambda options: ClusterLimits(max_submit_jobs=1))
+    done = submitting.submit_pending(study, autopilot=autopilot)
+    assert (len(done.submitted), done.why_left) == (1, told)
 
 
 def read_dependencies(study: Path) -> dict[str, tuple[str, str]]:
@@ -209,6 +255,32 @@ def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["job 1", "job 2"]
     assert said[2].startswith("the autopilot was not submitted: sbatch: no job without a GPU; the script is ")
+
+
+@pytest.mark.parametrize(
+    ("most", "told"), [(None, "when the other jobs have ended"), (1, "when the first job has ended")]
+)
+def test_start_of_the_autopilot_is_printed(
+    study: Path, capsys: pytest.CaptureFixture[str], most: int | None, told: str
+) -> None:
+    [made] = definition.read(study)
+    definition.write(study, made.model_copy(update={"rules": made.rules.model_copy(update={"max_queued": most})}))
+    assert main(["resume", str(study), "--autopilot"]) == 0
+    assert f"the autopilot, which starts {told}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("refused", "why"), [("*-autopilot-*", "no job without a GPU"), ("*", FULL)])
+def test_autopilot_that_cannot_submit_the_next_one_ends_with_a_summary(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, why: str
+) -> None:
+    """The scheduler refuses the next autopilot, or every job, in all attempts."""
+    monkeypatch.setattr("bench.cli.resume.build_module_command", lambda *words: ["sh", "-c", "exit 1"])
+    monkeypatch.setattr("bench.cli.resume._AUTOPILOT_PATIENCE_S", 0.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    play(tmp_path, "sbatch", f"case $2 in {refused}) echo '{why}' >&2; exit 1;; esac; echo $number")
+    assert main(["resume", str(study), "--autopilot"]) != 0
+    summary = (study / "report" / "summary.md").read_text()
+    assert "The autopilot could not continue: sbatch: " in summary
 
 
 def test_autopilot_job_gets_the_notify_command(study: Path) -> None:
