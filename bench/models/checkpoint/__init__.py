@@ -18,7 +18,7 @@ ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.j
 FILES = CONFIG, INDEX, "*.safetensors"
 """Names of the files that are fetched from the Hub."""
 STORES_HEAD = "_stores_head"
-"""Key that `add_stored_head` adds to the content of a config.json."""
+"""Key that `describe` adds to the content of a config.json."""
 _HEAD = "lm_head.weight"
 _LENGTH_BYTES, _LONGEST_HEADER = 8, 100_000_000
 """Two numbers of the safetensors format. A file begins with a number of _LENGTH_BYTES bytes, which is the length of the
@@ -84,9 +84,10 @@ def read_config(checkpoint: str) -> Any:
     return read_json(folder / CONFIG, f"model.checkpoint={checkpoint}")
 
 
-def add_stored_head(checkpoint: str, config: Any) -> Any:
-    """Return the content of a config.json with the key STORES_HEAD: False if the weights have no separate head. The key
-    is missing for weights on the Hub, which are not fetched here, and for weights that cannot be read."""
+def describe(checkpoint: str) -> Any:
+    """Return the content of a checkpoint's config.json with the key STORES_HEAD: False if the weights have no separate
+    head. The key is missing for weights on the Hub, which are not fetched here, and for weights that cannot be read."""
+    config = read_config(checkpoint)
     if not (isinstance(config, dict) and is_folder(checkpoint)):
         return config
     try:
