@@ -359,13 +359,9 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     "finished": ColumnMeaning("number of repeats that ended ok; runs with different seeds are different repeats"),
     "reached": ColumnMeaning("number of repeats in which an evaluation's held-out loss was at most that of --loss"),
     "device_hours": ColumnMeaning(
-        "device-hours of all attempts of known duration, each from the start of its processes to its last step,"
-        " interruption or heartbeat",
-        "h",
+        "device-hours of all attempts of known duration, from the start of their processes to their end", "h"
     ),
-    "start_share": ColumnMeaning(
-        "fraction of the device-hours before the first step, over the attempts with recorded times", "of 1"
-    ),
+    "start_share": ColumnMeaning("fraction of recorded device-hours that passed before the first step", "of 1"),
     "failed_share": ColumnMeaning("fraction of device_hours that attempts took that did not end ok", "of 1"),
     "cost": ColumnMeaning("cost of device_hours: all attempts of known duration", "currency"),
     "cost_per_run": ColumnMeaning("median cost of a repeat that ended ok, with its failed attempts", "currency"),

@@ -81,6 +81,8 @@ def read_config(checkpoint: str) -> Any:
     folder = find_folder(checkpoint, [CONFIG, ADAPTER_CONFIG])
     if not (folder / CONFIG).is_file():
         _refuse_adapters(checkpoint, folder)
+        remedy = "give a folder that transformers' save_pretrained wrote"
+        raise UserError(f"model.checkpoint={checkpoint}", f"has no {CONFIG}", remedy)
     return read_json(folder / CONFIG, f"model.checkpoint={checkpoint}")
 
 

@@ -416,7 +416,7 @@ def test_prepare_checks_the_checkpoint(written: Path, tmp_path: Path) -> None:
         (("model=hugging_face",), "model.config_file: missing; give the path of a config.json, or set model.check"),
         (("model=hugging_face", "model.checkpoint=/nowhere"), "model.checkpoint=/nowhere: no such folder; give a"),
         (("model=hugging_face", "model.checkpoint=a/b@c"), "model.checkpoint=a/b@c: neither a folder nor available"),
-        (("model=hugging_face", "model.checkpoint={empty}"), "not a readable config.json ("),
+        (("model=hugging_face", "model.checkpoint={empty}"), "has no config.json; give a folder that transformers"),
         (("model=gpt2_tiny", "model.checkpoint={gpt2}"), "has width=32, and model=gpt2_tiny has 128; choose"),
         (("model=tiny", "model.checkpoint={gpt2}"), "model_type=gpt2: not of the family built here"),
     ],
