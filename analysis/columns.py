@@ -355,15 +355,15 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     ),
     "runs": ColumnMeaning("number of runs, all attempts included"),
     "seeds": ColumnMeaning("number of seeds with a held-out loss; repeats of one seed are not independent"),
-    "untimed": ColumnMeaning("number of attempts without recorded times; their costs are unknown"),
+    "untimed": ColumnMeaning("number of attempts of unknown duration; their costs are unknown"),
     "finished": ColumnMeaning("number of repeats that ended ok; runs with different seeds are different repeats"),
     "reached": ColumnMeaning("number of repeats in which an evaluation's held-out loss was at most that of --loss"),
     "device_hours": ColumnMeaning(
-        "device-hours of all attempts, each from the start of its processes to its last step", "h"
+        "device-hours of all attempts of known duration, from the start of their processes to their end", "h"
     ),
-    "start_share": ColumnMeaning("fraction of device_hours that passed before the first step of an attempt", "of 1"),
+    "start_share": ColumnMeaning("fraction of recorded device-hours that passed before the first step", "of 1"),
     "failed_share": ColumnMeaning("fraction of device_hours that attempts took that did not end ok", "of 1"),
-    "cost": ColumnMeaning("cost of device_hours: all attempts with recorded times", "currency"),
+    "cost": ColumnMeaning("cost of device_hours: all attempts of known duration", "currency"),
     "cost_per_run": ColumnMeaning("median cost of a repeat that ended ok, with its failed attempts", "currency"),
     "cost_to_loss": ColumnMeaning(
         "median cost of a repeat until its held-out loss was at most that of --loss, with its failed attempts",

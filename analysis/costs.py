@@ -5,11 +5,13 @@ A row of the table combines the runs of one configuration on one machine, over a
 their names:
 
 runs            number of attempts (tries at a run). Failed and lost attempts are included.
-untimed         number of attempts without recorded times. Their costs are unknown, so all sums are lower bounds.
+untimed         number of attempts of unknown duration. Their costs are unknown, so all sums are lower bounds.
 finished        number of repeats that ended ok. A repeat is one measurement of the configuration with one seed; it may
                 take several attempts, because a failed attempt is tried again.
-device_hours    device-hours of all attempts with recorded times, from the start of their processes to their last step.
-start_share     share of device_hours before the first step.
+device_hours    device-hours of all attempts of known duration, from the start of their processes to their last step. An
+                attempt without recorded times counts from its start to the signal that interrupted it, or to its last
+                heartbeat.
+start_share     share of the device-hours before the first step, over the attempts with recorded times.
 failed_share    share of device_hours of attempts that did not end ok.
 cost            cost of device_hours.
 cost_per_run    median cost of a finished repeat, failed attempts included.
@@ -28,6 +30,7 @@ more, it is the 95 % interval of their median.
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +44,7 @@ from analysis.results import Results
 from analysis.stats.intervals import repeats_interval
 from analysis.summary import Row, is_disturbed, select_answering
 from analysis.table import build_typed_frame, group_by, list_rows
+from bench.core import files, store
 from bench.core.errors import UserError
 from bench.core.formatting import format_interval
 from bench.core.point_fields import flatten
@@ -68,7 +72,7 @@ KINDS: dict[str, Kind] = {
 class _Attempt(NamedTuple):
     row: Row
     record: RunRecord
-    seconds: float | None  # None: the record has no times
+    seconds: float | None  # None: unknown
 
 
 def tabulate_costs(results: Results, price: float | None = None, loss: float | None = None) -> pd.DataFrame:
@@ -81,7 +85,8 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
     for place, row in enumerate(list_rows(results.table)):
         if row["evidence"] == "measured":
             record = results.record(place)
-            attempts.append(_Attempt(row, record, compute_attempt_s(record)))
+            seconds = compute_attempt_s(record) or _compute_interrupted_s(record, results.get_file(place).parent)
+            attempts.append(_Attempt(row, record, seconds))
     # seeds of one configuration are repeats of it
     merged = {one.row["config_id"]: one.record.spec.model_copy(update={"seed": 0}) for one in attempts}
     specs = {config_id(spec): spec for spec in merged.values()}
@@ -93,6 +98,20 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
     left = (*left, *(() if "adapter" in results.table else ("adapter",)))
     names = [name for name in (*head, *ends) if name not in left]
     return annotate(build_typed_frame({name: [row[name] for row in rows] for name in names}, KINDS))
+
+
+def _compute_interrupted_s(record: RunRecord, folder: Path) -> float | None:
+    """Return the seconds from the start of an attempt to the signal that interrupted it, or to its last heartbeat. None
+    if neither is known. Both are in files of the attempt's folder, and in records that were written afterwards."""
+    evidence = record.outcome.evidence
+    notes = [evidence.get(name) for name in ("interrupted", "last_heartbeat")]
+    notes += [files.read_json(folder / name) for name in (store.INTERRUPTED, store.HEARTBEAT)]
+    try:
+        began = datetime.fromisoformat(record.circumstance.started_at)
+        ends = [datetime.fromisoformat(one["at"]) for one in notes if isinstance(one, dict) and "at" in one]
+        return max(((end - began).total_seconds() for end in ends), default=0.0) or None
+    except (ValueError, TypeError):  # no time, or times with and without a time zone
+        return None
 
 
 def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
@@ -128,6 +147,8 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
     failed_s = sum(one.seconds or 0.0 for one in known if one.row["outcome"] != "ok")
     per_second = None if price is None else price * ranks / _HOUR_S
     repeats = group_by(attempts, lambda one: (one.row["study"], one.row["config_id"], one.row["repeat"]))
+    recorded = [one for one in known if compute_startup_s(one.record)]
+    recorded_s = sum(one.seconds or 0.0 for one in recorded)
     finished = [group for group in repeats.values() if any(one.row["outcome"] == "ok" for one in group)]
     to_loss = [_compute_to_loss(group, loss) for group in finished] if loss is not None else []
     reached = [seconds for seconds in to_loss if seconds is not None]
@@ -138,7 +159,7 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
         "finished": len(finished),
         "reached": len(reached),
         "device_hours": ranks * total_s / _HOUR_S if known else None,
-        "start_share": sum(compute_startup_s(one.record) or 0.0 for one in known) / total_s if known else None,
+        "start_share": sum(compute_startup_s(one.record) or 0.0 for one in recorded) / recorded_s if recorded else None,
         "failed_share": failed_s / total_s if known else None,
         "cost": per_second * total_s if per_second and known else None,
         **_build_cells("cost_per_run", [sum(one.seconds or 0.0 for one in group) for group in finished], per_second),
@@ -149,14 +170,15 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
     """Return the seconds until one repeat of a training reached the held-out loss `loss`; None if the repeat did not
-    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included."""
+    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included. If a resumed
+    training has an attempt of unknown duration, only the steps of its earlier attempts are included."""
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
-    seconds = compute_seconds_to_loss(ended.record, loss)
-    if seconds is None:
-        return None
-    # a resumed training's times include the steps of its earlier attempts
-    earlier = [] if is_resumed(ended.record) else [one for one in attempts if one is not ended]
-    return seconds + sum(one.seconds or 0.0 for one in earlier)
+    earlier = [one.seconds for one in attempts if one is not ended]
+    own = compute_seconds_to_loss(ended.record, loss, own=True)
+    # None if the loss was reached before the training was resumed, or not at all
+    if own is None or (None in earlier and is_resumed(ended.record)):
+        return compute_seconds_to_loss(ended.record, loss)
+    return own + sum(filter(None, earlier))
 
 
 def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[str, float | None]:
@@ -240,15 +262,14 @@ def list_remarks(
     """Return sentences on what the costs of a table include, and on what is unknown. `evaluated_once` is the number of
     configurations without evaluations between the start and the end, if the table has the cost of reaching a loss."""
     lines = ["An attempt counts from the start of its processes to its last step, with evaluations and checkpoints."]
-    hours = table["device_hours"].sum()
+    hours, untimed = table["device_hours"].sum(), int(table["untimed"].sum())
     if hours:
         start, failed = (100 * (table[f"{name}_share"] * table["device_hours"]).sum() / hours for name in _PARTS)
-        lines.append(
-            f"Start-up took {start:.2g} % of the device-hours. Attempts that did not end ok took {failed:.2g} %."
-        )
-    untimed = int(table["untimed"].sum())
+        share = f"{'at least ' if untimed else ''}{failed:.2g} %"
+        lines.append(f"Attempts that did not end ok took {share} of the device-hours.")
+        lines.append(f"Start-up took {start:.2g} % of the device-hours of attempts with recorded times.")
     if untimed:
-        lines.append(f"Attempts without recorded times: {untimed}. Their cost is unknown, so sums are lower bounds.")
+        lines.append(f"Attempts of unknown duration: {untimed}. Their cost is unknown, so sums are lower bounds.")
     if table["cost"][table["device_hours"].notna()].isna().any():
         lines.append("The price of a device is unknown. Add a price per device and hour, e.g. --price 2.5.")
     without = int((table["cost_per_run"].notna() & table["cost_per_million_tokens"].isna()).sum())
@@ -301,6 +322,8 @@ _HEADINGS = {
     "cost_per_run": "per run", "cost_per_million_tokens": "per 10^6 tokens", "cost_to_loss": "to the loss",
 }  # fmt: skip
 """Headings of the table as text, by column."""
+_SUMS = ("device_hours", "cost", "cost_per_run", "cost_to_loss")
+"""Columns that are lower bounds if a row has attempts of unknown duration."""
 _OMITTED_FIRST = (
     "device_hours", "untimed", "finished", "cost", "cost_per_million_tokens", "cost_per_run", "cost_to_loss",
 )  # fmt: skip
@@ -320,6 +343,7 @@ def list_omitted_first(head: Sequence[str]) -> list[str]:
 
 def _format_value(row: Row, name: str) -> str:
     value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+    least = "≥ " if row["untimed"] and name in _SUMS else ""
     if name == "finished":
         return f"{value} of {row['runs']}"
     if name == "cost_to_loss" and value is None:
@@ -329,8 +353,8 @@ def _format_value(row: Row, name: str) -> str:
     if name == "variant":
         return shorten_keys(value)
     if low is not None and high is not None:
-        return format_interval(value, low, high)
-    return format_significant(value, 3) if isinstance(value, float) else str(value)
+        return least + format_interval(value, low, high)
+    return least + (format_significant(value, 3) if isinstance(value, float) else str(value))
 
 
 def check_held_out(loss: float | None, table: pd.DataFrame) -> None:

@@ -80,11 +80,12 @@ def compute_startup_s(record: RunRecord) -> float | None:
     return math.fsum(observed.phases_s.values()) or None if observed else None
 
 
-def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
+def compute_seconds_to_loss(record: RunRecord, loss: float, *, own: bool = False) -> float | None:
     """Return the seconds of a training until the end of its first evaluation with at most this loss.
 
     The start-up, earlier evaluations and earlier checkpoints are included. If the training resumed from a checkpoint,
-    the steps of earlier attempts are included as well. None if no evaluation reached the loss.
+    the steps of earlier attempts are included as well. None if no evaluation reached the loss. If `own` is true, the
+    steps and evaluations of earlier attempts are excluded, and None is returned if one of them reached the loss.
     """
     observed = record.observations
     if observed is None or not observed.evaluations:
@@ -92,9 +93,13 @@ def compute_seconds_to_loss(record: RunRecord, loss: float) -> float | None:
     reached = next((one for one in observed.evaluations if one.loss is not None and one.loss <= loss), None)
     if reached is None or reached.trained_s is None:
         return None
-    evaluated = [one.seconds for one in observed.evaluations if one.step <= reached.step]
+    earlier_s = _compute_earlier_s(record) if own else 0.0
+    if earlier_s and reached.trained_s <= earlier_s:
+        return None
+    counted = [one for one in observed.evaluations if one.step <= reached.step]
+    evaluated = [one.seconds for one in counted if not earlier_s or (one.trained_s or 0.0) > earlier_s]
     stored = [one.seconds for one in observed.checkpoints or () if one.step <= reached.step and one.kind != "model"]
-    return math.fsum((*observed.phases_s.values(), reached.trained_s, *evaluated, *stored))
+    return math.fsum((*observed.phases_s.values(), reached.trained_s - earlier_s, *evaluated, *stored))
 
 
 def is_resumed(record: RunRecord) -> bool:

@@ -327,7 +327,7 @@ def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
         remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"
         raise UserError("model.config_file", "missing", remedy)
     given = f"model.checkpoint={checkpoint}" if path is None else f"model.config_file={path}"
-    config = checkpoints.read_config(str(checkpoint)) if path is None else checkpoints.read_json(Path(str(path)), given)
+    config = checkpoints.describe(str(checkpoint)) if path is None else checkpoints.read_json(Path(str(path)), given)
     name = flat.get("family") or models.find_family(config)
     family = models.load(str(name))
     try:

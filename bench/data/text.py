@@ -164,23 +164,30 @@ def _divide(options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, see
     if learning.tokens is None:
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
     learned, kept = corpus.divide(text, learning.held_out, learning.held_out_seed)
-    samples = _build_samples(options, spec, words, learned, length, seed)
+    samples = _build_samples(options, spec, words, learned, length, seed, "tokens outside the held-out documents")
     # This seed does not depend on `seed`, so runs with different seeds are evaluated on equal samples.
-    other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,))
+    other = _build_samples(options, spec, words, kept, length, (learning.held_out_seed,), "held-out tokens")
     return PreparedText(text, words, samples, PreparedText(kept, words, other))
 
 
 def _build_samples(
-    options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, length: int, seed: tuple[int, ...]
+    options: Options,
+    spec: RunSpec,
+    words: Tokenizer,
+    text: Corpus,
+    length: int,
+    seed: tuple[int, ...],
+    counted: str = "tokens",
 ) -> CorruptedText | PlainText:
     """Return the stream of samples of a text. Each sample is made from `length` tokens of the text, or fewer for a
-    short document."""
+    short document. `counted` names the tokens of the text in the message of the error for too few of them."""
     import numpy as np
 
     bounds = _cut(text, length, packing=options.packing)
     if not len(bounds):
-        rule = f"its {len(text.tokens)} tokens are fewer than the {length} of one sample"
-        remedy = f"give more text or shorten sequence.{next(iter(spec.sequence))}"
+        rule = f"its {len(text.tokens)} {counted} are fewer than the {length} of one sample"
+        share = "" if counted == "tokens" else "change learning.held_out, "
+        remedy = f"give more text, raise data.max_bytes, {share}or shorten sequence.{next(iter(spec.sequence))}"
         raise UserError(f"data corpus {text.name}", rule, remedy)
     pieces = ShuffledPieces(text.tokens, bounds, seed)
     if _is_plain(spec):

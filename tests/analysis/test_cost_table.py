@@ -2,6 +2,7 @@
 
 A run of `run()` has five warm-up steps of 9.9 s and thirty timed steps of 0.1 s: 52.5 s."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,14 @@ from records import failed, machine, results, run, save, scattered, spec, steps,
 
 from analysis import formats
 from analysis.cli import table as table_verb
-from analysis.costs import compute_allocated_time, count_evaluated_once, list_remarks, tabulate_costs
+from analysis.costs import (
+    build_text_cells,
+    compute_allocated_time,
+    count_evaluated_once,
+    list_remarks,
+    tabulate_costs,
+)
+from analysis.results import read
 from analysis.table import list_rows
 from bench.cli import main
 from bench.core.record import RunRecord
@@ -60,7 +68,24 @@ def test_lost_attempts_without_times_are_counted_and_reported() -> None:
     (found,) = list_rows(table)
     assert (found["runs"], found["untimed"]) == (2, 1)
     assert found["cost"] == pytest.approx(PER_SECOND * 82.5)
-    assert any("Attempts without recorded times: 1." in line for line in list_remarks(table, None, None))
+    remarks = list_remarks(table, None, None)
+    assert any("Attempts of unknown duration: 1." in line for line in remarks)
+    assert any("did not end ok took at least 0 %" in line for line in remarks)
+    headings, (cells,), _ = build_text_cells(table)
+    assert cells[headings.index("per run")] == "≥ 0.165"
+
+
+@pytest.mark.parametrize("name", ["interrupted.json", "heartbeat.json"])
+def test_interrupted_attempts_count_until_their_signal_or_last_heartbeat(tmp_path: Path, name: str) -> None:
+    cut = failed("cancelled", machine=PRICED)
+    began = cut.circumstance.model_copy(update={"started_at": "2026-11-26T19:15:27+00:00"})
+    study = save(tmp_path, cut.model_copy(update={"circumstance": began}), timed(attempt=1))
+    (folder,) = (path.parent for path in tmp_path.rglob("record.json") if '"cancelled"' in path.read_text())
+    (folder / name).write_text(json.dumps({"at": "2026-11-26T19:16:07+00:00"}))
+    (found,) = list_rows(tabulate_costs(read([study])))
+    assert (found["untimed"], found["cost_per_run"]) == (0, pytest.approx(PER_SECOND * (40 + 82.5)))
+    assert found["failed_share"] == pytest.approx(40 / 122.5)
+    assert found["start_share"] == pytest.approx(30 / 82.5)
 
 
 def test_the_interval_of_a_run_is_over_its_repeats() -> None:
@@ -126,7 +151,10 @@ def test_cost_to_a_loss_that_was_only_evaluated_at_the_end_is_called_an_upper_bo
 def test_steps_of_earlier_attempts_of_a_resumed_training_count_once() -> None:
     resumed = train(0, (9, 5, 4.0), earlier_s=50.0, attempt=1)
     found = cost_row(crashed(100.0), resumed, loss=4.0)
-    assert found.cost_to_loss == pytest.approx(PER_SECOND * (30 + 30 + 50 + 3 * 2))
+    # the first evaluation was in the crashed attempt
+    assert found.cost_to_loss == found.cost_per_run == pytest.approx(PER_SECOND * (100 + 30 + 30 + 2 * 2))
+    unknown = cost_row(failed("node_failure", spec(seed=0), machine=PRICED), resumed, loss=4.0)
+    assert unknown.cost_to_loss == pytest.approx(PER_SECOND * (30 + 50 + 30 + 3 * 2))
     fresh = cost_row(crashed(100.0), train(0, (9, 5, 4.0), attempt=1), loss=4.0)
     assert fresh.cost_to_loss == pytest.approx(PER_SECOND * (100 + 30 + 30 + 3 * 2))
 

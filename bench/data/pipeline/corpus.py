@@ -17,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bench.core.errors import UserError, suggest_nearest
+from bench.core.errors import UserError, list_names, suggest_nearest
 from bench.core.spec import Frozen, Positive
 from bench.data import check_tokenizer
 from bench.data.pipeline.json_lines import COMPRESSED, open_text, read_lines
@@ -259,8 +259,10 @@ def _get_text(place: str, row: dict[str, Any], field: str) -> str | None:
     text = row.get(field, ...)
     if text is None or isinstance(text, str):
         return text
-    rule = "no such column" if text is ... else f"holds {type(text).__name__}, not text"
-    raise UserError(f"data.field={field}", f"{rule}{place}", suggest_nearest(field, row))
+    if text is ...:
+        raise UserError(f"data.field={field}", f"no such column{place}", suggest_nearest(field, row))
+    remedy = f"choose a field with text: {list_names(name for name in row if isinstance(row[name], str)) or 'none'}"
+    raise UserError(f"data.field={field}", f"holds {type(text).__name__}, not text{place}", remedy)
 
 
 def _list_rows(selection: CorpusSelection) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -416,7 +418,7 @@ def divide(text: Corpus, share: float, seed: int) -> tuple[Corpus, Corpus]:
     numbers = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(numbers) < 2:
         rule = "has one document, and held-out text needs whole documents"
-        remedy = "set data.sample_by=paragraph for text, or give several files or samples"
+        remedy = "set data.sample_by=line or paragraph for text, or give several files or samples"
         if len(text.ends) > 1:
             rule, remedy = f"all {len(text.ends):,} documents (samples) are equal", "add different documents"
         raise UserError(f"data corpus {text.name}", rule, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import json
 import lzma
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED = frozenset(_OPENERS)
 """Suffixes of compressed files that `open_text` reads."""
+_FIRST_BYTES = 1024
+"""Number of bytes at the beginning of a file in which a zero byte reveals UTF-16."""
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _TASK_SAMPLES, _TASK_LENGTHS, _TASK_LETTERS = 2000, (2, 4), "abcdefghij"
 """Number of samples of the generated task, its shortest and longest prompt, and the letters of prompts."""
@@ -66,7 +69,13 @@ def open_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> It
     or if reading it fails later within the context. `errors` is the treatment of bytes that are not UTF-8, as in
     `open`."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, errors=errors) as file:
+        opener = _OPENERS.get(path.suffix, open)
+        with opener(path, "rb") as file:
+            begin = file.read(_FIRST_BYTES)
+        if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (errors == "strict" and b"\0" in begin):
+            remedy = "convert the file, for example with iconv --from-code=UTF-16 --to-code=UTF-8"
+            raise UserError(f"data.files={path}", "begins like UTF-16, and must be UTF-8", remedy)
+        with opener(path, "rt", encoding=encoding, errors=errors) as file:
             yield file
     except UnicodeDecodeError as error:
         rule = f"line {_find_undecodable_line(path)} is not UTF-8"
@@ -93,7 +102,7 @@ def read_lines(paths: Sequence[Path]) -> Iterator[Line]:
             for number, text in enumerate(file, start=1):
                 if text.strip():
                     found = True
-                    yield _parse(path.name, number, text)
+                    yield _parse(str(path), number, text)
         if not found:
             raise UserError(f"data.files={path}", "is empty", "give a file with one JSON object per line")
 

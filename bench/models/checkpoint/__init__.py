@@ -17,6 +17,9 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 FILES = CONFIG, INDEX, "*.safetensors"
 """Names of the files that are fetched from the Hub."""
+STORES_HEAD = "_stores_head"
+"""Key that `describe` adds to the content of a config.json."""
+_HEAD = "lm_head.weight"
 _LENGTH_BYTES, _LONGEST_HEADER = 8, 100_000_000
 """Two numbers of the safetensors format. A file begins with a number of _LENGTH_BYTES bytes, which is the length of the
 header. The library safetensors accepts headers of up to _LONGEST_HEADER bytes."""
@@ -78,7 +81,21 @@ def read_config(checkpoint: str) -> Any:
     folder = find_folder(checkpoint, [CONFIG, ADAPTER_CONFIG])
     if not (folder / CONFIG).is_file():
         _refuse_adapters(checkpoint, folder)
+        remedy = "give a folder that transformers' save_pretrained wrote"
+        raise UserError(f"model.checkpoint={checkpoint}", f"has no {CONFIG}", remedy)
     return read_json(folder / CONFIG, f"model.checkpoint={checkpoint}")
+
+
+def describe(checkpoint: str) -> Any:
+    """Return the content of a checkpoint's config.json with the key STORES_HEAD: False if the weights have no separate
+    head. The key is missing for weights on the Hub, which are not fetched here, and for weights that cannot be read."""
+    config = read_config(checkpoint)
+    if not (isinstance(config, dict) and is_folder(checkpoint)):
+        return config
+    try:
+        return config | {STORES_HEAD: _HEAD in read_headers(checkpoint, Path(checkpoint))}
+    except UserError:  # reported by `check_weights` if the weights are needed
+        return config
 
 
 def _refuse_adapters(checkpoint: str, folder: Path) -> None:

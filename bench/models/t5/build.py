@@ -153,7 +153,7 @@ def _build_config(shape: Shape, model: ModelSpec) -> T5Config | UMT5Config:
     # T5Config ignores these arguments and ties the head, so they are set afterwards. They also keep a later
     # tie_weights() from tying the head.
     config.tie_word_embeddings = not shape.separate_head
-    config.scale_decoder_outputs = not shape.separate_head
+    config.scale_decoder_outputs = not shape.separate_head and shape.scaled_head
     return config
 
 

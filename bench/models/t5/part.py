@@ -76,7 +76,8 @@ class T5Part(nn.Module):
         `among` are the tensor-parallel ranks that share each matrix with this rank; None if matrices are whole."""
         super().__init__()
         self.part, self.tied, self.among = part, not shape.separate_head, among
-        self.scale = shape.d_model**-0.5 if self.tied else None  # factor of the head's input
+        # factor of the head's input
+        self.scale = shape.d_model**-0.5 if self.tied and shape.scaled_head else None
         self.encoder: Any = None
         self.decoder: Any = None
         if part.first or (part.last and self.tied):

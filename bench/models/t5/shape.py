@@ -9,6 +9,7 @@ from bench import models, objectives
 from bench.core.errors import UserError
 from bench.core.network import Attention, Mlp, Stack, Stacks
 from bench.core.spec import Frozen, Positive, RunSpec
+from bench.models.checkpoint import STORES_HEAD
 
 Activation = Literal["relu", "gelu_new", "silu"]
 Layers = Annotated[int, Field(gt=0, le=10_000)]
@@ -29,7 +30,13 @@ class Shape(Frozen):
     gated: bool = Field(description="True: the feed-forward layer has a third matrix, as in v1.1 and mT5")
     activation: Activation
     separate_head: bool = Field(
-        description="False: the head is the embedding, and its input is scaled by d_model^-1/2, as in v1.0"
+        description="False: the head is the embedding. Its input is scaled by d_model^-1/2, as in v1.0, unless"
+        " scaled_head is false"
+    )
+    scaled_head: bool = Field(
+        True,
+        description="False: the input of a head that is the embedding is not scaled, as in a v1.1 that transformers 5"
+        " created",
     )
     relative_attention_buckets: Positive = 32
     relative_attention_max_distance: Positive = Field(
@@ -49,6 +56,10 @@ class Shape(Frozen):
     def _check(self) -> Self:
         if self.bias_per_layer and not self.separate_head:
             raise ValueError("bias_per_layer=true with separate_head=false: no umT5 is tied; set separate_head=true")
+        if self.separate_head and not self.scaled_head:
+            raise ValueError(
+                "scaled_head=false with separate_head=true: no separate head is scaled; remove one of both"
+            )
         buckets, distance = self.relative_attention_buckets, self.relative_attention_max_distance
         if buckets < 4:  # the encoder halves the buckets by direction, and again into exact and logarithmic buckets
             raise ValueError(f"relative_attention_buckets={buckets} is below 4; give at least 4")
@@ -96,10 +107,13 @@ def from_hugging_face(config: dict[str, Any]) -> Shape:
         known = ", ".join(get_args(Activation))
         raise UserError(f"feed_forward_proj={form}", "unknown", f"choose from {known}, plain or after gated-")
     # transformers 5 writes tie_word_embeddings=true into every config.json, even if the head is separate. Every mT5 and
-    # umT5 has a separate head. For a T5, scale_decoder_outputs keeps the value of the original config.json.
-    untied = False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
-    form_and_head = {"gated": bool(gate), "activation": activation, "separate_head": kind != "t5" or untied}
-    return Shape.model_validate(sizes | form_and_head | {"bias_per_layer": kind == "umt5"})
+    # published umT5 has a separate head. For a T5, scale_decoder_outputs keeps the value of the original config.json.
+    untied = kind != "t5" or False in (config.get("tie_word_embeddings"), config.get("scale_decoder_outputs"))
+    # Without a stored head, transformers 5 ties the head and does not scale its input.
+    unscaled = untied and config.get(STORES_HEAD) is False
+    head = {"separate_head": untied and not unscaled, "scaled_head": not unscaled}
+    form = {"gated": bool(gate), "activation": activation, "bias_per_layer": kind == "umt5"}
+    return Shape.model_validate(sizes | form | head)
 
 
 def check(shape: Shape, spec: RunSpec) -> None:

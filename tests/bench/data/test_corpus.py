@@ -131,9 +131,10 @@ def test_unreadable_corpus_is_refused_in_one_line(folder: Path) -> None:
     jsonl = (str(folder / "corpus.jsonl"),)
     assert (
         message(files=jsonl, field="bdy")
-        == "data.field=bdy: no such column in line 1 of corpus.jsonl; did you mean body?"
+        == f"data.field=bdy: no such column in line 1 of {folder}/corpus.jsonl; did you mean body?"
     )
-    assert message(files=jsonl, field="id").startswith("data.field=id: holds int, not text")
+    wrong = f"data.field=id: holds int, not text in line 1 of {folder}/corpus.jsonl; choose a field with text: body"
+    assert message(files=jsonl, field="id") == wrong
     assert "holds no text" in message(files=(str(folder / "document_2.txt"),))
     assert message(files=("nowhere/*.txt",)).startswith("data.files=nowhere/*.txt: no such file")
     assert message(files=(str(folder),)).startswith(f"data.files={folder}: is a folder; name its files, such as ")
@@ -159,6 +160,15 @@ def test_file_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, name: st
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError, match=rf"^data\.files=.*/{name}: line 3 is not UTF-8; convert the file, "):
         corpus.load(CorpusSelection(files=(str(tmp_path / name),), **options))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+@pytest.mark.parametrize("name", ["wide.jsonl", "wide.jsonl.gz", "wide.txt"])
+def test_utf16_file_is_refused_with_its_encoding(tmp_path: Path, name: str, encoding: str) -> None:
+    content = '{"text": "plain"}\n'.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match=rf"{name}: begins like UTF-16, .* iconv --from-code=UTF-16 --to-code=UTF-8"):
+        corpus.load(CorpusSelection(files=(str(tmp_path / name),)))
 
 
 def test_folder_without_a_tokenizer_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -195,13 +195,17 @@ LEARNING = {"tokens": 1000, "evaluation_samples": 2}
 @pytest.mark.parametrize(
     ("name", "text", "options", "learning", "message"),
     [
-        ("a.txt", "short", {}, {}, "its 6 tokens are fewer than the 70 of one sample; give more text or shorten"),
+        ("a.txt", "short", {}, {},
+         "its 6 tokens are fewer than the 70 of one sample; give more text, raise data.max_bytes, or shorten"),
+        ("a.txt", f"{'a' * 400}\n\nb", {"sample_by": "paragraph"}, LEARNING | {"held_out": 0.5},
+         " are fewer than the 70 of one sample; give more text, raise data.max_bytes, change learning.held_out, or"),
         ("a.txt", "", {}, {}, "holds no text; choose by data.files or data.hub"),
-        ("a.txt", "long enough " * 50, {}, LEARNING, "has one document, and held-out text needs whole documents; set"),
+        ("a.txt", "long enough " * 50, {}, LEARNING,
+         "has one document, and held-out text needs whole documents; set data.sample_by=line or paragraph"),
         ("a.txt", "\n\n".join(f"{number:0100}" for number in range(10)), {"sample_by": "paragraph"}, LEARNING,
          "learning.evaluation_samples=2: the held-out data make 1 sample; ask for fewer, raise"),
         ("a.jsonl", '{"text": "a"}\n{"text":\n', {}, {}, "a.jsonl: line 2 is not JSON (Expecting value, column 1); "),
-        ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', {}, {}, "data.field=text: no such column in line 2 of a.jsonl; did"),
+        ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', {}, {}, "data.field=text: no such column in line 2 of {path}; did"),
         ("a.jsonl", "", {}, {}, "a.jsonl: is empty; give a file with one JSON object per line"),
         ("a.txt.gz", "no gzip", {}, {}, "a.txt.gz: cannot be read (Not a gzipped file"),
     ],
@@ -216,7 +220,7 @@ def test_unusable_files_are_refused_before_and_in_the_run(
     with pytest.raises(UserError) as during:
         batches(spec, 1)
         data.load_held_out("text").held_out_batches(spec, 0)
-    assert before == str(during.value) and message in before
+    assert before == str(during.value) and message.replace("{path}", str(path)) in before
 
 
 def test_only_the_run_reads_the_rest_of_a_large_file(
@@ -227,7 +231,7 @@ def test_only_the_run_reads_the_rest_of_a_large_file(
     for good in (4, 5):
         path.write_text('{"text": "good"}\n' * good + '{"txt": "bad"}')
         spec = make_spec("text", {"files": [str(path)]})
-        message = f"no such column in line {good + 1} of a.jsonl"
+        message = f"no such column in line {good + 1} of {path}"
         if good == 4:
             assert message in refusal(spec.data.options, spec)
         else:

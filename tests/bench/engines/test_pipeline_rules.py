@@ -34,9 +34,12 @@ def test_pipeline_parts_have_the_parameters_of_the_whole_model(model: str, stage
     assert count_part_elements(network, parts) == count_parameters(network)
 
 
-@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("model", [*SHAPES, "unscaled"])
 def test_pipeline_part_with_all_units_has_the_loss_and_gradients_of_the_model(model: str) -> None:
-    job = spec(model, "1f1b", 1)
+    job = spec("tied" if model == "unscaled" else model, "1f1b", 1)
+    if model == "unscaled":
+        shape = {**job.model.shape, "scaled_head": False}
+        job = job.model_copy(update={"model": job.model.model_copy(update={"shape": shape})})
     family = models.load_divided_builder(job.model.family)
     whole, part = family.build(job), family.build_part(job, parts_of(job)[0])
     for module in (whole, part):

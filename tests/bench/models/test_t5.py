@@ -12,12 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config, UMT5ForConditionalGeneration
+from transformers import (
+    MT5Config,
+    MT5ForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
 
+from bench.config import compose
 from bench.core.errors import UserError
 from bench.core.network import count_parameters, units
 from bench.core.spec import RunSpec
+from bench.engines.precision.update import whole
 from bench.models import t5
+from bench.models.checkpoint.tensors import load_weights
 from bench.models.t5.build import build, initialise
 from bench.predict.work import compute_recomputed_flops, compute_training_flops
 
@@ -333,6 +343,24 @@ def test_defaults_of_an_old_t5_config_are_ungated_relu_tied_head_and_equal_layer
     shape = t5.from_hugging_face(old)
     assert (shape.gated, shape.activation, shape.separate_head) == (False, "relu", False)
     assert shape.decoder_layers == 3
+
+
+@pytest.mark.parametrize("chunk", ["null", "5"])
+@pytest.mark.parametrize("theirs", [(T5Config, T5ForConditionalGeneration), (MT5Config, MT5ForConditionalGeneration)])
+def test_head_that_transformers_5_ties_is_tied_and_not_scaled(tmp_path: Path, theirs: Any, chunk: str) -> None:
+    """transformers 5 ties the head of a new model even if its config has tie_word_embeddings=false. Only the file of
+    weights shows it: it has no head."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 96}
+    rest = {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    theirs[1](theirs[0](**sizes, **rest)).save_pretrained(tmp_path)
+    words = ["model=hugging_face", f"model.checkpoint={tmp_path}", f"model.loss_chunk_tokens={chunk}", "machine=cpu"]
+    spec = compose.compose_request(compose.parse_single(words)).spec
+    assert (spec.model.shape["separate_head"], spec.model.shape["scaled_head"]) == (False, False)
+    ours = build(spec)
+    load_weights(ours, spec, whole, tmp_path, is_main=True)
+    expected = loss_of(theirs[1].from_pretrained(tmp_path).eval())
+    # there is no dropout, and a chunked head computes its loss only in training
+    assert loss_of(ours.train()).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
