@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     drawn."""
     from analysis.drawing import compose
     from analysis.drawing.svg import FORMATS, save
-    from analysis.figures import build_pictures, list_figures
+    from analysis.figures import list_figures, skipping
     from bench.core import terminal
     from bench.core.errors import UserError, suggest_nearest
 
@@ -43,18 +43,22 @@ def run(args: argparse.Namespace) -> int:
         follow("reading records")
         found = read_records(args.paths, follow)
     out = choose_out(args.out, _FIGURES, found)
-    pictures = {figure.name: picture for figure, picture in build_pictures(found)}
-    for figure in list_figures():
-        if figure.name in only and figure.name not in pictures:
-            print(f"not drawn: {figure.name}, which needs {figure.needs}", file=sys.stderr)
-    drawn = [name for name in pictures if name in only]
-    if not drawn:
+    figures = [figure for figure in list_figures() if figure.name in only]
+    pictures = {}
+    for figure in figures:
+        with skipping(figure):
+            if (picture := figure.build(found)).panels:
+                pictures[figure] = picture
+            else:
+                print(f"not drawn: {figure.name}, which needs {figure.needs}", file=sys.stderr)
+    if not pictures:
         raise UserError(" ".join(map(str, args.paths)), "no figure can be drawn from these runs", "give other runs")
     with reporting_unwritable(out):
         out.mkdir(parents=True, exist_ok=True)
-        for name in drawn:
-            for form in forms:
-                path = out / f"{name}.{form}"
-                path.write_bytes(save(compose(pictures[name]), form, name))
-                print(path)
+        for figure, picture in pictures.items():
+            with skipping(figure):
+                for form in forms:
+                    path = out / f"{figure.name}.{form}"
+                    path.write_bytes(save(compose(picture), form, figure.name))
+                    print(path)
     return 0

@@ -6,17 +6,20 @@ Each module of this folder holds the metrics of one kind. A new module adds colu
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args, get_type_hints
 
 from analysis.stats.intervals import Interval
 from bench.core import plugins
 from bench.core.errors import UserError
+from bench.core.installed_plugins import PluginError, guard, name_installed, warn_skipped
 from bench.core.record import RunRecord
 
 Better = Literal["more", "less", "neither"]
 
 
-class Metric(NamedTuple):
+@dataclass(frozen=True)
+class Metric:
     """A quantity that is computed from one record. `value` returns None if the record lacks the necessary data."""
 
     name: str
@@ -24,6 +27,13 @@ class Metric(NamedTuple):
     unit: str
     better: Better
     value: Callable[[RunRecord], float | None]
+
+    def __post_init__(self) -> None:
+        if self.better not in get_args(Better):
+            rule = f"must be one of {', '.join(get_args(Better))}"
+            raise UserError(f"metric {self.name}: better={self.better!r}", rule, "correct it")
+        if not isinstance(self.unit, str):
+            raise UserError(f"metric {self.name}: unit={self.unit!r}", "must be text", 'write "" for no unit')
 
     @property
     def whole(self) -> bool:
@@ -52,13 +62,42 @@ def build_interval_ends(
 
 @functools.cache
 def load_metrics() -> dict[str, Metric]:
-    """Return every metric by name. Raise UserError if two modules define the same name."""
+    """Return every metric by name. A broken metric of another package is skipped with a warning. Raise UserError if two
+    files of zeroscale define the same name."""
     found: dict[str, Metric] = {}
-    for file in plugins.list_names(plugins.METRIC):
-        for metric in plugins.load(plugins.METRIC, file).METRICS:
-            if metric.name in found:
-                raise UserError(
-                    f"metric {metric.name}", f"is defined in {file} and in another file", "rename one of the two"
-                )
-            found[metric.name] = metric
+    # Files of zeroscale come first, so that another package cannot replace their metrics.
+    files = sorted(plugins.load_all(plugins.METRIC), key=lambda named: name_installed("metric", named[0]) is not None)
+    for file, module in files:
+        owner = name_installed("metric", file)
+        for metric in module.METRICS:
+            try:
+                metric = _guard_metric(metric, owner) if owner else metric
+                if metric.name in found:
+                    rule = f"column {metric.name} is also defined in another file"
+                    raise (PluginError if owner else UserError)(
+                        owner or f"metric {file}", rule, "rename one of the two"
+                    )
+                found[metric.name] = metric
+            except PluginError as error:
+                warn_skipped(error.value, str(error))
     return dict(sorted(found.items()))
+
+
+def _guard_metric(metric: object, owner: str) -> Metric:
+    """Return a metric of another package whose value is None, with a warning, if it cannot be computed or has a wrong
+    type. `owner` is the plug-in's kind, name and package. Raise PluginError if it is not a Metric at all."""
+    if not isinstance(metric, Metric):
+        rule = f"METRICS contains {metric!r:.80}, which is not a Metric"
+        raise PluginError(owner, rule, "write METRICS = (Metric(…),) with the comma, or [Metric(…)]")
+    kind = int | None if metric.whole else float | int | None
+    checked = guard(metric.value, owner, "its function", kind)
+
+    def compute(record: RunRecord) -> float | None:
+        try:
+            return cast("float | None", checked(record))
+        except PluginError as error:
+            warn_skipped(f"column {metric.name}", str(error))
+            return None
+
+    compute.__annotations__["return"] = kind
+    return replace(metric, value=compute)

@@ -28,7 +28,7 @@ from analysis.reading import rows
 from analysis.reading.extraction import Follow, extract
 from analysis.reading.rows import CHANGED, FILE, SIZE, TRACES, RecordFile, RecordRows
 from analysis.reading.walk import FolderTree, is_unchanged, walk
-from bench.core import plugins
+from bench.core import installed_plugins
 from bench.core.files import get_cache_folder
 from bench.core.store import write_atomically
 
@@ -84,7 +84,8 @@ def read_folder(root: Path, follow: Follow) -> FolderRows:
     tree = walk(root)
     table, skipped = _build_table(root, tree, kept, follow)
     found = rows.split_table(table.take(rows.sort_places(table)))
-    if len(tree.files) >= LEAST:
+    # Rows in which a broken plug-in left cells empty are not cached, so that the next command repeats the warning.
+    if len(tree.files) >= LEAST and not installed_plugins.warned:
         _write_cache(root, found, tree, list(skipped))
     return FolderRows(found, skipped | tree.closed, tree.unfinished)
 
@@ -179,7 +180,7 @@ def _formulas() -> str:
     for folder, patterns in _FORMULAS.items():
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
             digest.update(path.read_bytes())
-    for kind in (plugins.METRIC, plugins.FAMILY, plugins.ENGINE):
-        for path in plugins.list_installed_files(kind):
+    for kind in ("metric", "family", "engine"):
+        for path in installed_plugins.list_installed_files(kind):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -22,12 +22,13 @@ from analysis.columns import Column, list_all_columns
 from analysis.observed import get_window
 from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
 from analysis.stats.intervals import prepare_windows
+from bench.core.installed_plugins import warn_skipped, warned
 from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
 _BATCH = 500  # maximum number of records in memory as Python objects
 _SHARE = 500  # minimum number of records per process; reading fewer is faster than starting a process
-_FILES, _SKIPPED = b"files", b"skipped"
+_FILES, _SKIPPED, _WARNED = b"files", b"skipped", b"warned"
 _UNFIT = (ValueError, OverflowError)  # raised by Arrow for values that a column cannot hold
 
 
@@ -44,11 +45,13 @@ class ExtractedRows(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason."""
+    """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason. `warned` are the
+    warnings of this process so far about skipped plug-ins."""
 
     files: int
     rows: pa.RecordBatch
     skipped: dict[str, str]
+    warned: dict[str, str]
 
 
 def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
@@ -90,7 +93,9 @@ def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> Iterator[
         with process.stdin:
             process.stdin.write(json.dumps([str(root.absolute()), files]).encode())
         for rows, about in pa.ipc.open_stream(process.stdout).iter_batches_with_custom_metadata():
-            batch = _Batch(int(about[_FILES]), rows, json.loads(about[_SKIPPED]))
+            batch = _Batch(int(about[_FILES]), rows, json.loads(about[_SKIPPED]), json.loads(about[_WARNED]))
+            for plugin, why in batch.warned.items():
+                warn_skipped(plugin, why)
             yield batch
             done += batch.files
     if process.returncode == -signal.SIGINT:
@@ -105,7 +110,7 @@ def _extract_here(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
         records = [(file, found) for file in some if (found := _read_record(root, file, skipped))]
         prepare_windows(timed.step_s for _, record in records if (timed := get_window(record)))
         rows = [result for one in records if (result := _try_build_row(*one, known, skipped))]
-        yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped)
+        yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped, warned)
 
 
 def _read_record(root: Path, file: RecordFile, skipped: dict[str, str]) -> RunRecord | None:
@@ -149,4 +154,5 @@ def main() -> None:
     root, files = json.load(sys.stdin)
     with pa.ipc.new_stream(sys.stdout.buffer, build_schema()) as stream:
         for batch in _extract_here(Path(root), [RecordFile(*file) for file in files]):
-            stream.write_batch(batch.rows, {_FILES: str(batch.files), _SKIPPED: json.dumps(batch.skipped)})
+            about = {_SKIPPED: json.dumps(batch.skipped), _WARNED: json.dumps(batch.warned)}
+            stream.write_batch(batch.rows, {_FILES: str(batch.files), **about})

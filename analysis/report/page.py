@@ -15,7 +15,7 @@ from analysis.answer import describe_answer
 from analysis.columns import list_columns
 from analysis.drawing import Picture
 from analysis.drawing.svg import Describe, render_key, render_panel
-from analysis.figures import list_figures
+from analysis.figures import list_figures, skipping
 from analysis.flags import FLAGS, NOTES, Flag
 from analysis.formats import load_template
 from analysis.questions import describe_choice, describe_protocol, format_ranks
@@ -104,9 +104,10 @@ def render_page(
     # Figures take most of the time, so progress is counted in figures.
     for number, figure in enumerate(listed):
         follow(f"figures, {number} of {len(listed)}", number / len(listed))
-        if (picture := figure.build(found.results)).panels:
-            alt = f"{figure.alt} The tables hold the numbers."
-            drawn.append(render_figure(figure.name, figure.title, alt, picture, tips, styles))
+        with skipping(figure):
+            if (picture := figure.build(found.results)).panels:
+                alt = f"{figure.alt} The tables hold the numbers."
+                drawn.append(render_figure(figure.name, figure.title, alt, picture, tips, styles))
     follow("the page", None)
     shown = [table for table in _build_tables(found, runs, configurations, page_facets) if table.groups]
     folds = draw_folds(drawn)

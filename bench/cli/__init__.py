@@ -10,6 +10,7 @@ import gc
 import importlib
 import importlib.metadata
 import itertools
+import logging
 import re
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from bench.core import installed_plugins
 from bench.core.errors import Interrupted, UserError, suggest_nearest
 
 _WRONG_TYPE = re.compile(r"argument (?P<option>\S+): invalid (?P<type>int|float) value: '(?P<value>.*)'", re.DOTALL)
@@ -119,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Remove -v before argparse runs: it also applies to parser errors, and may stand before or after the verb.
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
+    if verbose:
+        logging.getLogger(installed_plugins.__name__).setLevel(logging.DEBUG)
     try:
         if not words or words[0] in ("-h", "--help"):
             print(_format_help())

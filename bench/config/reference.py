@@ -56,10 +56,9 @@ def list_sections() -> Iterator[KeySection]:
         yield from _list_group(name, PLUGIN_GROUPS[name])
     yield KeySection("adapter", "", tuple(list_keys(AdapterSpec, "adapter")))
     yield KeySection("machine", "", tuple(list_keys(Machine, "machine")))
-    for name in plugins.list_names(plugins.LAUNCHER):
+    for name, launcher in plugins.load_all(plugins.LAUNCHER):
         said = read_plugin_comments("launcher", name)
-        options = PLUGIN_GROUPS["launcher"].load_options(name)
-        yield KeySection("launcher", name, tuple(list_keys(options, "launcher", said=said)))
+        yield KeySection("launcher", name, tuple(list_keys(launcher.Options, "launcher", said=said)))
     yield KeySection("study", "", tuple(list_keys(Study)))
 
 
@@ -92,8 +91,8 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
     files = find_group_files(name) if name == "engine" else {}
     presets = {file: yaml.safe_load(path.read_text(encoding="utf-8")) for file, path in files.items()}
     yield KeySection(name, "", tuple(list_keys(group.spec, name, skip={group.holder}, said=said)))
-    for plugin in plugins.list_names(group.kind):
-        found = list_keys(group.load_options(plugin), group.prefix, said=read_plugin_comments(name, plugin))
+    for plugin, module in plugins.load_all(group.kind):
+        found = list_keys(getattr(module, group.part), group.prefix, said=read_plugin_comments(name, plugin))
         chosen = {file: plain for file, plain in presets.items() if plain.get(group.names) == plugin}
         yield KeySection(name, plugin, tuple(_add_presets(key, chosen) for key in found))
 
@@ -248,9 +247,9 @@ def _build_plugin_group(name: str, group: PluginGroup) -> Schema:
     properties = _inline(group.spec)["properties"] if group.spec else {}
     properties |= {group.names: {"enum": [*plugins.list_names(group.kind), None]}}
     inner: Schema = {}
-    for plugin in plugins.list_names(group.kind):
+    for plugin, module in plugins.load_all(group.kind):
         said = read_plugin_comments(name, plugin)
-        found = _inline(group.load_options(plugin))["properties"]
+        found = _inline(getattr(module, group.part))["properties"]
         for key, part in found.items():
             meaning = said.get(f"{name}.{key}", part.get("description", ""))
             inner[key] = _unite(inner.get(key), _describe(part, meaning))

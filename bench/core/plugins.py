@@ -1,17 +1,16 @@
 """Plug-ins: the Protocol of each kind, and a loader that imports a plug-in by the name in a config.
 
-A plug-in is a file or folder in the package of its kind. It can also be a module of an installed package, which
-declares the module as an entry point of the group `zeroscale.<kind>`. There is no registration. A plug-in is imported
-only when it is loaded.
+A plug-in is a file or folder in the package of its kind, or a module of an installed package
+(`bench.core.installed_plugins`). There is no registration. A plug-in is imported only when it is loaded.
 """
 
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +23,14 @@ from pydantic import BaseModel
 
 from bench.core.engine_facts import EngineFacts
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.installed_plugins import (
+    PluginError,
+    build_guarded,
+    find_entries,
+    get_package,
+    name_installed,
+    warn_skipped,
+)
 from bench.core.network import Part, Stacks, TokenKind
 from bench.core.record import Limits
 from bench.core.scheduling import ClusterLimits, JobSetup, JobState, LaunchPlan, SchedulingOptions, Work
@@ -36,8 +43,6 @@ if TYPE_CHECKING:
     from bench.models.checkpoint.tensors import StoredForm
 
 Plugin = TypeVar("Plugin")
-GROUP = "zeroscale"
-"""Prefix of entry point groups: plug-ins of the kind `engine` are declared in the group `zeroscale.engine`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Kind(Generic[Plugin]):
 
 def list_names(kind: Kind[Any]) -> list[str]:
     """Return the names of all plug-ins of a kind, sorted. Plug-ins of installed packages are included."""
-    return sorted({*_list_shipped(kind), *_list_installed(kind.name)})
+    return sorted({*_list_shipped(kind), *find_entries(kind.name)})
 
 
 def load(kind: Kind[Plugin], name: str) -> Plugin:
@@ -76,37 +81,59 @@ def list_usable(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
             yield name, load(kind, name)
 
 
+def load_all(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
+    """Yield the name and module of every plug-in of a kind. A broken plug-in of another package is skipped with a
+    warning. Raise UserError for a broken plug-in of zeroscale."""
+    for name in list_names(kind):
+        try:
+            yield name, load(kind, name)
+        except PluginError as error:
+            warn_skipped(name_installed(kind.name, name) or name, str(error))
+            if name in _list_shipped(kind):  # another package has a plug-in of the same name
+                yield name, cast(Plugin, _import_shipped(kind, name))
+
+
 @functools.cache  # readers of many records load the same plug-in for each record
 def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
-    """Import the module that defines a plug-in's members, and check that it defines all of them."""
-    # Without this check, a missing member would fail in the middle of a run.
-    module = _import_module(kind, name)
-    if missing := [member for member in kind.members if not hasattr(module, member)]:
-        rule = f"{module.__name__} does not define {', '.join(missing)}"
-        raise UserError(f"{kind.key}={name}", rule, f"see {kind.protocol.__name__} in bench/core/plugins.py")
-    return module
+    """Import the module that defines a plug-in's members. Functions of a plug-in of another package are guarded
+    (`build_guarded`), except those of builders: the type of their exceptions decides the outcome of a run."""
+    entries = find_entries(kind.name).get(name, [])
+    if not entries:
+        return _import_shipped(kind, name)
+    owners = [kind.package] * (name in _list_shipped(kind)) + [f"package {get_package(entry)}" for entry in entries]
+    if len(owners) > 1:
+        rule = f"{' and '.join(owners)} have a plug-in of this name"
+        raise PluginError(f"{kind.key}={name}", rule, "rename the plug-in, or remove one of the packages")
+    module = _import_module(kind, name, entries[0].module, f"repair or remove the {owners[0]}", PluginError)
+    return module if kind.part else build_guarded(module, f"{kind.name} {name} of {owners[0]}", kind.protocol)
 
 
-def _import_module(kind: Kind[Any], name: str) -> ModuleType:
-    """Import the module that defines a plug-in's members. Raise UserError if the plug-in does not exist or the import
-    fails."""
-    entry, part = _list_installed(kind.name).get(name), f".{kind.part}" if kind.part else ""
-    if name in _list_shipped(kind):
-        if entry:
-            rule = f"both {kind.package} and the installed plug-in {entry.value} have this name"
-            raise UserError(f"{kind.key}={name}", rule, "rename the installed plug-in")
-        path, remedy = f"{kind.package}.{name}{part}", f"repair or remove {kind.package.replace('.', '/')}/{name}"
-    elif entry:
-        distribution = entry.dist.name if entry.dist else entry.module
-        path, remedy = entry.module + part, f"repair or remove the package {distribution}"
-    else:
-        rule = f"no such file in {kind.package.replace('.', '/')}"
-        raise UserError(f"{kind.key}={name}", rule, suggest_nearest(name, list_names(kind)))
+def _import_shipped(kind: Kind[Any], name: str) -> ModuleType:
+    """Import the module of a plug-in in the package of its kind. Raise UserError if the plug-in does not exist."""
+    folder = kind.package.replace(".", "/")
+    if name not in _list_shipped(kind):
+        raise UserError(f"{kind.key}={name}", f"no such file in {folder}", suggest_nearest(name, list_names(kind)))
+    return _import_module(kind, name, f"{kind.package}.{name}", f"repair or remove {folder}/{name}", UserError)
+
+
+def _import_module(kind: Kind[Any], name: str, path: str, remedy: str, refusal: type[UserError]) -> ModuleType:
+    """Import the module at `path`, or its submodule `kind.part`. Raise a `refusal` if the import fails, or if the
+    module lacks a member of its kind, which would otherwise fail in the middle of a run."""
+    owner = path = f"{path}.{kind.part}" if kind.part else path
     try:
-        return importlib.import_module(path)
+        module = importlib.import_module(path)
+        missing = [member for member in kind.members if not hasattr(module, member)]
     except Exception as error:  # an added plug-in may fail in any way
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UserError(f"{kind.key}={name}", f"{path} cannot be imported ({why})", remedy) from error
+        # A plug-in's `__init__` imports its members from other files of the plug-in.
+        absent = re.match(r"ImportError: cannot import name '(\w+)' from '([\w.]+)'", why)
+        if not absent or absent[1] not in kind.members or not absent[2].startswith(path):
+            raise refusal(f"{kind.key}={name}", f"{path} cannot be imported ({why})", remedy) from error
+        owner, missing = absent[2], [absent[1]]
+    if missing:
+        remedy = f"see {kind.protocol.__name__} in bench/core/plugins.py"
+        raise refusal(f"{kind.key}={name}", f"{owner} does not define {', '.join(missing)}", remedy)
+    return module
 
 
 @functools.cache
@@ -120,26 +147,6 @@ def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
         return not module.ispkg or kind.marker is None or kind.marker in {one.name for one in inside}
 
     return frozenset(module.name for module in pkgutil.iter_modules(places) if is_plugin(module))
-
-
-@functools.cache
-def _list_installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of a kind in all installed packages, by plug-in name."""
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"{GROUP}.{kind}")}
-
-
-def list_installed_files(kind: Kind[Any]) -> list[Path]:
-    """Return the Python files of all installed packages that declare plug-ins of a kind, sorted, without importing
-    them."""
-    roots = {entry.module.partition(".")[0] for entry in _list_installed(kind.name).values()}
-    found: set[Path] = set()
-    # The files are hashed for a cache key, which must change with any code of a package.
-    for spec in filter(None, map(importlib.util.find_spec, roots)):
-        for folder in spec.submodule_search_locations or ():
-            found.update(Path(folder).rglob("*.py"))
-        if spec.origin and spec.submodule_search_locations is None:
-            found.add(Path(spec.origin))
-    return sorted(found)
 
 
 class EnginePlugin(Protocol):

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from bench.core import plugins
 from bench.core.engine_facts import EngineFacts, Layout
 from bench.core.errors import UserError
+from bench.core.installed_plugins import PluginError, warn_skipped
 from bench.core.plugins import EngineBuilder, EnginePlugin
 from bench.core.record import TimedPass
 from bench.core.spec import Frozen, Parallel, RunSpec
@@ -203,8 +204,12 @@ def check_adapter(spec: RunSpec) -> None:
 
 def find_facts(spec: RunSpec) -> EngineFacts | None:
     """Return the facts about the engine of a recorded spec; None if the engine or one of its options no longer
-    exists."""
+    exists. For a broken engine of another package, log a warning and return None."""
     try:
         return facts(spec)
+    except PluginError as error:
+        if not isinstance(error.__cause__, ValidationError):  # an option that no longer exists
+            warn_skipped(error.value, str(error))
     except (UserError, ValueError):
-        return None
+        pass
+    return None

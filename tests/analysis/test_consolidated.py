@@ -17,7 +17,7 @@ from records import failed, plain, run, save, spec, steps
 from analysis import results
 from analysis.reading import consolidated, extraction, walk
 from analysis.results import Results
-from bench.core import plugins, store
+from bench.core import installed_plugins, store
 
 cache_path = consolidated._build_cache_path
 
@@ -240,7 +240,7 @@ def test_changed_installed_metric_invalidates_the_cache(
 ) -> None:
     metric = tmp_path / "their_metric.py"
     metric.write_text("FACTOR = 1")
-    monkeypatch.setattr(plugins, "list_installed_files", lambda kind: [metric] if kind is plugins.METRIC else [])
+    monkeypatch.setattr(installed_plugins, "list_installed_files", lambda kind: [metric] if kind == "metric" else [])
     results.read([runs])
     opened.clear()
     results.read([runs])

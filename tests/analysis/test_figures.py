@@ -9,7 +9,9 @@ from analysis import figures
 from analysis.drawing import COLOURS, MARKERS, assign_looks, choose_looks, compose, shorten_names
 from analysis.drawing.curves import MAX_CURVES
 from analysis.drawing.svg import save
+from analysis.figures import throughput
 from bench.cli import main
+from tests.bench.installed_packages import Install, forget
 
 RUNS = [*(run(spec("ddp", nodes=nodes)) for nodes in (1, 2)), run(), failed("oom", spec("zero3"))]
 
@@ -114,6 +116,44 @@ def test_figures_without_data_are_named_with_the_runs_that_they_need(
     assert [line.partition(", ")[0] for line in lines] == ["not drawn: loss_curves", "not drawn: search"]
     assert "no figure can be drawn from these runs" in error
     assert not list((tmp_path / "out").iterdir())
+
+
+FIGURE = """
+from analysis.drawing import Panel, Picture
+TITLE, PLACE, ALT, NEEDS = "Theirs", 1, "Nothing.", "runs"
+def draw(axes): DRAW
+def picture(results): return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    ("draw", "result", "why"),
+    [
+        ("1 / 0", "Picture([Panel(title=['a'], draw=draw)])", "draw failed: ZeroDivisionError: division by zero"),
+        ("pass", "1 / 0", "picture failed: ZeroDivisionError: division by zero"),
+        ("pass", "None", "picture returned None, which is not a Picture"),
+    ],
+)
+def test_broken_figure_of_a_package_is_skipped_with_a_warning(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture, draw: str, result: str, why: str
+) -> None:
+    install("zeroscale.figure", "theirs = their_figure", FIGURE.replace("DRAW", draw).replace("RESULT", result))
+    folder = str(save_runs(tmp_path / "runs", *RUNS))
+    words = ["figures", folder, "--format", "svg", "--only", "memory,theirs", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["memory.svg"]
+    (message,) = caplog.messages
+    assert message.startswith(f"figure theirs of package somebodys-package skipped: {why}")
+    caplog.clear()
+    forget()
+    assert main(["report", folder, "--out", str(tmp_path / "report")]) == 0
+    assert message in caplog.messages and (tmp_path / "report" / "report.html").is_file()
+
+
+def test_broken_figure_of_zeroscale_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "picture", lambda results: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(figures.build_pictures(results(run())))
 
 
 def test_help_has_each_example_on_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from bench.core import plugins
 from bench.core.record import Evaluation, Link, Outcome
 from bench.core.spec import RunSpec
 from bench.predict.work import compute_flops_per_step
+from tests.bench.installed_packages import Install
 
 ISSUE = [
     "config_id", "environment_id", "device", "machine", "allocation", "repeat", "attempt", "study", "model",
@@ -265,6 +266,13 @@ def test_column_types_represent_missing_values() -> None:
     assert not (numbers <= 0).any().any(), "an unknown value is never 0 or -1"
 
 
+METRIC = """
+from analysis.metrics import Metric
+def compute(record) BODY
+METRICS = (Metric("theirs", "a quantity", "s", "more", compute),)
+"""
+
+
 def test_metric_in_a_new_file_adds_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "losses.py").write_text(
         "from analysis.metrics import Metric\n"
@@ -281,6 +289,45 @@ def test_metric_in_a_new_file_adds_a_column(tmp_path: Path, monkeypatch: pytest.
     assert list(table.columns) == [*ISSUE[:-3], "loss_at_end", *ISSUE[-3:]]
     assert table.loss_at_end[0] == 4.0
     assert pd.isna(table.loss_at_end[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("-> float | None: return 'many'", "its function returned 'many', which is not of the type float | int | None"),
+        ("-> int | None: return 2.5", "its function returned 2.5, which is not of the type int | None"),
+        ("-> int | None: return 1 // 0", "its function failed: ZeroDivisionError: integer division or modulo by zero"),
+    ],
+)
+def test_cells_of_a_broken_metric_of_a_package_are_empty_with_a_warning(
+    install: Install, caplog: pytest.LogCaptureFixture, body: str, why: str
+) -> None:
+    install("zeroscale.metric", "theirs = their_metric", METRIC.replace("BODY", body))
+    table = run_table([run(), run(spec("zero3"))])
+    assert table["theirs"].isna().all() and table["step_s"].notna().all()
+    (message,) = caplog.messages
+    assert message.startswith(f"column theirs skipped: metric theirs of package somebodys-package: {why}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"more"', '"higher"', "better='higher': must be one of more, less, neither"),
+        ('"s"', "7", "unit=7: must be text"),
+        ("),)", "))", "METRICS is Metric"),
+        ('"theirs"', '"step_s"', "column step_s is also defined in another file"),
+    ],
+)
+def test_wrong_metric_of_a_package_is_skipped_with_a_warning(
+    install: Install, caplog: pytest.LogCaptureFixture, old: str, new: str, why: str
+) -> None:
+    text = METRIC.replace("BODY", "-> float | None: return 1.0")
+    install("zeroscale.metric", "theirs = their_metric", text.replace(old, new))
+    (seconds,) = run_table([run()])["step_s"]
+    assert seconds != 1.0
+    (message,) = caplog.messages
+    assert message.startswith("metric theirs of package somebodys-package skipped: ")
+    assert why in message
 
 
 def _forget_metrics() -> None:

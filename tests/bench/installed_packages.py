@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.core import plugins
+from bench.core import installed_plugins, plugins
 
 Install = Callable[[str, str, str], None]
 """Function that installs a package of one module with an entry point. Its arguments are the entry point's group, the
@@ -35,5 +35,6 @@ def installing(folder: Path) -> Iterator[Install]:
 def forget() -> None:
     """Clear the caches in which plug-ins are looked up. After this, the next lookup finds packages that were added, and
     no longer finds packages that were removed."""
-    plugins._list_installed.cache_clear()
+    installed_plugins.find_entries.cache_clear()
+    installed_plugins.warned.clear()
     plugins._import_complete.cache_clear()
