@@ -109,7 +109,7 @@ def guard(function: Callable[..., Any], plugin: str, task: str, result: Any = An
     return call
 
 
-def build_guarded(module: types.ModuleType, plugin: str, protocol: type[object]) -> types.ModuleType:
+def guard_all(module: types.ModuleType, plugin: str, protocol: type[object]) -> types.ModuleType:
     """Return a copy of a plug-in's module whose functions are guarded. Raise PluginError if a member of `protocol` that
     is not a function has a wrong type. `plugin` is the plug-in's kind, name and package."""
     known = {name: member for base in reversed(protocol.__mro__) for name, member in vars(base).items()}

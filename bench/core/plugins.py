@@ -23,14 +23,7 @@ from pydantic import BaseModel
 
 from bench.core.engine_facts import EngineFacts
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.installed_plugins import (
-    PluginError,
-    build_guarded,
-    find_entries,
-    get_package,
-    name_installed,
-    warn_skipped,
-)
+from bench.core.installed_plugins import PluginError, find_entries, get_package, guard_all, name_installed, warn_skipped
 from bench.core.network import Part, Stacks, TokenKind
 from bench.core.record import Limits
 from bench.core.scheduling import ClusterLimits, JobSetup, JobState, LaunchPlan, SchedulingOptions, Work
@@ -96,7 +89,7 @@ def load_all(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
 @functools.cache  # readers of many records load the same plug-in for each record
 def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
     """Import the module that defines a plug-in's members. Functions of a plug-in of another package are guarded
-    (`build_guarded`), except those of builders: the type of their exceptions decides the outcome of a run."""
+    (`guard_all`), except those of builders: the type of their exceptions decides the outcome of a run."""
     entries = find_entries(kind.name).get(name, [])
     if not entries:
         return _import_shipped(kind, name)
@@ -105,7 +98,7 @@ def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
         rule = f"{' and '.join(owners)} have a plug-in of this name"
         raise PluginError(f"{kind.key}={name}", rule, "rename the plug-in, or remove one of the packages")
     module = _import_module(kind, name, entries[0].module, f"repair or remove the {owners[0]}", PluginError)
-    return module if kind.part else build_guarded(module, f"{kind.name} {name} of {owners[0]}", kind.protocol)
+    return module if kind.part else guard_all(module, f"{kind.name} {name} of {owners[0]}", kind.protocol)
 
 
 def _import_shipped(kind: Kind[Any], name: str) -> ModuleType:
