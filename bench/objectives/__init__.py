@@ -5,6 +5,7 @@ The members of such a file are those of `bench.core.plugins.ObjectivePlugin`. Th
 """
 
 from bench.core import plugins
+from bench.core.errors import UserError, suggest_nearest
 from bench.core.plugins import ObjectivePlugin
 from bench.core.spec import OBJECTIVE, RunSpec
 
@@ -13,8 +14,20 @@ CAUSAL = "causal_lm"
 
 
 def load(objective: str) -> ObjectivePlugin:
-    """Return the objective with this name. Raise UserError if there is no such objective."""
-    return plugins.load(plugins.OBJECTIVE, objective)
+    """Return the objective with this name. Raise UserError if there is no such objective, or if it has wrong values."""
+    plugin = plugins.load(plugins.OBJECTIVE, objective)
+    value = f"objective={objective}"
+    if plugin.REDUCTION not in ("mean", "sum"):
+        raise UserError(value, f"its REDUCTION is {plugin.REDUCTION!r}", 'set REDUCTION = "mean" or "sum"')
+    for kind in plugin.KINDS:
+        for argument, share in kind.hidden.items():
+            if argument not in kind.arguments:
+                rule = f"its kind {kind.name} hides {argument!r}, which is not one of its arguments"
+                raise UserError(value, rule, suggest_nearest(argument, kind.arguments))
+            if not 0 <= share < 1:
+                rule = f"its kind {kind.name} hides a share of {share:g} of {argument}"
+                raise UserError(value, rule, "give a share of at least 0 and less than 1")
+    return plugin
 
 
 def usual(kinds: tuple[str, ...]) -> str | None:
@@ -26,7 +39,8 @@ def usual(kinds: tuple[str, ...]) -> str | None:
 
 def list_matching(kinds: tuple[str, ...]) -> list[str]:
     """Return the names of the objectives whose samples have exactly these kinds of tokens."""
-    return [name for name, _ in plugins.list_usable(plugins.OBJECTIVE) if list_kinds(name) == kinds]
+    usable = plugins.list_usable(plugins.OBJECTIVE)
+    return [name for name, objective in usable if tuple(kind.name for kind in objective.KINDS) == kinds]
 
 
 def weighs_targets(spec: RunSpec) -> bool:

@@ -1,11 +1,13 @@
 """Tests of training objectives, such as causal language modelling: how a user selects an objective, and which
 micro-batches it makes."""
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from installed_packages import Install
 
 from bench import data, objectives
 from bench.config import compose
@@ -206,3 +208,30 @@ def test_padding_of_unpacked_causal_text_has_no_loss(tmp_path: Path) -> None:
     assert sorted(tensors["labels"].tolist()) == [[*words[:3], 1, -100, -100], [*words, 1]]
     assert tensors.keys() == {"input_ids", "labels"}, "padding comes last: nothing real looks at it"
     assert padding == {"tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reduction", "message"),
+    [
+        (
+            'hidden={"label": 0.5}',
+            "mean",
+            "its kind tokens hides 'label', which is not one of its arguments; did you mean",
+        ),
+        ('hidden={"labels": 1.0}', "mean", "its kind tokens hides a share of 1 of labels"),
+        ('hidden={"labels": -0.1}', "mean", "its kind tokens hides a share of -0.1 of labels"),
+        ("hidden={}", "median", "REDUCTION is 'median'"),
+    ],
+)
+def test_wrong_values_of_an_objective_are_refused_before_a_run(
+    install: Install, kinds: str, reduction: str, message: str
+) -> None:
+    text = f"""
+from bench.core.network import IGNORED, PAD, TokenKind
+KINDS = (TokenKind("tokens", 64, {{"input_ids": PAD, "labels": IGNORED}}, {kinds}),)
+REDUCTION = "{reduction}"
+"""
+    install("zeroscale.objective", "theirs = their_objective", text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        objectives.load("theirs")
+    assert objectives.list_matching(("tokens",)), "other objectives are not affected"
