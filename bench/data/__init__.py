@@ -16,7 +16,7 @@ micro-batches.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -195,6 +195,35 @@ def check_once(spec: RunSpec, stamps: object, options: object, check: Callable[[
 
 _CHECKED = set[str]()
 """Keys of the data that `check_once` has accepted in this process."""
+
+
+def check_stream(batches: Iterator[MicroBatch], spec: RunSpec) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a data source. Raise UserError if the first does not fit the objective and the model,
+    or if the stream ends."""
+    for number, batch in enumerate(batches):
+        if number == 0:
+            _check_batch(batch, spec)
+        yield batch
+    raise UserError(f"data={spec.data.name}", "its stream of micro-batches ended", "make the stream endless")
+
+
+def _check_batch(batch: MicroBatch, spec: RunSpec) -> None:
+    value, size = f"data={spec.data.name}", vocabulary(spec)
+    for kind in plugins.load(plugins.OBJECTIVE, spec.objective).KINDS:
+        shape = spec.batch.micro, spec.sequence[kind.name]
+        for argument, filler in kind.arguments.items():
+            if (tokens := batch.tensors.get(argument)) is None:
+                rule = f"its micro-batches lack {argument}, an argument of objective={spec.objective}"
+                raise UserError(value, rule, f"they have {', '.join(batch.tensors)}")
+            if tuple(tokens.shape) != shape or str(tokens.dtype) != "torch.int64":
+                rule = f"{argument} has shape {tuple(tokens.shape)} and type {tokens.dtype}"
+                raise UserError(value, rule, f"give shape {shape} (samples, tokens) and type torch.int64")
+            ids = tokens[tokens != filler]
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                rule = f"{argument} has token ids from {int(ids.min())} to {int(ids.max())}"
+                raise UserError(
+                    value, rule, f"give ids from 0 to {size - 1}, the vocabulary of model={spec.model.name}"
+                )
 
 
 def vocabulary(spec: RunSpec) -> int:

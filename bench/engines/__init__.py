@@ -140,7 +140,12 @@ def list_buffers(module: "Module") -> "Iterator[tuple[str, Tensor]]":
 
 
 def check_members(engine: object, spec: RunSpec) -> None:
-    """Raise UserError if the engine that was built for `spec` lacks a method that its `facts` declare."""
+    """Raise UserError if the engine that was built for `spec` lacks a method of `Engine`, or a method that its `facts`
+    declare."""
+    required = sorted(name for name in vars(Engine) if not name.startswith("_"))
+    if missing := [name for name in required if not hasattr(engine, name)]:
+        rule = f"build returned {type(engine).__name__}, which does not define {', '.join(missing)}"
+        raise UserError(f"engine.backend={spec.engine.backend}", rule, "see Engine in bench/engines/__init__.py")
     if missing := sorted(name for name in facts(spec).members if not hasattr(engine, name)):
         rule = f"facts.py lists {', '.join(missing)}, but {type(engine).__name__} does not define it"
         raise UserError(f"engine.backend={spec.engine.backend}", rule, "define it, or remove it from facts.members")

@@ -217,9 +217,10 @@ class RankWorker:
             if spec.learning.quality:
                 self.prompts = data.load_prompts(spec.data.source).held_out_prompts(spec, place)
             first = self.saved.steps * spec.accumulation if self.saved else 0
-            self.batches = with_held_out.micro_batches(spec, place, first)
+            batches = with_held_out.micro_batches(spec, place, first)
         else:
-            self.batches = source.micro_batches(spec, place)
+            batches = source.micro_batches(spec, place)
+        self.batches = batches if self.circumstance.shapes_only else data.check_stream(batches, spec)
         self.data_facts = source.describe(spec) if self.peers.is_main else {}
 
     def build_module(self) -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from bench import objectives
+from bench.core.errors import UserError
 from bench.core.network import PAD, TokenKind
 from bench.core.spec import RunSpec
 from bench.data import MicroBatch, PromptBatch, Row
@@ -48,7 +49,7 @@ class _MicroBatches(Dataset[MicroBatch]):
         micro, sequence = self.spec.batch.micro, self.spec.sequence
         # The samples of micro-batch `number` on all ranks are consecutive in the stream.
         first = (number * self.spec.data_parallel + self.data_rank) * micro
-        rows = list(zip(*map(self.samples, range(first, first + micro)), strict=True))
+        rows = list(zip(*map(self._get_sample, range(first, first + micro)), strict=True))
         tensors, masks, padding = {}, {}, {}
         eos = getattr(self.samples, "eos", None)  # only streams that pack documents into samples have `eos`
         for kind, given in zip(self.kinds, rows, strict=True):
@@ -67,6 +68,21 @@ class _MicroBatches(Dataset[MicroBatch]):
                 masks[kind.mask] = _fill_rows([np.ones_like(row) for row in of_kind], length, 0)
             padding[kind.name] = micro * length - sum(map(len, of_kind))
         return MicroBatch(tensors | masks, padding)
+
+    def _get_sample(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
+        """Return a sample. Raise UserError if it does not fit the objective."""
+        sample, value = self.samples(index), f"data={self.spec.data.name}"
+        if len(sample) != len(self.kinds):
+            rule = f"sample {index} has {len(sample)} rows"
+            raise UserError(
+                value, rule, f"give a row for each kind of tokens: {', '.join(one.name for one in self.kinds)}"
+            )
+        for kind, row in zip(self.kinds, sample, strict=True):
+            found = len(row.tokens if isinstance(row, Row) else row)
+            if found > (most := self.spec.sequence[kind.name]):
+                rule = f"sample {index} has {found} {kind.name} tokens"
+                raise UserError(value, rule, f"give at most sequence.{kind.name}={most} tokens")
+        return sample
 
 
 def micro_batches(samples: SampleStream, spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[MicroBatch]:

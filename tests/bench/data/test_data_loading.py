@@ -2,6 +2,7 @@
 Each sample consists of its own index, so that a batch shows which samples it contains."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,44 @@ def test_padding_is_masked_and_counted(make_spec: MakeSpec) -> None:
     assert {tensor.dtype for tensor in tensors.values()} == {torch.int64}
     assert padding["encoder"] == 4 * 8 - (1 + 2 + 3 + 4) == int((tensors["attention_mask"] == 0).sum())
     assert padding["decoder"] == 4 * 4 - (1 + 2 + 3 + 1) == int((tensors["labels"] == -100).sum())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((np.ones(9),), "data=synthetic: sample 0 has 1 rows; give a row for each kind of tokens: encoder, decoder"),
+        ((np.ones(9), np.ones(2)), "sample 0 has 9 encoder tokens; give at most sequence.encoder=8 tokens"),
+    ],
+)
+def test_sample_that_does_not_fit_the_objective_is_refused(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, rows: tuple[np.ndarray, ...], message: str
+) -> None:
+    monkeypatch.setattr(Indices, "__call__", lambda self, index: rows)
+    spec = make_spec(sequence={"encoder": 8, "decoder": 4})
+    with pytest.raises(UserError, match=re.escape(message)):
+        next(loader.micro_batches(Indices(), spec, 0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, "its stream of micro-batches ended; make the stream endless"),
+        ({"labels": None}, "its micro-batches lack labels, an argument of objective=span_corruption"),
+        ({"labels": torch.ones(2, 5, dtype=torch.int64)}, "labels has shape (2, 5) and type torch.int64; give"),
+        ({"labels": torch.ones(2, 4)}, "labels has shape (2, 4) and type torch.float32"),
+        ({"labels": torch.full((2, 4), 384)}, "labels has token ids from 384 to 384"),
+        ({"input_ids": torch.full((2, 8), -1)}, "input_ids has token ids from -1 to -1"),
+    ],
+)
+def test_first_micro_batch_and_end_of_a_stream_are_checked(
+    make_spec: MakeSpec, changed: dict[str, torch.Tensor | None], message: str
+) -> None:
+    spec = make_spec(sequence={"encoder": 8, "decoder": 4})
+    good = next(loader.micro_batches(Indices(), spec, 0))
+    tensors = {name: tensor for name, tensor in (good.tensors | changed).items() if tensor is not None}
+    stream = data.check_stream(iter([good._replace(tensors=tensors)]), spec)
+    with pytest.raises(UserError, match=re.escape(message)):
+        assert [batch.tensors for batch in stream] == []
 
 
 def test_loading_does_not_change_torchs_random_state(make_spec: MakeSpec) -> None:

@@ -139,7 +139,19 @@ def test_loading_an_engine_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 
-class WithIdleTime:
+class WithRequired:
+    """Engine without optional methods."""
+
+    def train_step(self, micro_batches: object) -> None: ...
+    def gradient_norm(self) -> None: ...
+    def skipped_steps(self) -> int:
+        return 0
+
+    def config(self) -> dict[str, object]:
+        return {}
+
+
+class WithIdleTime(WithRequired):
     """Engine whose only optional method is `idle_s`. It lacks the methods `save` and `load`."""
 
     def idle_s(self) -> float:
@@ -157,6 +169,10 @@ def test_engine_without_an_announced_member_is_refused(monkeypatch: pytest.Monke
     announced("idle_s", "save", "load")
     with pytest.raises(UserError, match=r"engine\.backend=toy: facts.py lists load, save, but WithIdleTime does not"):
         engines.check_members(WithIdleTime(), spec)
+    with pytest.raises(
+        UserError, match="build returned NoneType, which does not define config, gradient_norm, skipped"
+    ):
+        engines.check_members(None, spec)
 
 
 def test_every_optional_member_has_a_declaration() -> None:
