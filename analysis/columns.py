@@ -372,9 +372,7 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     "interval_kind": ColumnMeaning(
         "kind of the intervals of step_s and tokens_per_s: within the run, between repeats, or range of repeats"
     ),
-    "interval_level": ColumnMeaning(
-        "probability that the intervals of step_s and tokens_per_s contain the true medians"
-    ),
+    "interval_level": ColumnMeaning("probability that the intervals of step_s and tokens_per_s contain the medians"),
     "interval_n": ColumnMeaning("number of steps or repeats from which the interval of step_s is computed"),
     "standing": ColumnMeaning(
         "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or too "

@@ -412,11 +412,9 @@ def rehearse(
     config_dir: Folder | None = None,
     follow: Follow = _ignore_text,
 ) -> "MeasuredRun":
-    """Run one rank of a job alone, with simulated collectives, and return the run's folder and its record.
-
-    The job may need more devices than this machine has. With `shapes_only`, the run computes nothing, and counts the
-    memory of its tensors without allocating it.
-    """
+    """Run one rank of a job alone, with simulated collectives, and return the run's folder and its record. The job may
+    need more devices than this machine has. With `shapes_only`, the run computes nothing, and counts the memory of its
+    tensors without allocating it."""
     made = rehearsal(overrides, rank=rank, shapes_only=shapes_only, config_dir=config_dir)
     return measure(made, results, follow=follow)
 

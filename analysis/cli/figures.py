@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
         found = read_records(args.paths, follow)
     out = choose_out(args.out, _FIGURES, found)
     pictures = {}
-    for figure in list_figures():
-        if figure.name not in only:
-            continue
+    for figure in (one for one in list_figures() if one.name in only):
         with skipping(figure):
             if (picture := figure.build(found)).panels:
                 pictures[figure] = picture

@@ -1,5 +1,4 @@
-"""Text of the advice that `zeroscale advise` prints: the advised configuration, alternatives, excluded candidates and
-caveats."""
+"""Text of the advice of `zeroscale advise`: the advised configuration, alternatives, excluded candidates, caveats."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -140,16 +139,14 @@ def describe_next_on_front(answer: Answer) -> str:
     if question.per_device:
         sooner = [choice for choice in front if question.compute_costs(choice)[0] < (1 - CLOSE) * time]
         cheap = [choice for choice in sooner if question.compute_costs(choice)[1] <= (1 + _WORTH_IT) * cost]
-        if not sooner:
-            return ""
         # The front is sorted by time, fastest first. Prefer the fastest point at about the same cost. If there is none,
         # take the cheapest of the faster points.
-        best = cheap[0] if cheap else sooner[-1]
+        found = cheap[:1] or sooner[-1:]
     else:
-        cheaper = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost]
-        if not cheaper:
-            return ""
-        best = cheaper[0]
+        found = [choice for choice in front if question.compute_costs(choice)[1] < (1 - CLOSE) * cost][:1]
+    if not found:
+        return ""
+    (best,) = found
     best_time, best_cost = question.compute_costs(best)
     if not (math.isfinite(best_time) and math.isfinite(time)):
         return ""
@@ -275,13 +272,14 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
 
 
 def list_lines(cells: list[list[str]], details: Sequence[str]) -> list[list[str]]:
-    """Return the lines of each row of a table. `details` has a text for each row, which becomes its last column. If a
-    row would then be longer than a line, each row is followed by its text on lines of their own."""
-    beside = terminal.align([[*row, more] for row, more in zip(cells, details, strict=True)], indent=2).splitlines()
+    """Return the lines of each row of a table whose last column is `details`. If a row would be longer than a line, the
+    details are on lines of their own."""
+    rows = list(zip(cells, details, strict=True))
+    beside = terminal.align([[*row, more] for row, more in rows], indent=2).splitlines()
     if max(map(len, beside)) <= terminal.WIDTH:
         return [[line] for line in beside]
-    lines = terminal.align(cells, indent=2).splitlines()
-    return [[line, *([terminal.wrap(more, 6)] if more else [])] for line, more in zip(lines, details, strict=True)]
+    lines = zip(terminal.align(cells, indent=2).splitlines(), details, strict=True)
+    return [[line, *([terminal.wrap(more, 6)] if more else [])] for line, more in lines]
 
 
 def _format_note(advice: Advice, choice: Choice) -> str:
