@@ -272,8 +272,7 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
 
 
 def list_lines(cells: list[list[str]], details: Sequence[str]) -> list[list[str]]:
-    """Return the lines of each row of a table whose last column is `details`. If a row would be longer than a line, the
-    details are on lines of their own."""
+    """Return the lines of each row of a table. The `details` are its last column or, if long, lines of their own."""
     rows = list(zip(cells, details, strict=True))
     beside = terminal.align([[*row, more] for row, more in rows], indent=2).splitlines()
     if max(map(len, beside)) <= terminal.WIDTH:
