@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from analysis.flags import DISTURBED, UNTRUSTED
-from analysis.formats import BriefNames, format_interval_of, format_outcomes
+from analysis.formats import BriefNames, format_interval_of, format_outcomes, join_words
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import MOST_NATS, Best, LossRanking, Rival, best, rank_losses
@@ -189,7 +189,7 @@ def _join(names: BriefNames, rows: Sequence[Row]) -> str:
     named = [names.of(row) for row in rows[:_NAMED]]
     if more := len(rows) - len(named):
         named.append(f"{more:,} more")
-    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    return join_words(named)
 
 
 def _format_ratio(rival: Rival) -> str:

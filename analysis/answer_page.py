@@ -1,6 +1,7 @@
 """HTML pages of `zeroscale predict` and `zeroscale advise`, with figures in the style of the report."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -132,9 +133,7 @@ def render_advice_page(answer: "Answer", text: "AdviceText", command: str) -> st
         Section("answer", "Answer", lines, listed=True),
         Section("costs", "Cost and time", (), [draw_costs(shown, front, winner, (time, cost))], [fronts]),
         Section("rivals", "Rivals", (), (), rivals),
-        Section(
-            "rejected", "Excluded", (), (), [Table("", ("candidate", "reason"), text.rejected)] if text.rejected else []
-        ),
+        Section("rejected", "Excluded", (), (), [Table("", ("candidate", "reason"), text.rejected)]),
         Section("sure", "How sure", text.caveats, listed=True),
     ]
     return _render(text.winner, text.question, sections, command)
@@ -166,10 +165,8 @@ def build_memory_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> l
         if len(found) == 1:
             named = zip((phase.name for phase in one.memory.phases), phases, strict=True)
             bars += [StackedBar(name, terms, sum(terms.values()), sum(terms.values()), limit) for name, terms in named]
-        (low, high), most = (
-            (size / _GB for size in one.memory.device),
-            max(phases, key=lambda terms: sum(terms.values())),
-        )
+        low, high = (size / _GB for size in one.memory.device)
+        most = max(phases, key=lambda terms: sum(terms.values()))
         whole, words = most | {BESIDE: low - sum(most.values())}, "" if room is None else one.describe_fit()
         bars.append(StackedBar("whole device" if len(found) == 1 else label, whole, low, high, limit, words))
     return bars
@@ -181,15 +178,12 @@ def build_time_bars(found: "Sequence[Prediction]", labels: Sequence[str]) -> lis
     bars = []
     for one, label in list(zip(found, labels, strict=True))[:MOST_BARS]:
         named, time = "a step" if len(found) == 1 else label, one.time
-        bars.append(
-            StackedBar(named, time.parts, time.low_s, time.high_s)
-            if time
-            else StackedBar(named, {}, words=one.time_unknown)
-        )
-        if len(found) == 1 and time and time.hidden_s:
-            bars.append(
-                StackedBar("overlapped communication", {"overlapped": time.hidden_s}, time.hidden_s, time.hidden_s)
-            )
+        if time is None:
+            bars.append(StackedBar(named, {}, words=one.time_unknown))
+            continue
+        bars.append(StackedBar(named, time.parts, time.low_s, time.high_s))
+        if len(found) == 1 and (hidden_s := time.hidden_s):
+            bars.append(StackedBar("overlapped communication", {"overlapped": hidden_s}, hidden_s, hidden_s))
     return bars
 
 
@@ -201,10 +195,8 @@ def _draw_bars(unit: str, bars: Sequence[StackedBar]) -> list[Figure]:
     limit = " Thick line: memory of the device." if any(bar.limit is not None for bar in bars) else ""
     note = f"Thin line: from the best case to the worst.{limit}"
     picture = Picture([Panel(title=[], draw=draw, space=space, wide=True, narrow=space)], keys, note)
-    words = {"GB": "Memory of the rank that needs the most", "s": "Time of one step, without overlapped communication"}[
-        unit
-    ]
-    return [Figure(f"bars-{unit}", words, picture)] if keys else []
+    titles = {"GB": "Memory of the rank that needs the most", "s": "Time of one step, without overlapped communication"}
+    return [Figure(f"bars-{unit}", titles[unit], picture)] if keys else []
 
 
 def choose_keys(names: Iterable[str]) -> list[Key]:
@@ -285,14 +277,8 @@ def _list_tables(
 
 
 VALUES = (
-    "GB per device",
-    "s of communication",
-    "s waiting for communication",
-    "s idle",
-    "s per step",
-    "tokens/s",
-    "MFU, %",
-)
+    "GB per device", "s of communication", "s waiting for communication", "s idle", "s per step", "tokens/s", "MFU, %",
+)  # fmt: skip
 
 
 def list_values(one: "Prediction") -> list[str]:
@@ -333,10 +319,10 @@ def list_points(answer: "Answer") -> tuple[list[CostPoint], tuple[str, str]]:
 def select_drawn(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> list[CostPoint]:
     """Return the points that the cost figure shows: all points of `kept`, and the BEST cheapest points of each
     combination of engine and node count. `points` is sorted by cost."""
-    drawn, counts = [], dict[tuple[str, int], int]()
+    drawn, counts = [], Counter[tuple[str, int]]()
     for point in points:
         group = point.choice.spec.engine.name, point.choice.spec.nodes
-        counts[group] = counts.get(group, 0) + 1
+        counts[group] += 1
         if counts[group] <= BEST or point in kept:
             drawn.append(point)
     return drawn

@@ -7,8 +7,9 @@ Public tables have units and meanings of their columns in `frame.attrs["units"]`
 keeps these for selections and copies of a table. A single column has the `attrs` of its whole table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from analysis.metrics import Better, load_metrics
@@ -104,6 +105,12 @@ def list_all_columns() -> dict[str, Column]:
     return list_columns() | {column.name: column for column in (*_LATER, *_LEARNED)}
 
 
+def _read(path: str, meaning: str, kind: Kind = "text", unit: str = "") -> Column:
+    """Return the column that holds a field of the record. `path` is the dotted path of the field. Its last part is the
+    name of the column."""
+    return Column(path.rpartition(".")[2], meaning, attrgetter(path), kind, unit)
+
+
 def _get_allocation(record: RunRecord) -> str | None:
     around, submitted = find_job(record.environment), record.circumstance.launcher.get("job")
     if around is None or not around.allocation or submitted in (None, around.job_id):
@@ -154,13 +161,13 @@ def _find_slowest_link_node(record: RunRecord) -> str | None:
     return None if node is None else get_host(record, node) or str(node)
 
 
-def _of_last_evaluation(value: Callable[[RunRecord, Evaluation], Any]) -> Callable[[RunRecord], Any]:
-    """Return a function that computes a column's value from the last evaluation in a record. The value is None unless
-    the run is a training that ended ok."""
+def _of_evaluation(value: Callable[[RunRecord, Evaluation], Any], place: int = -1) -> Callable[[RunRecord], Any]:
+    """Return a function that computes a column's value from an evaluation in a record, by default the last. The value
+    is None unless the run is a training that ended ok."""
 
     def find(record: RunRecord) -> Any:
         found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
-        return value(record, found[-1]) if found else None
+        return value(record, found[place]) if found else None
 
     return find
 
@@ -169,22 +176,20 @@ def _build_quality_columns(name: str, meaning: str) -> tuple[Column, Column]:
     """Return two columns of a quality measure, such as exact match: its value before the first step, and its value at
     the end of a training."""
 
-    def read(record: RunRecord, place: int) -> float | None:
-        found = record.observations.evaluations if record.observations and record.outcome.kind == "ok" else None
-        return (found[place].quality or {}).get(name) if found else None
+    def read(_: RunRecord, evaluation: Evaluation) -> float | None:
+        return (evaluation.quality or {}).get(name)
 
+    before, at_end = f"{meaning}, before the first step", f"{meaning}, at the end of a training"
     return (
-        Column(f"{name}_before", f"{meaning}, before the first step", partial(read, place=0), "number", better="more"),
-        Column(name, f"{meaning}, at the end of a training", partial(read, place=-1), "number", better="more"),
+        Column(f"{name}_before", before, _of_evaluation(read, 0), "number", better="more"),
+        Column(name, at_end, _of_evaluation(read), "number", better="more"),
     )
 
 
 _TOKENS = "tokens per optimizer step over all ranks, padding included"
 _LENGTH = "tokens per sample, padding included"
 _FACTS = (
-    Column(
-        "config_id", "identifier of the configuration: hash of the settings that are measured", lambda r: r.config_id
-    ),
+    _read("config_id", "identifier of the configuration: hash of the settings that are measured"),
     Column(
         "environment_id",
         "identifier of the environment class: hash of device, CPU limits and software versions",
@@ -197,14 +202,13 @@ _FACTS = (
     ),
     Column("machine", "requested type of node, a file of conf/machine", lambda r: r.circumstance.machine.name),
     Column("allocation", "job in which the run was made; runs of one job are not independent", _get_allocation),
-    Column("repeat", "index of the repeat of this configuration, from 0", lambda r: r.circumstance.repeat, "integer"),
-    Column(
-        "attempt",
+    _read("circumstance.repeat", "index of the repeat of this configuration, from 0", "integer"),
+    _read(
+        "circumstance.attempt",
         "index of the attempt at this repeat, from 0; a failed attempt may be followed by another",
-        lambda r: r.circumstance.attempt,
         "integer",
     ),
-    Column("study", "study that the run belongs to", lambda r: r.circumstance.study),
+    _read("circumstance.study", "study that the run belongs to"),
     Column("model", "name of the model, a file of conf/model", lambda r: r.spec.model.name),
     Column(
         "parameters",
@@ -220,30 +224,16 @@ _FACTS = (
         "options of the engine that differ from its file in conf/engine",
         lambda r: _format_options(r.spec.engine),
     ),
-    Column("precision", "number format of weights and activations in both passes", lambda r: r.spec.precision),
-    Column(
-        "activation_checkpointing",
-        "true if activations are recomputed in the backward pass",
-        lambda r: r.spec.activation_checkpointing,
-        "truth",
-    ),
+    _read("spec.precision", "number format of weights and activations in both passes"),
+    _read("spec.activation_checkpointing", "true if activations are recomputed in the backward pass", "truth"),
     Column("data", "data source, a file of conf/data", lambda r: r.spec.data.name),
-    Column("seed", "random seed of initial weights and data", lambda r: r.spec.seed, "integer"),
-    Column("nodes", "number of nodes", lambda r: r.spec.nodes, "integer"),
-    Column(
-        "devices_per_node",
-        "devices used on each node; a device runs one rank",
-        lambda r: r.spec.devices_per_node,
-        "integer",
-    ),
-    Column("world_size", "number of ranks on all nodes", lambda r: r.spec.world_size, "integer"),
-    Column(
-        "micro", "micro-batch: samples per forward pass of a rank", lambda r: r.spec.batch.micro, "integer", "samples"
-    ),
-    Column("accumulation", "micro-batches per optimizer step of a rank", lambda r: r.spec.accumulation, "integer"),
-    Column(
-        "global_batch", "samples per optimizer step over all ranks", lambda r: r.spec.global_batch, "integer", "samples"
-    ),
+    _read("spec.seed", "random seed of initial weights and data", "integer"),
+    _read("spec.nodes", "number of nodes", "integer"),
+    _read("spec.devices_per_node", "devices used on each node; a device runs one rank", "integer"),
+    _read("spec.world_size", "number of ranks on all nodes", "integer"),
+    _read("spec.batch.micro", "micro-batch: samples per forward pass of a rank", "integer", "samples"),
+    _read("spec.accumulation", "micro-batches per optimizer step of a rank", "integer"),
+    _read("spec.global_batch", "samples per optimizer step over all ranks", "integer", "samples"),
     Column("encoder_length", f"encoder {_LENGTH}", lambda r: r.spec.sequence.get("encoder"), "integer", "tokens"),
     Column("decoder_length", f"decoder {_LENGTH}", lambda r: r.spec.sequence.get("decoder"), "integer", "tokens"),
     Column("encoder_tokens", f"encoder {_TOKENS}", partial(_count_tokens, kind="encoder"), "number", "tokens"),
@@ -255,11 +245,7 @@ _FACTS = (
         "number",
         "tokens",
     ),
-    Column(
-        "evidence",
-        "origin of the numbers: measured, rehearsed (one real rank, simulated collectives) or predicted",
-        lambda r: r.evidence,
-    ),
+    _read("evidence", "origin of the numbers: measured, rehearsed (one real rank, simulated collectives) or predicted"),
     Column("outcome", "end of the run: ok, or the kind of failure, such as oom or hang", lambda r: r.outcome.kind),
     Column("slowest_rank", "slowest rank, if it is much slower than the other ranks", find_slowest_rank, "integer"),
     Column("slowest_host", "name of the host of slowest_rank", _find_slowest_host),
@@ -268,23 +254,18 @@ _FACTS = (
         "name or index of the node with the slowest link, if it is much slower than the other links",
         _find_slowest_link_node,
     ),
-    Column("reason", "cause of the outcome; empty if the outcome is ok", lambda r: r.outcome.reason),
+    _read("outcome.reason", "cause of the outcome; empty if the outcome is ok"),
     # these two are filled by `analysis.reading.rows`; `analysis.results` adds the flag `unverified`
     Column("flags", "reasons to doubt the run: names of flags, separated by spaces", lambda r: ""),
     Column("notes", "remarks on the interval of the step time: names of notes, separated by spaces", lambda r: ""),
 )
 
 _LATER = (
-    Column("objective", "training objective, a file of conf/objective", lambda r: r.spec.objective),
+    _read("spec.objective", "training objective, a file of conf/objective"),
     Column("lengths", "tokens per sample of each kind; empty if all are encoder or decoder tokens", _format_lengths),
-    Column("tensor", "tensor parallelism: ranks that share each matrix", lambda r: r.spec.parallel.tensor, "integer"),
-    Column(
-        "pipeline",
-        "pipeline parallelism: ranks among which the layers are divided",
-        lambda r: r.spec.parallel.pipeline,
-        "integer",
-    ),
-    Column("stages_per_rank", "pipeline stages on each rank", lambda r: r.spec.parallel.stages_per_rank, "integer"),
+    _read("spec.parallel.tensor", "tensor parallelism: ranks that share each matrix", "integer"),
+    _read("spec.parallel.pipeline", "pipeline parallelism: ranks among which the layers are divided", "integer"),
+    _read("spec.parallel.stages_per_rank", "pipeline stages on each rank", "integer"),
     Column(
         "adapter",
         "adapter, such as LoRA, or frozen parameters; none if all parameters are trained",
@@ -308,21 +289,21 @@ _LEARNED = (
     Column(
         "tokens_trained",
         "number of tokens that were trained on, padding included",
-        _of_last_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
+        _of_evaluation(lambda record, last: last.step * record.spec.tokens_per_step),
         "integer",
         "tokens",
     ),
     Column(
         "trained_s",
         "duration of all optimizer steps of a training, without evaluations and checkpoints",
-        _of_last_evaluation(lambda record, last: last.trained_s),
+        _of_evaluation(lambda record, last: last.trained_s),
         "number",
         "s",
     ),
     Column(
         "validation_loss",
         "mean loss per target token of held-out data, at the end of a training",
-        _of_last_evaluation(lambda record, last: last.loss),
+        _of_evaluation(lambda record, last: last.loss),
         "number",
         "nats",
         "less",
@@ -346,80 +327,67 @@ _SIDES = {
     "other_": "of the second engine",
 }
 
-DERIVED: Mapping[str, ColumnMeaning] = {
-    "variant": ColumnMeaning(
-        "settings without a column of their own in which the engine's configurations in this set differ"
+_DERIVED = {
+    "variant": "settings without a column of their own in which the engine's configurations in this set differ",
+    "n": "sample size: allocations with a run that ended ok; a run outside of any job counts as an allocation",
+    "runs": "number of runs, all attempts included",
+    "seeds": "number of seeds with a held-out loss; repeats of one seed are not independent",
+    "untimed": "number of attempts of unknown duration; their costs are unknown",
+    "finished": "number of repeats that ended ok; runs with different seeds are different repeats",
+    "reached": "number of repeats in which an evaluation's held-out loss was at most that of --loss",
+    "device_hours": "device-hours of all attempts of known duration, from the start of their processes to their end",
+    "start_share": "fraction of recorded device-hours that passed before the first step",
+    "failed_share": "fraction of device_hours that attempts took that did not end ok",
+    "cost": "cost of device_hours: all attempts of known duration",
+    "cost_per_run": "median cost of a repeat that ended ok, with its failed attempts",
+    "cost_to_loss": (
+        "median cost of a repeat until its held-out loss was at most that of --loss, with its failed attempts"
     ),
-    "n": ColumnMeaning(
-        "sample size: allocations with a run that ended ok; a run outside of any job counts as an allocation"
-    ),
-    "runs": ColumnMeaning("number of runs, all attempts included"),
-    "seeds": ColumnMeaning("number of seeds with a held-out loss; repeats of one seed are not independent"),
-    "untimed": ColumnMeaning("number of attempts of unknown duration; their costs are unknown"),
-    "finished": ColumnMeaning("number of repeats that ended ok; runs with different seeds are different repeats"),
-    "reached": ColumnMeaning("number of repeats in which an evaluation's held-out loss was at most that of --loss"),
-    "device_hours": ColumnMeaning(
-        "device-hours of all attempts of known duration, from the start of their processes to their end", "h"
-    ),
-    "start_share": ColumnMeaning("fraction of recorded device-hours that passed before the first step", "of 1"),
-    "failed_share": ColumnMeaning("fraction of device_hours that attempts took that did not end ok", "of 1"),
-    "cost": ColumnMeaning("cost of device_hours: all attempts of known duration", "currency"),
-    "cost_per_run": ColumnMeaning("median cost of a repeat that ended ok, with its failed attempts", "currency"),
-    "cost_to_loss": ColumnMeaning(
-        "median cost of a repeat until its held-out loss was at most that of --loss, with its failed attempts",
-        "currency",
-    ),
-    "interval_kind": ColumnMeaning(
+    "interval_kind": (
         "kind of the intervals of step_s and tokens_per_s: within the run, between repeats, or range of repeats"
     ),
-    "interval_level": ColumnMeaning("probability that the intervals of step_s and tokens_per_s contain the medians"),
-    "interval_n": ColumnMeaning("number of steps or repeats from which the interval of step_s is computed"),
-    "standing": ColumnMeaning(
-        "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or too "
-        "few repeats to tell"
+    "interval_level": "probability that the intervals of step_s and tokens_per_s contain the medians",
+    "interval_n": "number of steps or repeats from which the interval of step_s is computed",
+    "standing": (
+        "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or "
+        "too few repeats to tell"
     ),
-    "ratio": ColumnMeaning(
+    "ratio": (
         "seconds per sample divided by those of the fastest configuration or, in a table of crossovers, of the second "
         "engine"
     ),
-    "ratio_kind": ColumnMeaning("kind of the intervals of the row's ratios: within the runs, or between repeats"),
-    "ratio_level": ColumnMeaning("probability that an interval of a ratio contains the true ratio"),
-    "ratio_n": ColumnMeaning(
-        "number of steps or repeats, both sides added, from which the intervals of the ratios are computed"
-    ),
-    "pareto": ColumnMeaning(
+    "ratio_kind": "kind of the intervals of the row's ratios: within the runs, or between repeats",
+    "ratio_level": "probability that an interval of a ratio contains the true ratio",
+    "ratio_n": "number of steps or repeats, both sides added, from which the intervals of the ratios are computed",
+    "pareto": (
         "comparison with the fastest configuration that needs no more memory: front (not slower), tied, dominated "
         "(slower), or too few repeats to tell"
     ),
-    "memory_ratio": ColumnMeaning(
-        "seconds per sample, divided by those of the fastest configuration that needs no more memory"
-    ),
-    "memory_verdict": ColumnMeaning("verdict on memory_ratio, such as slower or no detectable difference"),
-    "law": ColumnMeaning(
-        "kind of scaling: strong (equal global batch at all node counts) or weak (equal work per device)"
-    ),
-    "batch": ColumnMeaning("micro-batch of the curve: the same at all node counts, or the fastest at each node count"),
-    "curve": ColumnMeaning("name of the curve: engine, micro-batch and work per step"),
-    "micros": ColumnMeaning("micro-batches requested at this node count, failed ones included", "samples"),
-    "tied_micros": ColumnMeaning(
-        "other micro-batches at this node count that are not detectably slower than that of the row", "samples"
-    ),
-    "base_nodes": ColumnMeaning("smallest measured node count of the curve"),
-    "speedup": ColumnMeaning("samples per second divided by those at base_nodes"),
-    "efficiency": ColumnMeaning("speedup divided by nodes / base_nodes; 1 is ideal"),
-    "serial_fraction": ColumnMeaning(
-        "serial fraction of the work by Karp and Flatt, computed from speedup; for strong scaling only"
-    ),
+    "memory_ratio": "seconds per sample, divided by those of the fastest configuration that needs no more memory",
+    "memory_verdict": "verdict on memory_ratio, such as slower or no detectable difference",
+    "law": "kind of scaling: strong (equal global batch at all node counts) or weak (equal work per device)",
+    "batch": "micro-batch of the curve: the same at all node counts, or the fastest at each node count",
+    "curve": "name of the curve: engine, micro-batch and work per step",
+    "micros": "micro-batches requested at this node count, failed ones included",
+    "tied_micros": "other micro-batches at this node count that are not detectably slower than that of the row",
+    "base_nodes": "smallest measured node count of the curve",
+    "speedup": "samples per second divided by those at base_nodes",
+    "efficiency": "speedup divided by nodes / base_nodes; 1 is ideal",
+    "serial_fraction": "serial fraction of the work by Karp and Flatt, computed from speedup; for strong scaling only",
 }
-"""Meanings and units of the columns of derived tables that the run table does not have."""
+"""Meanings of the columns of derived tables that the run table does not have."""
+_DERIVED_UNITS = {
+    "device_hours": "h", "start_share": "of 1", "failed_share": "of 1", "cost": "currency", "cost_per_run": "currency",
+    "cost_to_loss": "currency", "micros": "samples", "tied_micros": "samples",
+}  # fmt: skip
 
 
 def describe(name: str) -> ColumnMeaning | None:
     """Return the meaning and unit of a column of any public table; None if no table has it."""
     if column := list_all_columns().get(name):
         return ColumnMeaning(column.meaning, column.unit)
-    if name in DERIVED:
-        return DERIVED[name]
+    if name in _DERIVED:
+        return ColumnMeaning(_DERIVED[name], _DERIVED_UNITS.get(name, ""))
     for end, words in _ENDS.items():
         if name.endswith(end) and (whole := describe(name.removesuffix(end))):
             return ColumnMeaning(f"{words} {name.removesuffix(end)}", whole.unit)

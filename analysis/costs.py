@@ -41,8 +41,9 @@ from analysis.formats import MISSING, format_significant, shorten_keys
 from analysis.metrics.cost import compute_attempt_s, compute_seconds_to_loss, compute_startup_s, is_resumed
 from analysis.questions import describe_differing_fields, describe_variants
 from analysis.results import Results
+from analysis.searches import find_study_folders
 from analysis.stats.intervals import repeats_interval
-from analysis.summary import Row, is_disturbed, select_answering
+from analysis.summary import Row, group_by_allocation, is_disturbed, select_answering
 from analysis.table import build_typed_frame, group_by, list_rows
 from bench.core import files, store
 from bench.core.errors import UserError
@@ -55,10 +56,8 @@ from bench.sweep import jobs
 
 _HOUR_S = 3600
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
-_RECORD_DEPTH = 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
 _INTEGERS = ("runs", "untimed", "finished", "reached")
 _NUMBERS = ("device_hours", "start_share", "failed_share", "cost", "cost_per_run", "cost_to_loss")
-_PARTS = ("start", "failed")
 _ENDS = ("cost_per_run", "cost_per_million_tokens", "cost_to_loss")
 KINDS: dict[str, Kind] = {
     "variant": "text",
@@ -92,11 +91,10 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
     specs = {config_id(spec): spec for spec in merged.values()}
     groups = group_by(attempts, lambda one: (config_id(merged[one.row["config_id"]]), one.row["machine"]))
     rows = _name_rows({key: _build_row(group, price, loss) for key, group in groups.items()}, specs)
-    left = () if loss is not None else ("reached", "cost_to_loss", "cost_to_loss_low", "cost_to_loss_high")
-    head = (*_NAMES, *_INTEGERS, *_NUMBERS[:4])
     ends = [part for name in _ENDS for part in (name, f"{name}_low", f"{name}_high")]
-    left = (*left, *(() if "adapter" in results.table else ("adapter",)))
-    names = [name for name in (*head, *ends) if name not in left]
+    left = () if loss is not None else ("reached", *ends[-3:])
+    left = left if "adapter" in results.table else (*left, "adapter")
+    names = [name for name in (*_NAMES, *_INTEGERS, *_NUMBERS[:4], *ends) if name not in left]
     return annotate(build_typed_frame({name: [row[name] for row in rows] for name in names}, KINDS))
 
 
@@ -187,8 +185,8 @@ def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[st
     machine or with a pause are excluded."""
     name, by_seed = "cost_per_million_tokens", group_by(rows, lambda row: row["config_id"]).values()
     good = [row for seed in by_seed for row in select_answering(seed) if row["tokens_per_s"] and not is_disturbed(row)]
-    places = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0]).values()
-    seconds = [statistics.median(1e6 / row["tokens_per_s"] for _, row in members) for members in places]
+    allocations = group_by_allocation(good)
+    seconds = [statistics.median(1e6 / row["tokens_per_s"] for row in members) for members in allocations]
     cells = _build_cells(name, seconds, per_second)
     if len(good) == 1 and per_second and good[0]["tokens_per_s_low"]:
         ends = (good[0]["tokens_per_s_high"], good[0]["tokens_per_s_low"])
@@ -224,9 +222,8 @@ def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
 
     The time includes parts that are in no record: the start and end of jobs, gaps between runs, and lost attempts.
     """
-    studies = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in files if len(file.parents) > _RECORD_DEPTH)
     hours, periods, still_open = 0.0, 0, 0
-    for study in studies:
+    for study in find_study_folders(files):
         for job in jobs.list_submitted(study)[0]:
             devices = _count_devices_per_node(job.folder)
             for _, period in jobs.list_allocations(job.folder):
@@ -264,7 +261,8 @@ def list_remarks(
     lines = ["An attempt counts from the start of its processes to its last step, with evaluations and checkpoints."]
     hours, untimed = table["device_hours"].sum(), int(table["untimed"].sum())
     if hours:
-        start, failed = (100 * (table[f"{name}_share"] * table["device_hours"]).sum() / hours for name in _PARTS)
+        shares = table["start_share"], table["failed_share"]
+        start, failed = (100 * (share * table["device_hours"]).sum() / hours for share in shares)
         share = f"{'at least ' if untimed else ''}{failed:.2g} %"
         lines.append(f"Attempts that did not end ok took {share} of the device-hours.")
         lines.append(f"Start-up took {start:.2g} % of the device-hours of attempts with recorded times.")
@@ -281,14 +279,9 @@ def list_remarks(
         lines.append(f"Configurations: {evaluated_once} of {len(table)} were {reason}")
     if allocated:
         paid = f", which cost {allocated.device_hours * price:.4g}" if price else ""
-        ended = (
-            f" {allocated.open} of {allocated.periods} allocations are not counted, because their end is unknown."
-            if allocated.open
-            else ""
-        )
-        lines.append(
-            f"The jobs held devices for {allocated.device_hours:.4g} device-hours{paid}, all attempts included.{ended}"
-        )
+        held = f"The jobs held devices for {allocated.device_hours:.4g} device-hours{paid}, all attempts included."
+        unknown = f"{allocated.open} of {allocated.periods} allocations are not counted, because their end is unknown."
+        lines.append(f"{held} {unknown}" if allocated.open else held)
     return lines
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from analysis.metrics import load_metrics
 from analysis.results import Results
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.errors import UserError
 from bench.core.files import open_folder
 from bench.core.point_fields import flatten
@@ -191,11 +191,8 @@ def _open_experiment(client: Any, study: str) -> tuple[str, dict[str, list[Any]]
     name. The experiment is created if it does not exist."""
     known = client.get_experiment_by_name(study)
     experiment: str = known.experiment_id if known else client.create_experiment(study)
-    there: dict[str, list[Any]] = {}
-    for run in _list_stored_runs(client, experiment):
-        if _NAME in run.data.tags:
-            there.setdefault(run.data.tags[_NAME], []).append(run)
-    return experiment, there
+    there = (run for run in _list_stored_runs(client, experiment) if _NAME in run.data.tags)
+    return experiment, group_by(there, lambda run: str(run.data.tags[_NAME]))
 
 
 def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:

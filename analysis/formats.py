@@ -1,6 +1,7 @@
 """Tables and numbers as text: CSV and JSON with exact values for programs; text, Markdown and LaTeX with rounded
 numbers."""
 
+import csv
 import functools
 import io
 import itertools
@@ -10,7 +11,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -53,6 +54,15 @@ class CsvLines:
 def escape_cell(cell: str) -> str:
     """Return a text as a CSV cell that is safe to open in a spreadsheet."""
     return f"'{cell}" if cell.startswith(FORMULA) else cell
+
+
+def join_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV with the columns `names`. Texts are safe to open in a spreadsheet."""
+    lines = CsvLines()
+    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
+    writer.writeheader()
+    writer.writerows({n: escape_cell(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
+    return str(lines)
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -111,17 +121,19 @@ def to_latex(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     frame = pd.DataFrame([list(map(_join_lines, row)) for row in rows], columns=range(len(head)), dtype=object)
     frame.columns = pd.Index([_join_lines(heading) for heading in head])
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
-    long = len(rows) > LONG
-    text = styled.to_latex(
-        hrules=True,
-        column_format="".join("r" if one else "l" for one in right),
-        environment="longtable" if long else None,
-    )
+    long, columns = len(rows) > LONG, "".join("r" if one else "l" for one in right)
+    text = styled.to_latex(hrules=True, column_format=columns, environment="longtable" if long else None)
     return _NEEDS.format("booktabs,longtable" if long else "booktabs") + text
 
 
 def _join_lines(text: str) -> str:
     return " ".join(text.replace("−", "-").split())  # the text fonts of LaTeX have no minus sign
+
+
+def join_words(texts: Iterable[str]) -> str:
+    """Return texts as a list in a sentence, such as "a, b and c"."""
+    *others, last = texts
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 WIDTH = 100

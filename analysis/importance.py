@@ -131,16 +131,6 @@ def number_levels(column: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([known[text] for text in texts])
 
 
-class _Setting(NamedTuple):
-    """A candidate scale and noise of the Gaussian process, both standard deviations of the log objective. `weight` is
-    the posterior probability of this candidate among all candidates. It is also the fraction of the functions that
-    `_Process.draw` draws with this candidate."""
-
-    scale: float
-    noise: float
-    weight: float
-
-
 class _Process:
     """A Gaussian process over points of a search space. A point is one combination of values of the searched fields."""
 
@@ -161,19 +151,20 @@ class _Process:
         everything, drawn = self._points, []
         sound = noises == 0  # trials without extra noise; if there are enough, they alone determine scale and noise
         chosen = sound if sound.sum() >= _LEAST_TRIALS else np.full(len(at), True)
-        for setting in self._fit(at[chosen], costs[chosen]):
-            own = self._covariance(at, at, setting.scale) + np.diag(setting.noise**2 + noises**2)
+        for scale, noise, weight in self._fit(at[chosen], costs[chosen]):
+            own = self._covariance(at, at, scale) + np.diag(noise**2 + noises**2)
             factor = _linalg.cholesky(own, lower=True, overwrite_a=True)
-            across = _linalg.solve_triangular(factor, self._covariance(at, everything, setting.scale), lower=True)
+            across = _linalg.solve_triangular(factor, self._covariance(at, everything, scale), lower=True)
             mean = across.T @ _linalg.solve_triangular(factor, costs, lower=True)
-            covariance = self._covariance(everything, everything, setting.scale) - across.T @ across
+            covariance = self._covariance(everything, everything, scale) - across.T @ across
             factor = _linalg.cholesky(covariance + 1e-9 * np.eye(len(everything)), lower=True)
-            shape = round(setting.weight * count), len(everything)
+            shape = round(weight * count), len(everything)
             drawn.append(mean + generator.standard_normal(shape) @ factor.T)
         return np.concatenate(drawn)
 
-    def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[_Setting]:
-        """Return the candidate scales and noises of the Gaussian process, each weighted by its posterior probability,
+    def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[tuple[float, float, float]]:
+        """Return candidate settings of the Gaussian process as (scale, noise, weight). Scale and noise are standard
+        deviations of the log objective. The weight is the posterior probability of the candidate among all candidates,
         given the `costs` at the points with the indices `tried`. Unlikely candidates are omitted. If there are more
         than _MOST_FITTED trials, return only the most likely candidate."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
@@ -194,15 +185,15 @@ class _Process:
         weights = {setting: math.exp(likelihood - best) for setting, likelihood in likelihoods.items()}
         least = _LEAST_WEIGHT if len(tried) <= _MOST_FITTED else 1.0
         kept = {setting: weight for setting, weight in weights.items() if weight >= least}
-        return [_Setting(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
+        return [(scale, noise, weight / sum(kept.values())) for (scale, noise), weight in kept.items()]
 
     def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
         """Return the prior covariance of the log objective between points of the search space, shape (rows, columns).
         `rows` and `columns` are indices of points. `scale` is the standard deviation of all parts of the log objective
         that are not constant."""
         apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
-        for codes in self._codes:
-            apart += np.take(codes.distance[codes.level[rows]], codes.level[columns], axis=1)
+        for level, distance in self._codes:
+            apart += np.take(distance[level[rows]], level[columns], axis=1)
         covariance: Array = np.exp(apart * (-1 / _CORRELATION_LENGTH))
         apart *= -1 / fields
         covariance += apart  # with the 1 added below: mean over fields of each field's own part, 1 - distance
@@ -211,17 +202,9 @@ class _Process:
         return covariance
 
 
-class _FieldCodes(NamedTuple):
-    """Level of a field at every point of the search space, and the distances between levels, which are from 0 to 1. The
-    level is an index of the field's distinct values."""
-
-    level: NDArray[np.int64]  # (points,)
-    distance: Array  # (levels, levels)
-
-
-def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
-    """Return the levels (numbered values) of a field, and the distances between them; None if the field has the same
-    value at all points."""
+def _encode_field(column: Sequence[Any]) -> tuple[NDArray[np.int64], Array] | None:
+    """Return the level (numbered value) of a field at every point, shape (points,), and the distances between levels,
+    which are from 0 to 1, shape (levels, levels). None if the field has the same value at all points."""
     numbers = sorted({float(value) for value in column if _is_number(value)})
     texts = list(dict.fromkeys(_format_level(value) for value in column if not _is_number(value)))
     count = len(numbers) + len(texts)
@@ -231,9 +214,8 @@ def _encode_field(column: Sequence[Any]) -> _FieldCodes | None:
     places = np.linspace(0, 1, len(numbers))
     distance[: len(numbers), : len(numbers)] = np.abs(places[:, None] - places[None, :])
     levels: dict[float | str, int] = dict(zip([*numbers, *texts], range(count), strict=True))
-    return _FieldCodes(
-        np.array([levels[float(value) if _is_number(value) else _format_level(value)] for value in column]), distance
-    )
+    level = [levels[float(value) if _is_number(value) else _format_level(value)] for value in column]
+    return np.array(level), distance
 
 
 def _format_level(value: Any) -> str:

@@ -5,23 +5,18 @@ Each function returns None if the record lacks the data from which the value is 
 """
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-import numpy as np
-
-from analysis.stats.intervals import SHARES, Interval, describe_window, rate_interval
+from analysis.stats.intervals import SHARES, Interval, describe_window
 from bench.core.errors import NoPrediction, UserError
 from bench.core.quantities import find_slow_links, find_slow_ranks
-from bench.core.record import Environment, RankMemory, RunRecord, ScheduledJob, Steps, Tokens
+from bench.core.record import Environment, RunRecord, ScheduledJob, Steps, Tokens
 from bench.predict.work import compute_flops_per_step
 
 FlopsKind = Literal["model", "hardware"]
 """"model": FLOPs that the model needs. "hardware": all executed FLOPs, including recomputation of activations."""
 _TERA = 1e12
-_MEMORY = tuple(name for name in RankMemory.model_fields if name.endswith("_bytes"))
-_get_memory = operator.attrgetter(*_MEMORY)
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -96,28 +91,15 @@ def compute_steps_per_s(record: RunRecord) -> float | None:
 
 def compute_step_quantile(record: RunRecord, share: float) -> float | None:
     """Return a quantile of the step times of the timed window, in seconds, interpolated between two steps. `share` is
-    0.95 for the 95th percentile."""
+    one of SHARES, such as 0.95 for the 95th percentile."""
     timed = get_window(record)
-    if timed is None:
-        return None
-    if share in SHARES:
-        return describe_window(timed.step_s).quantiles[SHARES.index(share)]
-    return float(np.quantile(timed.step_s, share))
+    return describe_window(timed.step_s).quantiles[SHARES.index(share)] if timed else None
 
 
 def compute_step_interval(record: RunRecord) -> Interval | None:
     """Return the confidence interval of the median step time, in seconds, computed from the steps of the run alone."""
     timed = get_window(record)
     return describe_window(timed.step_s).median if timed else None
-
-
-def compute_rate_interval(record: RunRecord, rate: float | None) -> Interval | None:
-    """Return the confidence interval of a rate over the timed window, computed from the steps of the run alone; None if
-    `rate` is None."""
-    timed = get_window(record)
-    if timed is None or rate is None:
-        return None
-    return rate_interval(describe_window(timed.step_s).mean, timed.step_s, rate)
 
 
 def get_tokens(record: RunRecord) -> Tokens | None:
@@ -163,13 +145,8 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return the value of a field of RankMemory for every rank; empty if the field is unknown for any rank."""
     ranks = record.observations.memory if record.observations else ()
-    return _list_memory(ranks)[quantity] if ranks else ()
-
-
-@remember_latest
-def _list_memory(ranks: tuple[RankMemory, ...]) -> dict[str, tuple[int, ...]]:
-    by_field = zip(*map(_get_memory, ranks), strict=True)
-    return {name: () if None in values else values for name, values in zip(_MEMORY, by_field, strict=True)}
+    values = tuple(getattr(rank, quantity) for rank in ranks)
+    return () if None in values else values
 
 
 def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
@@ -181,15 +158,12 @@ def list_own_seconds(record: RunRecord) -> tuple[float, ...]:
     return ranks if len(ranks) == record.spec.world_size else ()
 
 
+@remember_latest
 def find_slowest_rank(record: RunRecord) -> int | None:
     """Return the slowest rank if it is a straggler, which is a rank that is much slower than the others (by the rule in
     `bench.core.quantities`); None if no rank is a straggler."""
-    return _find_slowest(list_own_seconds(record), record.spec.parallel.pipeline)
-
-
-@functools.lru_cache(maxsize=8)  # several columns of a record need the result
-def _find_slowest(own: tuple[float, ...], stages: int) -> int | None:
-    return max(find_slow_ranks(own, stages), key=own.__getitem__, default=None)
+    own = list_own_seconds(record)
+    return max(find_slow_ranks(own, record.spec.parallel.pipeline), key=own.__getitem__, default=None)
 
 
 def find_slowest_link(record: RunRecord) -> int | None:

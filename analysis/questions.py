@@ -12,7 +12,8 @@ variants        Fields in which configurations differ but that have no column of
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import pandas as pd
 
@@ -131,15 +132,6 @@ def describe_series(row: Row) -> str:
 # ---------------------------------------- early failures
 
 
-class PlacedRow(NamedTuple):
-    """A row with its environment class (hash of device and software versions). A row of attempts that failed before
-    their environment was recorded has the class of another row with the same work on equal hardware. The class is None
-    if no such row has a known environment."""
-
-    row: Row
-    environment_id: str | None
-
-
 def has_failed_early(row: Row) -> bool:
     """Return True if a row has neither measured values nor a known environment. This is also true for predicted
     rows."""
@@ -157,21 +149,21 @@ def drop_retried(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not has_failed_early(row) or build_key(row) not in known]
 
 
-def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[PlacedRow]:
-    """Return each row with its environment class. Rows with a known class come first.
+def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashable]) -> list[tuple[Row, str | None]]:
+    """Return each row with its environment class (hash of device and software versions). Rows with a known class come
+    first.
 
     A row of attempts that failed before their environment was recorded gets a class from another row of the same
-    question. This is the first row with measured values or, without any, the first row with a known class.
-    `question_of` returns the key of a row's question.
+    question. This is the first row with measured values or, without any, the first row with a known class. The class is
+    None if no row of the question has a known class. `question_of` returns the key of a row's question.
     """
     # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
     first: dict[Hashable, str | None] = {}
     for row in sorted(ordered, key=lambda row: (row["environment_id"] is None, row["n"] == 0)):
         first.setdefault(question_of(row), row["environment_id"])
-    return [
-        PlacedRow(row, first[question_of(row)] if has_failed_early(row) else row["environment_id"]) for row in ordered
-    ]
+    known = [first[question_of(row)] if has_failed_early(row) else row["environment_id"] for row in ordered]
+    return list(zip(ordered, known, strict=True))
 
 
 def may_be_same(one: str | None, other: str | None) -> bool:
@@ -214,12 +206,8 @@ def dump_without_engine(spec: RunSpec) -> str:
 def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
     """Return the options of a spec's engine that differ from the engine's preset file and that the engine of `other`
     does not have."""
-    preset, theirs = read_engine_preset(spec.engine.name), _list_options(other)
-    return {
-        name: value
-        for name, value in _list_options(spec).items()
-        if name not in theirs and not (name in preset and preset[name] == value)
-    }
+    preset, ours, theirs = read_engine_preset(spec.engine.name), _list_options(spec), _list_options(other)
+    return {name: value for name, value in ours.items() if name not in theirs and preset.get(name, ...) != value}
 
 
 def describe_engine(spec: RunSpec, other: RunSpec) -> str:
@@ -255,11 +243,14 @@ def describe_variants(specs: Mapping[str, RunSpec]) -> dict[str, str]:
 
 def list_varied(specs: Mapping[str, RunSpec]) -> dict[str, tuple[str, ...]]:
     """Return the fields by which `describe_variants` distinguishes configurations, each with its sorted values."""
-    values: dict[str, dict[str, None]] = {}
-    for fields in _list_variant_fields(specs).values():
-        for name, value in fields.items():
-            values.setdefault(name, {})[value] = None
+    values = _list_distinct(pair for fields in _list_variant_fields(specs).values() for pair in fields.items())
     return {name: tuple(sorted(found, key=_build_number_key)) for name, found in values.items()}
+
+
+def _list_distinct(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the distinct values of each field, given pairs of a field's name and its value."""
+    groups = group_by(dict.fromkeys(pairs), itemgetter(0))
+    return {name: [value for _, value in members] for name, members in groups.items()}
 
 
 def _build_number_key(text: str) -> tuple[bool, float, str]:
@@ -277,9 +268,8 @@ def _list_variant_fields(specs: Mapping[str, RunSpec]) -> dict[str, dict[str, st
     found: dict[str, dict[str, str]] = {config_id: {} for config_id in specs}
     groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
     for members in groups.values():
-        differ = [
-            name for name in _list_differing(members, fields) if not (is_shown(name) or name.startswith(_PROTOCOL))
-        ]
+        names = _list_differing(members, fields)
+        differ = [name for name in names if not (is_shown(name) or name.startswith(_PROTOCOL))]
         found |= {member: {name: fields[member].get(name, "default") for name in differ} for member in members}
     return found
 
@@ -287,10 +277,7 @@ def _list_variant_fields(specs: Mapping[str, RunSpec]) -> dict[str, dict[str, st
 def describe_protocol(specs: Iterable[RunSpec]) -> str:
     """Return the fields of the measurement protocol in which configurations differ, with their values; empty if all are
     equal."""
-    values: dict[str, dict[str, None]] = {}
-    for spec in specs:
-        for name, value in flatten(spec.measure):
-            values.setdefault(name, {})[str(value)] = None
+    values = _list_distinct((name, str(value)) for spec in specs for name, value in flatten(spec.measure))
     return "; ".join(f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from analysis.columns import LATER, LEARNED, list_all_columns, list_columns
 from analysis.flags import DISTURBED, FLAGS
 from analysis.questions import describe_variants
-from analysis.reading import FoundRows, Reading, find_rows
+from analysis.reading import FoundRows, find_rows
 from analysis.reading.extraction import Follow
 from analysis.reading.rows import (
     FILE,
@@ -99,11 +99,8 @@ class Results:
         """Return results of the runs with these row numbers only. Outcomes and flags of these runs do not change,
         although some of them depend on a comparison with other runs of the whole set."""
         outcomes = {new: self._outcomes[old] for new, old in enumerate(places) if old in self._outcomes}
-        table, rows = (
-            self.table.iloc[list(places)].reset_index(drop=True),
-            self._rows.take(pa.array(places, pa.int64())),
-        )
-        return dataclasses.replace(self, table=table, _rows=rows, _outcomes=outcomes)
+        table, rows = self.table.iloc[list(places)].reset_index(drop=True), pa.array(places, pa.int64())
+        return dataclasses.replace(self, table=table, _rows=self._rows.take(rows), _outcomes=outcomes)
 
     @functools.cached_property
     def traces(self) -> pd.DataFrame:
@@ -273,9 +270,8 @@ class Results:
 
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
-        rows = (
-            cells | {"place": place} for place, cells in enumerate(list_rows(self.pooled_table[[*KEY, *ANSWERING]]))
-        )
+        table = self.pooled_table[[*KEY, *ANSWERING]]
+        rows = (cells | {"place": place} for place, cells in enumerate(list_rows(table)))
         return {
             key: [row["place"] for row in select_answering(members, keep_disturbed=self.keeps_disturbed)]
             for key, members in group_by(rows, itemgetter(*KEY)).items()
@@ -290,25 +286,23 @@ def read(paths: Iterable[str | Path], follow: Follow = lambda read, files: None)
     return _judge_rows(find_rows((Path(path) for path in paths), follow), read_record)
 
 
-def judge_records(found: Reading) -> Results:
-    """Return the run table and verdicts of records that were read before. `read` does the same for files."""
-    known, by_path = list_all_columns(), {str(file): record for file, record in found.records.items()}
-    cells = [build_row(RecordFile(path), record, known) for path, record in by_path.items()]
-    table = pa.Table.from_pylist(cells, build_schema())
-    return _judge_rows(FoundRows(split_table(table), *found[1:]), lambda path: by_path[str(path)])
+def judge_records(records: Mapping[str, RunRecord]) -> Results:
+    """Return the run table and verdicts of records in memory, by path. `read` does the same for files."""
+    known = list_all_columns()
+    cells = [build_row(RecordFile(path), record, known) for path, record in records.items()]
+    rows = split_table(pa.Table.from_pylist(cells, build_schema()))
+    return _judge_rows(FoundRows(rows, (), ()), lambda path: records[str(path)])
 
 
 _MOST_WARNED = 3
 """Maximum number of skipped files, and of attempts without a record, that a warning names."""
 
 
-def warn(found: Reading | Results) -> None:
+def warn(found: FoundRows | Results) -> None:
     """Log warnings on skipped files, on attempts (tries at a run) without a record, and on copies of records. The
     first two warnings also name the first few files or attempts."""
-    read = len(found.records if isinstance(found, Reading) else found.table)
-    skipped = (
-        f"skipped, because they are not readable records: {len(found.skipped)} of {len(found.skipped) + read} files"
-    )
+    files = len(found.skipped) + len(found.rows.core if isinstance(found, FoundRows) else found.table)
+    skipped = f"skipped, because they are not readable records: {len(found.skipped)} of {files} files"
     unfinished = f"attempts without a record: {len(found.unfinished)}"
     for text, things in ((skipped, found.skipped), (unfinished, found.unfinished)):
         if things:
@@ -340,7 +334,7 @@ def _judge_rows(found: FoundRows, load: Callable[[Path], RunRecord]) -> Results:
     optional = [name for name, first in LATER.items() if core.column(name).unique().to_pylist() not in ([], [first])]
     optional += [name for name in LEARNED if core.column(name).null_count < len(core)]
     table = to_pandas(core.select([*list_columns(), *optional]))
-    table["flags"] = _add_unverified_flags(core.column("flags"), unverified)
+    table.loc[unverified, "flags"] = table.loc[unverified, "flags"].map(_add_unverified)
     outcomes = {
         one.place: build_invalid_outcome(one, table["config_id"].iat[one.reference], table["precision"].iat[one.place])
         for one in mismatches
@@ -358,18 +352,10 @@ def _compute_changes(file: Path, load: Callable[[Path], RunRecord]) -> dict[str,
         return {name: None for name, column in list_all_columns().items() if column.kind == "number"}
 
 
-def _add_unverified_flags(raised: pa.ChunkedArray, unverified: NDArray[np.bool_]) -> pd.Series:
-    """Return the flags of all runs, with the flag `unverified` inserted where the mask `unverified` is True, in the
-    order of FLAGS.
-
-    For speed, each distinct text of flags is extended once. There are few distinct texts.
-    """
-    encoded = raised.combine_chunks().dictionary_encode()
-    known = encoded.dictionary.to_pylist()
-    more = [" ".join(name for name in FLAGS if name in {*text.split(), "unverified"}) for text in known]
-    places = encoded.indices.to_numpy() + len(known) * unverified
-    flags: pd.Series = to_pandas(pa.array([*known, *more], pa.string()).take(pa.array(places)))
-    return flags
+@functools.cache  # there are few distinct texts
+def _add_unverified(raised: str) -> str:
+    """Return the flags `raised` with the flag `unverified`, in the order of FLAGS."""
+    return " ".join(name for name in FLAGS if name in {*raised.split(), "unverified"})
 
 
 def _invalidate(table: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:

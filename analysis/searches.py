@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIALS, _RECORD_DEPTH = "trials", 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
+_TRIALS = "trials"
+_RECORD_DEPTH = 2  # a record lies two folders below its study: <study>/<configuration>/<attempt>
 
 
 class SearchTrial(NamedTuple):
@@ -52,10 +53,14 @@ class MeasuredSearch(NamedTuple):
         return [trial for trial in self.trials if trial.value is not None]
 
 
+def find_study_folders(records: Iterable[Path]) -> list[Path]:
+    """Return the study folders that contain these record files, in the order of the files."""
+    return [*dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)]
+
+
 def find_searches(records: Iterable[Path]) -> tuple[MeasuredSearch, ...]:
     """Return the searches of the study folders that contain these record files, in the order of the files."""
-    folders = dict.fromkeys(file.parents[_RECORD_DEPTH] for file in records if len(file.parents) > _RECORD_DEPTH)
-    found = (_try_to_read(folder) for folder in folders if exists(folder / _TRIALS))
+    found = (_try_to_read(folder) for folder in find_study_folders(records) if exists(folder / _TRIALS))
     return tuple(search for search in found if search and search.trials)
 
 
@@ -86,14 +91,8 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
         for result, node_hours in zip(results, spent, strict=True)
         if result.outcome
     )
-    return MeasuredSearch(
-        sweep.study,
-        section.objective,
-        OBJECTIVES[section.objective] == "least",
-        tuple(section.space),
-        tuple(trials),
-        estimate_importances(section, results),
-    )
+    least, importances = OBJECTIVES[section.objective] == "least", estimate_importances(section, results)
+    return MeasuredSearch(sweep.study, section.objective, least, tuple(section.space), tuple(trials), importances)
 
 
 def _build_trial(section: "SearchSection", result: "TrialResult", kept: bool, spent: float) -> SearchTrial:

@@ -105,7 +105,7 @@ def summarise(
 
 def _summarise_group(rows: Sequence[Row], what: Sequence[str], keep_disturbed: bool) -> Row:
     answers, good = _select_last_attempts(rows), select_answering(rows, keep_disturbed=keep_disturbed)
-    allocations = _group_by_allocation(good)
+    allocations = group_by_allocation(good)
     # `good` has disturbed runs only if all are disturbed; then memory is used, but times are not
     timed = [] if any(map(is_disturbed, good)) and not keep_disturbed else allocations
     known = (good or answers)[-1]
@@ -161,13 +161,11 @@ def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
 def _select_last_attempts(rows: Sequence[Row]) -> list[Row]:
     """Return the last attempt (try at a run) of each repeat with each seed. The last attempt supersedes the earlier
     ones."""
-    last: dict[tuple[Any, ...], Row] = {}
-    for row in sorted(rows, key=itemgetter("study", "seed", "repeat", "attempt")):
-        last[row["study"], row["seed"], row["repeat"]] = row
-    return list(last.values())
+    ordered = sorted(rows, key=itemgetter("study", "seed", "repeat", "attempt"))
+    return list({(row["study"], row["seed"], row["repeat"]): row for row in ordered}.values())
 
 
-def _group_by_allocation(good: Sequence[Row]) -> Allocations:
+def group_by_allocation(good: Sequence[Row]) -> Allocations:
     """Return the runs grouped by allocation. A run outside of any job forms its own group."""
     groups = group_by(enumerate(good), lambda item: item[1]["allocation"] or item[0])
     return [[row for _, row in group] for group in groups.values()]
@@ -200,11 +198,11 @@ def _compute_learned(good: Sequence[Row], timed: Allocations) -> Row:
     """Return the cells of the columns that describe trainings, such as the held-out loss, as far as the run table has
     them. `good` has all runs that ended ok, and `timed` has the runs whose times count."""
     names = [name for name in LEARNED if good and name in good[0]]
-    cells: Row = dict.fromkeys(LEARNED) | {
-        name: _compute_median(timed, name) for name in LEARNED_TIMES if name in names
-    }
+    cells: Row = dict.fromkeys(LEARNED)
     for name in names:
-        if name not in LEARNED_TIMES and (means := compute_seed_means(good, name)):
+        if name in LEARNED_TIMES:
+            cells[name] = _compute_median(timed, name)
+        elif means := compute_seed_means(good, name):
             cells[name] = statistics.mean(means.values())
     losses = compute_seed_means(good, "validation_loss") if "validation_loss" in names else {}
     interval = loss_interval(list(losses.values()))

@@ -73,6 +73,9 @@ wrong factor.
 """
 
 
+Quantity = Literal["gradient norm", "loss"]
+
+
 class VerificationCase(NamedTuple):
     """The data of one record that are needed to compare its losses and gradient norms with those of the reference
     engine."""
@@ -107,24 +110,16 @@ class Mismatch(NamedTuple):
     place: int  # index of the run
     reference: int  # index of the reference run
     step: int
-    quantity: Literal["gradient norm", "loss"]
+    quantity: Quantity
     found: float | None
     expected: float | None
     tolerance: float
 
 
-class Judgement(NamedTuple):
-    """Result of comparing runs with the reference engine: the unverified runs as a mask of shape (cases,), where a case
-    is a run, and the mismatches of losses or gradient norms."""
-
-    unverified: NDArray[np.bool_]
-    mismatches: tuple[Mismatch, ...]
-
-
-def judge(cases: VerificationCases) -> Judgement:
+def judge(cases: VerificationCases) -> tuple[NDArray[np.bool_], list[Mismatch]]:
     """Compare the first gradient norms and losses of every run that ended ok with those of the reference run. The
     reference run is the first run of the reference engine with the same `question`, which is a hash of all settings
-    that determine the losses.
+    that determine the losses. Return the unverified runs as a mask of shape (cases,), and the mismatches.
 
     A run is unverified if it has no reference run, if the two runs skipped different updates, or if the first norm of
     either run is unknown. Losses alone do not verify a run.
@@ -154,18 +149,12 @@ def judge(cases: VerificationCases) -> Judgement:
     for row in np.flatnonzero(~agrees):
         column, place = int(np.argmin(near[row])), int(places[row])
         is_norm = column < SUMMED_STEPS
-        mismatches.append(
-            Mismatch(
-                place=place,
-                reference=int(reference_places[place]),
-                step=_list_updates(int(cases.updates[place]))[column] if is_norm else column - SUMMED_STEPS,
-                quantity="gradient norm" if is_norm else "loss",
-                found=_drop_nonfinite(found[row, column]),
-                expected=_drop_nonfinite(expected[row, column]),
-                tolerance=float(allowed[row, column]),
-            )
-        )
-    return Judgement(unverified, tuple(mismatches))
+        step = _list_updates(int(cases.updates[place]))[column] if is_norm else column - SUMMED_STEPS
+        seen, wanted = (_drop_nonfinite(values[row, column]) for values in (found, expected))
+        reference, tolerance = int(reference_places[place]), float(allowed[row, column])
+        quantity: Quantity = "gradient norm" if is_norm else "loss"
+        mismatches.append(Mismatch(place, reference, step, quantity, seen, wanted, tolerance))
+    return unverified, mismatches
 
 
 @remember_latest

@@ -6,7 +6,7 @@ Two measured configurations are compared if they differ in one respect only. The
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -40,11 +40,14 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     def find_start(place: int) -> Start:
         return Start(results.record(place).circumstance.started_at, results.allocation(place))
 
+    def find_starts(row: Row) -> Starts:
+        return tuple(map(find_start, results.list_timed(row)))
+
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     sides = [ClaimSide(row, results.specs[row["config_id"]]) for row in measured]
     places = group_by(sides, lambda side: (str(side.row["machine"]), str(side.row["model"])))
     found = [
-        ClaimFinding(claim, machine, model, _compare_sides(claim, members, results, find_start))
+        ClaimFinding(claim, machine, model, _compare_sides(claim, members, results, find_starts))
         for (machine, model), members in places.items()
         for claims in CLAIMS.values()
         for claim in claims
@@ -87,12 +90,11 @@ def _mark_slow_networks(found: Sequence[ClaimFinding], results: Results) -> list
             rates[id(one)] = rate
             fastest[name_pair(one)] = max(fastest.get(name_pair(one), 0.0), rate)
     slow = {id(one) for one in pairs if id(one) in rates and rates[id(one)] < fastest[name_pair(one)]}
-    return [
-        finding._replace(
-            comparisons=tuple(one._replace(is_slow_network=id(one) in slow) for one in finding.comparisons)
-        )
-        for finding in found
-    ]
+    marked = []
+    for finding in found:
+        comparisons = tuple(one._replace(is_slow_network=id(one) in slow) for one in finding.comparisons)
+        marked.append(finding._replace(comparisons=comparisons))
+    return marked
 
 
 def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effect]:
@@ -109,23 +111,18 @@ def name_effects(claim: Claim, tested: Sequence[stats.Comparison]) -> list[Effec
 
 
 def _compare_sides(
-    claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
+    claim: Claim, sides: Sequence[ClaimSide], results: Results, find_starts: Callable[[Row], Starts]
 ) -> tuple[ClaimComparison, ...]:
     """Return all comparisons for a claim. Their effects (such as "faster") are corrected for the number of comparisons.
-    `find_start` returns the start of a run, given its row number in the run table."""
-    found = list(_list_comparisons(claim, sides, results, find_start))
+    `find_starts` returns the starts of the runs that a row of the summary combines."""
+    found = [
+        _compare(claim, one, other, sides, results, find_starts)
+        for members in group_by(sides, lambda side: claim.shared(side.spec)).values()
+        for one, other in itertools.permutations(members, 2)
+        if may_be_same(one.row["environment_id"], other.row["environment_id"]) and claim.compared(one.spec, other.spec)
+    ]
     effects = iter(name_effects(claim, [one.tested for one in found if one.tested]))
     return tuple(one._replace(effect=next(effects)) if one.tested else one for one in found)
-
-
-def _list_comparisons(
-    claim: Claim, sides: Sequence[ClaimSide], results: Results, find_start: Callable[[int], Start]
-) -> Iterator[ClaimComparison]:
-    for members in group_by(sides, lambda side: claim.shared(side.spec)).values():
-        for one, other in itertools.permutations(members, 2):
-            same_environment = may_be_same(one.row["environment_id"], other.row["environment_id"])
-            if same_environment and claim.compared(one.spec, other.spec):
-                yield _compare(claim, one, other, sides, results, find_start)
 
 
 def _compare(
@@ -134,14 +131,14 @@ def _compare(
     other: ClaimSide,
     sides: Sequence[ClaimSide],
     results: Results,
-    find_start: Callable[[int], Start],
+    find_starts: Callable[[Row], Starts],
 ) -> ClaimComparison:
     """Return the comparison of two configurations. If times are compared and only one of the two configurations ran out
     of memory, its fastest variant with another micro-batch is compared in its place.
 
     The micro-batch of the configuration that fits into memory is not changed. So the comparison takes into account that
-    the configuration that fits needs less memory. `find_start` returns the start of a run, given its row number in the
-    run table.
+    the configuration that fits needs less memory. `find_starts` returns the starts of the runs that a row of the
+    summary combines.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches
@@ -160,20 +157,11 @@ def _compare(
     elif claim.quantity == "mean_step_s" and has_run_out(other.row) and one.row["n"]:
         effect = "second out of memory"
 
-    def find_starts() -> tuple[Starts, Starts]:
-        before, after = (tuple(map(find_start, results.list_timed(side.row))) for side in (one, other))
-        return before, after
+    def find_both() -> tuple[Starts, Starts]:
+        return find_starts(one.row), find_starts(other.row)
 
-    return ClaimComparison(
-        one.row,
-        other.row,
-        (differ[0], differ[1]),
-        _describe_shared(one, other),
-        _test(claim, one.row, other.row, results),
-        as_preset,
-        effect,
-        find_starts,
-    )
+    shared, tested = _describe_shared(one, other), _test(claim, one.row, other.row, results)
+    return ClaimComparison(one.row, other.row, (differ[0], differ[1]), shared, tested, as_preset, effect, find_both)
 
 
 def _test(claim: Claim, before: Row, after: Row, results: Results) -> stats.Comparison | None:

@@ -131,7 +131,7 @@ def _not_consistently_faster(counts: Mapping[Effect, int]) -> Verdict:
 
     A configuration that ran out of memory does not count as slower.
     """
-    if _has_any(counts, "slower"):
+    if counts.get("slower"):
         return "reproduced"
     return "contradicted" if _are_all(counts, "faster") else "cannot be told"
 
@@ -145,15 +145,11 @@ def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]],
     """
 
     def judge(counts: Mapping[Effect, int]) -> Verdict:
-        if _has_any(counts, against, _NEVER_RAN.get(against, against)):
+        if counts.get(against) or counts.get(_NEVER_RAN.get(against, against)):
             return "contradicted"
         return "reproduced" if _are_all(counts, effect) else "cannot be told"
 
     return judge
-
-
-def _has_any(counts: Mapping[Effect, int], *effects: Effect) -> bool:
-    return any(counts.get(effect) for effect in effects)
 
 
 def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:

@@ -158,9 +158,8 @@ def list_obstacles(finding: ClaimFinding) -> list[str]:
 def find_studied_model(parameters: int | None) -> str | None:
     """Return the name of the published mT5 model with exactly this number of parameters. None if there is no such
     model, or if the number does not lie between SMALLEST and LARGEST."""
-    shapes = {
-        row["parameters"]: row["model"] for row in read_published("t5_shapes").rows if row["model"].startswith("mt5_")
-    }
+    rows = read_published("t5_shapes").rows
+    shapes = {row["parameters"]: row["model"] for row in rows if row["model"].startswith("mt5_")}
     return shapes.get(str(parameters)) if SMALLEST <= (parameters or 0) <= LARGEST else None
 
 
@@ -207,11 +206,7 @@ def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> st
     if "mixed" in flags:
         return "some repeats of a configuration failed"
     if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
-        return (
-            f"a configuration has the flags {', '.join(doubtful)}"
-            if len(doubtful) > 1
-            else f"a configuration has the flag {doubtful[0]}"
-        )
+        return f"a configuration has the flag{'s' if len(doubtful) > 1 else ''} {', '.join(doubtful)}"
     return _explain_times_apart(*comparison.find_starts()) if comparison.tested else ""
 
 

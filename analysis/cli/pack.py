@@ -74,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     if args.whole:
         packed = _read_whole(args.paths)
     else:
-        found = reading.read_records(args.paths)
+        found = reading.find_rows(args.paths)
         results.warn(found)
-        packed = pack_records(found.records.values())
-        incomplete = bool(found.skipped) or len(packed) < len(found.records)
+        records = found.read_records().values()
+        packed = pack_records(records)
+        incomplete = bool(found.skipped) or len(packed) < len(records)
     if not packed:
         raise report_missing(args.paths)
     with reporting_unwritable(args.out):
@@ -176,40 +177,30 @@ def _mark(value: Any, rename: _Rename) -> Any:
     return "removed by zeroscale pack"
 
 
+_COPIED = (
+    "evidence", "spec", "circumstance.repeat", "circumstance.attempt", "circumstance.machine",
+    "circumstance.launcher.name", "circumstance.limits", "circumstance.network.expects", "circumstance.step_limit_s",
+    "circumstance.rehearsed_rank", "circumstance.shapes_only", "environment.classification", "environment.git.dirty",
+    "outcome.kind", "outcome.shortage", "outcome.evidence.paused_s", "observations",
+)  # fmt: skip
 KEPT: Mapping[str, _Rule] = {
-    "evidence": _copy,
-    "spec": _copy,
+    **dict.fromkeys(_COPIED, _copy),
     "spec.model.family": _name("family"),
     "spec.engine.backend": _name("backend"),
     "spec.data.source": _name("source"),
     "spec.objective": _name("objective"),
     "spec.sequence": lambda lengths, rename: {_name("tokens")(kind, rename): n for kind, n in lengths.items()},
     "circumstance.study": _name("study"),
-    "circumstance.repeat": _copy,
-    "circumstance.attempt": _copy,
-    "circumstance.machine": _copy,
     "circumstance.machine.name": _name("machine"),
-    "circumstance.launcher.name": _copy,
-    "circumstance.limits": _copy,
-    "circumstance.network.expects": _copy,
-    "circumstance.step_limit_s": _copy,
     "circumstance.goes_on_from": _copy_form(r"[0-9a-f]{10}"),
-    "circumstance.rehearsed_rank": _copy,
-    "circumstance.shapes_only": _copy,
     "circumstance.started_at": _copy_form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)"),
     "environment.environment_id": lambda name, rename: (
         name if re.fullmatch(r"[0-9a-f]{8}", name) else rename("environment", name)
     ),
-    "environment.classification": _copy,
     "environment.classification.device": _name("device"),
     "environment.classification.versions": _copy_versions,
     "environment.versions": _copy_versions,
-    "environment.git.dirty": _copy,
     "environment.hosts": lambda hosts, rename: [rename("host", host) for host in hosts],
-    "outcome.kind": _copy,
-    "outcome.shortage": _copy,
-    "outcome.evidence.paused_s": _copy,
-    "observations": _copy,
     "observations.tokens": lambda tokens, rename: tokens if _copy(tokens, rename) == tokens else _OUT,
     "observations.link.backend": _name("backend"),
     "observations.known_busy": _mark,

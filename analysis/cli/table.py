@@ -198,7 +198,7 @@ def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[s
 
     `omitted_first` lists the columns that may be omitted, in this order.
     """
-    from analysis.formats import render_text_table
+    from analysis.formats import join_words, render_text_table
 
     omitted = [] if width is None else _choose_omitted(table, width, omitted_first)
     shown = table.drop(omitted)
@@ -210,8 +210,8 @@ def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[s
     if omitted:
         more = len(omitted) - _NAMED
         named = omitted if more <= 1 else [*omitted[: -_NAMED - 1 : -1], f"{more} more"]
-        listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
-        print(f"columns not shown, because {width} characters are too narrow: {listed}; add --wide", file=sys.stderr)
+        rule = f"because {width} characters are too narrow: {join_words(named)}"
+        print(f"columns not shown, {rule}; add --wide", file=sys.stderr)
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:
@@ -277,12 +277,10 @@ def _wrap_texts(table: _TextTable, width: int) -> list[list[str]]:
             if not wide:
                 break
             widths[max(wide, key=lambda name: widths[name])] -= 1
-    limits = [
-        (widths[name] if widths[name] < natural[name] else None, _MOST_LINES if name == _CUT else None)
-        for name in table.names
-    ]
+    narrow = {place: widths[name] for place, name in enumerate(table.names) if widths[name] < natural[name]}
+    most = {place: _MOST_LINES for place, name in enumerate(table.names) if name == _CUT}
     return [
-        [cell if room is None else _wrap(cell, room, most) for cell, (room, most) in zip(row, limits, strict=True)]
+        [_wrap(cell, narrow[place], most.get(place)) if place in narrow else cell for place, cell in enumerate(row)]
         for row in table.rows
     ]
 

@@ -122,11 +122,8 @@ def _parse_varied_field(part: str) -> VariedField:
         return VariedField(name)
     a, colon, b = values.partition(":")
     if not (a and colon and b):
-        raise UserError(
-            f"--across {part}",
-            "must have the form FIELD=A:B",
-            f"write the values of the field in A and in B, e.g. {name}=this:that",
-        )
+        remedy = f"write the values of the field in A and in B, e.g. {name}=this:that"
+        raise UserError(f"--across {part}", "must have the form FIELD=A:B", remedy)
     return VariedField(name, (a, b))
 
 

@@ -3,12 +3,12 @@ the limits of the regression gate are kept."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from analysis.compare.fields import FieldDifference
 from analysis.compare.pairing import ComparedConfiguration, ConfigurationPair
 from analysis.formats import format_significant
-from analysis.observed import compute_step_flops, find_worst_rank_value
+from analysis.observed import FlopsKind, compute_step_flops, find_worst_rank_value
 from analysis.results import Results
 from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
@@ -53,9 +53,8 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
     known = [name for name in a[0] if all(name in one for one in (*a, *b))] if a and b else []
     on_host, found = any(map(_is_on_host, (*ours, *theirs))), []
     for name in known:
-        (low, high), (lower, higher) = (
-            (min(values), max(values)) for values in ([one[name] for one in side] for side in (a, b))
-        )
+        sides = [[one[name] for one in side] for side in (a, b)]
+        (low, high), (lower, higher) = ((min(values), max(values)) for values in sides)
         slack = _SLACK_BYTES if on_host and name in _MEMORY else 0
         if high + slack < lower or higher + slack < low:
             found.append(QuantityChange(name, (low, high), (lower, higher), not (on_host and name == PEAK)))
@@ -77,18 +76,12 @@ def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
     observed = record.observations
     if observed is None:
         return {}
-    found = {"parameters": observed.parameters}
-    if observed.trainable_parameters is not None:
-        found["trainable_parameters"] = observed.trainable_parameters
-    flops = {
-        "model_flops": compute_step_flops(record, "model"),
-        "hardware_flops": compute_step_flops(record, "hardware"),
-    }
-    found |= {name: counted for name, counted in flops.items() if counted is not None}
+    found: dict[str, int | None] = {name: getattr(observed, name) for name in ("parameters", "trainable_parameters")}
+    found |= {f"{kind}_flops": compute_step_flops(record, kind) for kind in get_args(FlopsKind)}
     for kind in kinds if observed.collectives is not None else ():
         found |= {f"{kind}_{count}": getattr(_get_collectives(record).get(kind), count, 0) for count in _COUNTS}
-    memory = {name: find_worst_rank_value(record, name) for name in _MEMORY}
-    return found | {name: value for name, value in memory.items() if value is not None}
+    found |= {name: find_worst_rank_value(record, name) for name in _MEMORY}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _is_on_host(record: RunRecord) -> bool:
@@ -206,19 +199,15 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
         return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
     if None in (ours.row["step_s"], theirs.row["step_s"]):  # a rehearsal, or only busy runs
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
-        why = (
-            f"all runs of {busy} were made on a busy machine or were paused" if busy else "the runs have no step times"
-        )
-        return PairResult(ours, theirs, "not comparable", why)
+        disturbed = f"all runs of {busy} were made on a busy machine or were paused"
+        return PairResult(ours, theirs, "not comparable", disturbed if busy else "the runs have no step times")
     # Counts and bytes come from the records, since the summary has no collectives.
     before, after = (_build_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
-    status: Status = stats.TOO_FEW
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     why = "; ".join(filter(None, (why, _explain_order(*records) if paired else "")))
-    return PairResult(
-        ours, theirs, status, why, compare_paces(after, before, level), find_changes(*records), pair.intended
-    )
+    compared = compare_paces(after, before, level)
+    return PairResult(ours, theirs, stats.TOO_FEW, why, compared, find_changes(*records), pair.intended)
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
@@ -302,12 +291,11 @@ def _list_doubts(comparison: stats.Comparison, gate: Gate, among: int) -> tuple[
         return stats.TOO_FEW, f"at least {more} more repeats of A and of B are needed"
     if comparison.interval and comparison.interval.high <= 1 + gate.limit:
         return ()
+    # The estimate of missing repeats assumes the noise measured so far, so it is rough.
+    wanted = f"about {more}" if more < MOST else f"over {MOST}"
     reasons = (
         f"a slowdown above {format_share(gate.limit)} cannot be excluded",
         f"a slowdown below {format_significant(100 * seen, 2)} % cannot be detected with these runs",
+        f"{wanted} more repeats of A and of B would detect {format_share(gate.limit)}",
     )
-    # The estimate of missing repeats assumes the noise measured so far, so it is rough.
-    wanted = f"about {more}" if more < MOST else f"over {MOST}"
-    return (
-        (*reasons, f"{wanted} more repeats of A and of B would detect {format_share(gate.limit)}") if more else reasons
-    )
+    return reasons if more else reasons[:2]

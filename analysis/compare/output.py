@@ -1,7 +1,6 @@
 """Output of a comparison: text for a terminal, Markdown for a pull request, JUnit XML for CI, JSON and CSV for
 programs."""
 
-import csv
 import json
 import re
 from typing import Any
@@ -23,11 +22,10 @@ from analysis.compare.phrases import (
     list_remarks,
 )
 from analysis.formats import (
-    CsvLines,
-    escape_cell,
     escape_markdown,
     find_width,
     format_markdown_table,
+    join_csv,
     render_text_table,
 )
 from bench.core.errors import make_printable
@@ -42,21 +40,14 @@ def to_text(compared: SetComparison, *, wide: bool = False) -> str:
     # Parts that the names of all pairs share are written once, above the table.
     shared = [part for part in names[0] if all(part in name for name in names)] if len(names) > 1 and not wide else []
     short = [" · ".join(part for part in name if part not in shared) for name in names]
-    columns = [HEAD.index(name) for name in (HEAD if wide else SHORT)]
+    head, styles = HEAD if wide else SHORT, [_STYLES.get(line.held or "", "") for _, line in compared.lines]
     cells = [build_cells(name, line) for name, (_, line) in zip(short, compared.lines, strict=True)]
-    table = render_text_table(
-        [HEAD[column] for column in columns],
-        [[row[column] for column in columns] for row in cells],
-        [HEAD[column] in RIGHT for column in columns],
-        None if wide else find_width(),
-        [_STYLES.get(line.held or "", "") for _, line in compared.lines],
-    )
-    parts = [
-        make_printable(describe_sides(compared)),
-        f"Equal in all configurations: {make_printable(' · '.join(shared))}." * bool(shared),
-    ]
-    parts += [table.rstrip("\n"), describe_intervals(compared), format_headline(compared)]
-    return "".join(f"{part}\n" for part in parts if part)
+    rows = [[row[HEAD.index(name)] for name in head] for row in cells]
+    width = None if wide else find_width()
+    table = render_text_table(head, rows, [name in RIGHT for name in head], width, styles)
+    equal = f"Equal in all configurations: {make_printable(' · '.join(shared))}." if shared else ""
+    parts = [make_printable(describe_sides(compared)), equal, table.rstrip("\n"), describe_intervals(compared)]
+    return "".join(f"{part}\n" for part in (*parts, format_headline(compared)) if part)
 
 
 _FOLDED = (
@@ -125,12 +116,10 @@ def _build_case(name: str, line: PairResult, broken: bool) -> TestCase:
 
 def _format_details(line: PairResult) -> str:
     """Return the result of a pair as text, without the name of the pair."""
-    timed = (
-        [f"time change {format_time_change(line)}", f"compared data: {describe_ground(line)}"]
-        if line.comparison
-        else []
-    )
-    return "; ".join([line.status, *timed, *list_remarks(line)])
+    parts: list[str] = [line.status]
+    if line.comparison:
+        parts += [f"time change {format_time_change(line)}", f"compared data: {describe_ground(line)}"]
+    return "; ".join([*parts, *list_remarks(line)])
 
 
 def _strip_invalid_xml(text: str) -> str:
@@ -169,11 +158,7 @@ def to_csv(compared: SetComparison) -> str:
     for name, line in compared.lines:
         changes = [(one.name, *(" ".join(map(str, side)) for side in (one.a, one.b))) for one in line.changes]
         rows.append(_build_row(name, line) | {"changes": "; ".join(f"{n}: {a} -> {b}" for n, a, b in changes)})
-    lines, names = CsvLines(), list(rows[0]) if rows else ["name"]
-    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
-    writer.writeheader()
-    writer.writerows({n: escape_cell(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
-    return str(lines)
+    return join_csv(list(rows[0]) if rows else ["name"], rows)
 
 
 def _build_row(name: str, line: PairResult) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Pairing of the configurations of result set A with the configurations of result set B, and names of the pairs."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from analysis.compare.fields import (
     list_differences,
     list_fields,
 )
-from analysis.questions import drop_retried
+from analysis.questions import drop_retried, format_ranks
 from analysis.results import Results
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows
 from bench.core.errors import UserError, suggest_nearest
 from bench.core.record import Environment
 
@@ -51,12 +52,11 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
         environment_id: Environment.model_validate_json(text).classification
         for environment_id, text in zip(first, results.traces["environment"].loc[first.index], strict=True)
     }
-    return [
-        ComparedConfiguration(
-            row, list_fields(row, results.specs[row["config_id"]], environments.get(row["environment_id"]))
-        )
-        for row in drop_retried(list_rows(results.summary))
-    ]
+    found = []
+    for row in drop_retried(list_rows(results.summary)):
+        fields = list_fields(row, results.specs[row["config_id"]], environments.get(row["environment_id"]))
+        found.append(ComparedConfiguration(row, fields))
+    return found
 
 
 def pair_configurations(
@@ -70,12 +70,7 @@ def pair_configurations(
     exist, or if two configurations of one set differ only in the fields of `across`.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
-    a: _Groups = {}
-    b: _Groups = {}
-    for side, members, groups in (("A", ours, a), ("B", theirs, b)):
-        for one in _select_members(side, members, across):
-            groups.setdefault(build_pairing_key(one.fields, across), []).append(one)
-        _check_unambiguous(side, groups, across)
+    a, b = (_group_members(side, members, across) for side, members in (("A", ours), ("B", theirs)))
     found = [pair for key, members in a.items() for pair in _match_members(members, b.pop(key, []), across)]
     return [*found, *(ConfigurationPair(None, one) for members in b.values() for one in members)]
 
@@ -94,11 +89,10 @@ def _match_members(
     fields come first, not counting the fields `across`, which are allowed to differ. Configurations that remain without
     a counterpart come last."""
     possible = []
-    for a in ours:
-        for b in theirs:
-            differ = list_differences(a.fields, b.fields, across)
-            intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
-            possible.append(ConfigurationPair(a, b, differ, intended))
+    for a, b in itertools.product(ours, theirs):
+        differ = list_differences(a.fields, b.fields, across)
+        intended = tuple(one for one in list_differences(a.fields, b.fields) if one not in differ)
+        possible.append(ConfigurationPair(a, b, differ, intended))
     # Greedy: pairs with the fewest differences come first, so that equal configurations are paired.
     left = [*ours, *theirs]
     for pair in sorted(possible, key=lambda pair: len(pair.differ)):
@@ -127,26 +121,28 @@ def _select_members(
     return kept
 
 
-def _check_unambiguous(side: str, groups: _Groups, across: Sequence[VariedField]) -> None:
-    """Raise UserError if two configurations of a result set differ only in the fields `across`, which may differ
-    between the two compared sets. It would then be unclear which of the two configurations to compare with the other
-    set. `side` names the set, "A" or "B"."""
-    for members in groups.values() if across else ():
-        for number, one in enumerate(members):
-            for other in members[:number]:
-                if not list_differences(one.fields, other.fields, across):
-                    raise _build_ambiguity_error(side, other.fields, one.fields, across)
+def _group_members(side: str, members: Sequence[ComparedConfiguration], across: Sequence[VariedField]) -> _Groups:
+    """Return the configurations of a result set that `across` selects, grouped by the fields that must be equal for two
+    configurations to be paired. `side` names the set, "A" or "B".
+
+    Raise UserError if two configurations differ only in the fields `across`, which may differ between the two compared
+    sets. It would then be unclear which of the two configurations to compare with the other set.
+    """
+    groups = group_by(_select_members(side, members, across), lambda one: build_pairing_key(one.fields, across))
+    for group in groups.values() if across else ():
+        for other, one in itertools.combinations(group, 2):
+            if not list_differences(one.fields, other.fields, across):
+                raise _build_ambiguity_error(side, other.fields, one.fields, across)
+    return groups
 
 
 def _build_ambiguity_error(side: str, one: Fields, other: Fields, across: Sequence[VariedField]) -> UserError:
     names = [part.name for part in across if find_value(part.name, one) != find_value(part.name, other)]
     name = names[0] if names else list_differences(one, other)[0].field
     values = f"{find_value(name, one)}", f"{find_value(name, other)}"
-    return UserError(
-        f"--across {','.join(part.name for part in across)}",
-        f"{side} has the same point with {name}={values[0]} and with {name}={values[1]}",
-        f"choose a value for A and for B, e.g. --across {name}={values[0]}:{values[1]}",
-    )
+    rule = f"{side} has the same point with {name}={values[0]} and with {name}={values[1]}"
+    remedy = f"choose a value for A and for B, e.g. --across {name}={values[0]}:{values[1]}"
+    return UserError(f"--across {','.join(part.name for part in across)}", rule, remedy)
 
 
 _MAIN = ("model.name", "nodes", "devices_per_node", "engine.name", "batch.micro")
@@ -156,16 +152,17 @@ _IMPLIED = ("model.shape", "model.parameters", "model.family", "engine.backend",
 def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
     """Return the name of each pair. A field that differs is written as `value in A → value in B`, where A and B are the
     two compared result sets."""
-    groups: dict[tuple[str, str], list[Fields]] = {}
-    for pair in pairs:
-        fields = _get_fields(pair)
-        groups.setdefault((fields["model.name"], fields["engine.name"]), []).append(fields)
+
+    def get_kind(fields: Fields) -> tuple[str, str]:
+        return fields["model.name"], fields["engine.name"]
+
+    groups = group_by(map(_get_fields, pairs), get_kind)
     varying = {kind: set(_list_varying_fields(members)) for kind, members in groups.items()}
     labels = []
     for pair in pairs:
         fields = _get_fields(pair)
         both = zip(_list_main_labels(fields), _list_main_labels(pair.b.fields if pair.b else fields), strict=True)
-        names = [name for name in fields if name in varying[fields["model.name"], fields["engine.name"]]]
+        names = [name for name in fields if name in varying[get_kind(fields)]]
         more = [f"{name.removeprefix('engine.options.')}={fields[name]}" for name in names]
         labels.append(" · ".join([*(one if one == other else f"{one} → {other}" for one, other in both), *more]))
     return labels
@@ -187,6 +184,5 @@ def _list_varying_fields(members: Sequence[Fields]) -> Iterator[str]:
 
 
 def _list_main_labels(fields: Fields) -> list[str]:
-    nodes, devices = fields["nodes"], fields["devices_per_node"]
-    ranks = f"{nodes} × {devices} ranks" if nodes != "1" else f"{devices} rank{'s' if devices != '1' else ''}"
+    ranks = format_ranks({name: int(fields[name]) for name in ("nodes", "devices_per_node")})
     return [fields["model.name"], ranks, fields["engine.name"], f"micro {fields['batch.micro']}"]

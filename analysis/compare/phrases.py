@@ -47,12 +47,12 @@ def describe_sides(compared: SetComparison) -> str:
 def build_cells(name: str, line: PairResult) -> tuple[str, ...]:
     """Return the table cells of a pair, in the columns of HEAD."""
     before, after = (one.row["peak_allocated_bytes"] if one else None for one in (line.a, line.b))
+    seconds = [one.row["sample_s"] if one else None for one in (line.a, line.b)]
     held = f": {words}" if (words := _GATE_WORDS.get(line.held or "")) else ""
     return (
         name,
         line.status + held,
-        _format_time(line, "a"),
-        _format_time(line, "b"),
+        *(MISSING if time is None else format_significant(time) for time in seconds),
         format_time_change(line),
         describe_ground(line),
         f"{100 * (after / before - 1):+z.1f} %" if before and after and line.comparison else MISSING,
@@ -171,9 +171,3 @@ def _join_names(names: Sequence[str], most: int) -> str:
 
 def _format_range(low: str, high: str) -> str:
     return low if low == high else f"{low}–{high}"
-
-
-def _format_time(line: PairResult, side: str) -> str:
-    one = getattr(line, side)
-    seconds = one.row["sample_s"] if one else None
-    return MISSING if seconds is None else format_significant(seconds)

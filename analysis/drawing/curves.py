@@ -30,6 +30,7 @@ from analysis.drawing.groups import (
     build_question,
     describe_omitted,
     describe_question,
+    join_equal,
     list_rare_flags,
     name_series,
     sort_groups,
@@ -167,9 +168,8 @@ def build_picture(
     keys = [Key(label, looks[label].style_marks() | looks[label].line) for label in labels]
     keys += [Key("ideal scaling", _IDEAL)] if quantity.ideal is not None else []
     flags = Counter(flag for panel in panels for point in panel.points for flag in list_rare_flags(point.row))
-    flagged = (
-        f"Points with flags: {', '.join(f'{count} {flag}' for flag, count in flags.most_common())}." if flags else ""
-    )
+    counts = ", ".join(f"{count} {flag}" for flag, count in flags.most_common())
+    flagged = f"Points with flags: {counts}." if flags else ""
     notes = [_describe_intervals(panels) * quantity.interval, note, flagged, _describe_empty(empty), fewer]
     return Picture(drawn, keys, " ".join(filter(None, notes)))
 
@@ -374,7 +374,7 @@ def build_efficiency(results: Results, law: Law) -> Picture:
     curves = [curve for curve in build_curves(results) if curve.law == law]
     if all(sum(point.efficiency is not None for point in curve.points) < 2 for curve in curves):
         return Picture()
-    groups: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
+    rows: list[tuple[Question, Row]] = []
     for curve in curves:
         row, equal = curve.points[0].row, curve.batch == "equal micro-batch"
         held = [f"micro {row['micro']}" if equal else "best micro"]
@@ -382,9 +382,8 @@ def build_efficiency(results: Results, law: Law) -> Picture:
         held += [f"× {row['accumulation']} accumulated"] if law != "strong" and row["accumulation"] > 1 else []
         micro = row["micro"] if equal else 0
         shared = {**build_question(row), "nodes": None, "micro": micro, "held": " · ".join(held)}
-        _, rows = groups.setdefault(tuple(shared.values()), (shared, []))
-        rows += [_build_efficiency_row(curve, point) for point in curve.points]
-    return build_picture(results, [QuestionGroup(*group) for group in groups.values()], _EFFICIENCY, _EFFICIENCY_NOTE)
+        rows += [(shared, _build_efficiency_row(curve, point)) for point in curve.points]
+    return build_picture(results, [QuestionGroup(*one) for one in join_equal(rows)], _EFFICIENCY, _EFFICIENCY_NOTE)
 
 
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:

@@ -18,7 +18,7 @@ from analysis.questions import (
 from analysis.questions import group_by_question as group_rows
 from analysis.results import Results
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import Item, group_by, list_rows
 
 _COMMON_FLAGS = ("short", "unverified")
 """Flags that most runs of a quick study carry. Figures omit them, so that rarer flags stand out; tables list them."""
@@ -89,15 +89,16 @@ def describe_omitted(number: int, what: str, why: str, most: int) -> str:
     return f"{number - most} of {number} {what} are omitted: those with the {why}." if number > most else ""
 
 
+def join_equal(pairs: Iterable[tuple[Question, Item]]) -> list[tuple[Question, list[Item]]]:
+    """Return each distinct question of the pairs, with the list of its items. Questions and items keep their order."""
+    groups = group_by(pairs, lambda pair: tuple(pair[0].values()))
+    return [(members[0][0], [item for _, item in members]) for members in groups.values()]
+
+
 def _regroup(groups: Iterable[tuple[Question, Sequence[Row]]], part: str) -> list[tuple[Question, list[Row]]]:
     """Return the groups divided further, so that the rows of a group also have equal values in the column `part`. This
     value is added to the question, which names the settings that are equal in a group."""
-    found: dict[tuple[Any, ...], tuple[Question, list[Row]]] = {}
-    for question, rows in groups:
-        for row in rows:
-            shared = {**question, part: row[part]}
-            found.setdefault(tuple(shared.values()), (shared, []))[1].append(row)
-    return list(found.values())
+    return join_equal(({**question, part: row[part]}, row) for question, rows in groups for row in rows)
 
 
 def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *named: str) -> QuestionGroup:
@@ -107,9 +108,8 @@ def _build_fixed_group(question: Question, rows: Sequence[Row], part: str, *name
     if others:
         return QuestionGroup({**question, "held": " · ".join(named)}, rows)
     fixed = [f"global batch {first}"] if part == "global_batch" else [f"× {first} accumulated"] * (first > 1)
-    return QuestionGroup(
-        {**question, "held": " · ".join([*named, *fixed])}, [row | {"accumulation": 1} for row in rows]
-    )
+    shared = {**question, "held": " · ".join([*named, *fixed])}
+    return QuestionGroup(shared, [row | {"accumulation": 1} for row in rows])
 
 
 def describe_question(question: Question, all_questions: Sequence[Question]) -> list[str]:

@@ -85,16 +85,12 @@ def picture(results: Results) -> Picture:
     looks = choose_looks(results.table["engine"])
     shared = set.intersection(*(set(one.row["flags"].split()) for one in marks))
     space = _measure_margins(marks, shared)
-    drawn = [
-        Panel(
-            title=panel.title.split(" · "),
-            draw=partial(_draw_panel, marks=panel.marks, limits=limits, looks=looks, shared=shared),
-            space=space._replace(height=_ROW_IN * len(panel.marks) + 0.1),
-            narrow=_NARROW._replace(height=_STACKED_IN * len(panel.marks) + 0.1),
-            wide=True,
-        )
-        for panel in panels
-    ]
+    drawn = []
+    for panel in panels:
+        title, rows = panel.title.split(" · "), len(panel.marks)
+        draw = partial(_draw_panel, marks=panel.marks, limits=limits, looks=looks, shared=shared)
+        usual, narrow = space._replace(height=_ROW_IN * rows + 0.1), _NARROW._replace(height=_STACKED_IN * rows + 0.1)
+        drawn.append(Panel(title=title, draw=draw, space=usual, narrow=narrow, wide=True))
     notes = [
         _describe_marks(panels),
         "The x axis shows its extra time per sample compared with the fastest configuration in the panel. Bar: "
@@ -190,10 +186,8 @@ def _build_mark(label: str, row: Row, rival: Rival | None) -> AnswerMark:
     compared, known = rival.comparison, rival.comparison.interval
     if rival.verdict == TOO_FEW:
         return AnswerMark(label, row["engine"], compared.ratio - 1, None, f"{format_effect(compared)}, indicative", row)
-    ends = (known.low - 1, known.high - 1) if known else None
-    return AnswerMark(
-        label, row["engine"], compared.ratio - 1, ends, f"{rival.verdict}: {format_effect(compared)}", row
-    )
+    ends, words = (known.low - 1, known.high - 1) if known else None, f"{rival.verdict}: {format_effect(compared)}"
+    return AnswerMark(label, row["engine"], compared.ratio - 1, ends, words, row)
 
 
 def _draw_panel(

@@ -68,14 +68,11 @@ def picture(results: Results) -> Picture:
 def _list_lines(results: Results) -> list[Line]:
     """Return the rows of the figure. In each row, efficiencies are relative to the smallest node count that has a
     measured time."""
-    groups: dict[tuple[Any, ...], tuple[Question, list[Best]]] = {}
     # A rehearsal (one rank run alone) is never ranked, so a row of rehearsals would have only empty cells.
-    for found in (one for one in best(results) if one.question["evidence"] == "measured"):
-        shared = {**found.question, "nodes": None}
-        groups.setdefault(tuple(shared.values()), (shared, []))[1].append(found)
+    found = (one for one in best(results) if one.question["evidence"] == "measured")
     known = paces(results)
     lines: list[Line] = []
-    for shared, answers in groups.values():
+    for shared, answers in groups.join_equal(({**one.question, "nodes": None}, one) for one in found):
         # Efficiencies of a row refer to its smallest node count with a number, which need not be one node.
         ordered = sorted(answers, key=lambda one: int(one.question["nodes"]))
         base = next((one for one in ordered if one.fastest), None)

@@ -4,7 +4,7 @@ import statistics
 
 from analysis.drawing import Picture
 from analysis.drawing.curves import PlottedQuantity, build_picture
-from analysis.drawing.groups import QuestionGroup
+from analysis.drawing.groups import QuestionGroup, join_equal
 from analysis.questions import group_by_question
 from analysis.results import Results
 from analysis.summary import Row
@@ -38,7 +38,7 @@ def picture(results: Results) -> Picture:
 
 def group_rows(results: Results) -> list[QuestionGroup]:
     """Return the rows of each panel, with measured and predicted idle share."""
-    groups: dict[tuple[object, ...], QuestionGroup] = {}
+    pairs = []
     for question, rows in group_by_question(results.summary):
         for row in rows:
             spec = results.specs[row["config_id"]]
@@ -46,10 +46,8 @@ def group_rows(results: Results) -> list[QuestionGroup]:
             if spec.parallel.pipeline > 1 and len(known):
                 held = f"micro {spec.batch.micro} · pipeline degree {spec.parallel.pipeline}"
                 shared = {**question, "micro": spec.batch.micro, "held": held}
-                group = groups.setdefault(tuple(shared.values()), QuestionGroup(shared, []))
-                own = _build_row(row, spec, statistics.median(known))
-                groups[tuple(shared.values())] = group._replace(rows=[*group.rows, own])
-    return list(groups.values())
+                pairs.append((shared, _build_row(row, spec, statistics.median(known))))
+    return [QuestionGroup(*one) for one in join_equal(pairs)]
 
 
 def _build_row(row: Row, spec: RunSpec, measured: float) -> Row:

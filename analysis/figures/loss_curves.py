@@ -49,12 +49,9 @@ def picture(results: Results) -> Picture:
         if runs
     ]
     entries = [Key(label, look.style_marks() | {"linestyle": "-"}) for label, look in looks.items()]
-    notes = [
-        _NOTE,
-        _count_disturbed(len(drawn) - len(timed), len(drawn)),
-        groups.describe_omitted(len(places), "configurations", "highest final loss", _MOST),
-        _count_without_loss(table),
-    ]
+    disturbed = _count_disturbed(len(drawn) - len(timed), len(drawn))
+    omitted = groups.describe_omitted(len(places), "configurations", "highest final loss", _MOST)
+    notes = [_NOTE, disturbed, omitted, _count_without_loss(table)]
     return Picture(panels, entries, " ".join(filter(None, notes)))
 
 

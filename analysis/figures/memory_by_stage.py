@@ -80,15 +80,10 @@ def picture(results: Results) -> Picture:
         # All panels of a model have the same y axis, so that heights can be compared.
         power = find_unit_power(_find_highest(alike))
         top = 1.08 * _find_highest(alike) / 1024**power or 1.0
-        panels.append(
-            Panel(
-                title=groups.describe_question(group.question, questions),
-                draw=partial(_draw_panel, rows=group.rows, sizes=known, power=power, top=top, names=names, looks=looks),
-                space=Space(below=below),
-                group=model,
-                weight=sum(row["n"] > 0 for row in group.rows),
-            )
-        )
+        title = groups.describe_question(group.question, questions)
+        draw = partial(_draw_panel, rows=group.rows, sizes=known, power=power, top=top, names=names, looks=looks)
+        weight = sum(row["n"] > 0 for row in group.rows)
+        panels.append(Panel(title=title, draw=draw, space=Space(below=below), group=model, weight=weight))
     measured = [Key(names[part], style) for part, style in zip(_PARTS, (_MEASURED, _RESTING), strict=True)]
     predicted = [Key(_PREDICTED_PEAK, _PEAK | {"markersize": 10}), Key(_STATES, _DIVIDED, patch=True)]
     return Picture(panels, [*measured, *predicted], _NOTE)

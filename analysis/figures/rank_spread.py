@@ -66,13 +66,8 @@ def picture(results: Results) -> Picture:
     space = Space(_LINE_IN * len(shown) + 0.1, 0.15, 0.15)
     panels = []
     if any(run.own_s for run in shown):
-        panels.append(
-            Panel(
-                title=["time outside collectives"],
-                draw=partial(_draw_own_times, shown=shown, labels=labels),
-                space=space,
-            )
-        )
+        draw = partial(_draw_own_times, shown=shown, labels=labels)
+        panels.append(Panel(title=["time outside collectives"], draw=draw, space=space))
     if any(len(set(run.peak_bytes)) > 1 for run in shown):
         panels.append(Panel(title=[_MEMORY], draw=partial(_draw_memory, shown=shown, labels=labels), space=space))
     even = _EVEN if any(run.peak_bytes for run in shown) and all(panel.title != [_MEMORY] for panel in panels) else ""

@@ -58,9 +58,8 @@ def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
         levels = list_levels([one.values[field] for one in shown])
         if len(levels) > 1:
             pairs = [(levels[_format_level(one.values[field])], _get_value(one)) for one in shown]
-            yield _build_panel(
-                search, partial(_draw_trials, trials=shown, pairs=pairs), field, search.objective, list(levels)
-            )
+            draw = partial(_draw_trials, trials=shown, pairs=pairs)
+            yield _build_panel(search, draw, field, search.objective, list(levels))
     for up, name, unit in (
         ("peak memory per rank, GiB", "peak_bytes", 2**30), ("node-seconds per sample", "sample_node_s", 1),
     ):  # fmt: skip

@@ -45,13 +45,10 @@ def picture(results: Results) -> Picture:
     if not results.table["step_s"].notna().any():
         return Picture()
     chosen, omitted = _select_runs(results)
-    panels = [
-        Panel(
-            title=" · ".join(labels).split(" · "),
-            draw=partial(_draw_steps, row=results.table.iloc[place], record=results.record(place)),
-        )
-        for place, labels in zip(chosen, groups.describe_runs(results, chosen), strict=True)
-    ]
+    panels = []
+    for place, labels in zip(chosen, groups.describe_runs(results, chosen), strict=True):
+        draw = partial(_draw_steps, row=results.table.iloc[place], record=results.record(place))
+        panels.append(Panel(title=" · ".join(labels).split(" · "), draw=draw))
     return Picture(panels, _KEYS, f"{_NOTE} {omitted}")
 
 
@@ -71,9 +68,7 @@ def _select_runs(results: Results) -> tuple[list[int], str]:
         fastest += [max(rows, key=lambda row: row["tokens_per_s"] or 0.0)] if rows else []
     wanted = itertools.chain(unsteady[:_UNSTEADY], (results.behind(row)[0] for row in fastest), unsteady)
     # A run may be both unsteady and the fastest; the dict holds it once and keeps the order.
-    shown: dict[int, None] = {}
-    while len(shown) < _MOST and (place := next(wanted, None)) is not None:
-        shown[place] = None
+    shown = list(dict.fromkeys(wanted))[:_MOST]
     return sorted(shown), f"Shown: {len(shown)} of {timed.sum()} timed runs."
 
 

@@ -7,6 +7,7 @@ renders a history as text, CSV tables and an HTML page.
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -142,20 +143,12 @@ def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits:
     series = []
     for one, changes in zip(drafts, found, strict=True):
         origins = {value.place: value.origin for value in one.values}
-        described = (
-            HistoryChange(each, describe_other_differences(origins[each.before], origins[each.after], by))
-            for each in changes
-        )
-        series.append(one._replace(changes=tuple(described)))
+        also = [describe_other_differences(origins[each.before], origins[each.after], by) for each in changes]
+        series.append(one._replace(changes=tuple(map(HistoryChange, changes, also))))
+    series.sort(key=lambda one: (not one.changes, one.short))
     days = sorted({run.origin.date for run in placed} - {""})
-    return History(
-        axis,
-        tuple(sorted(series, key=lambda one: (not one.changes, one.short))),
-        flagged,
-        failed,
-        len(runs) - len(placed),
-        tuple(dict.fromkeys(days[:1] + days[-1:])),
-    )
+    ends, nowhere = tuple(dict.fromkeys(days[:1] + days[-1:])), len(runs) - len(placed)
+    return History(axis, tuple(series), flagged, failed, nowhere, ends)
 
 
 # ---------------------------------------- places
@@ -250,11 +243,10 @@ def _list_runs(results: Results) -> Iterable[_Run]:
     An attempt is one try at a run. Repeats with equal numbers in different folders count as different repeats, because
     each call of `zeroscale ab` numbers its repeats from 0 in a folder of its own.
     """
-    last: dict[tuple[str, int], tuple[int, Row]] = {}
-    files = results.traces["file"]
+    last: dict[tuple[Path, int], tuple[int, Row]] = {}
     for place, row in enumerate(list_rows(results.table)):
         if row["evidence"] == "measured":
-            folder = str(files.iloc[place]).rsplit("/", 2)[0]
+            folder = results.get_file(place).parents[1]
             before = last.get((folder, row["repeat"]))
             if before is None or row["attempt"] >= before[1]["attempt"]:
                 last[folder, row["repeat"]] = place, row

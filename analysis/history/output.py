@@ -1,13 +1,19 @@
 """Output of a history: text for a terminal, CSV tables, and an HTML page that works offline without scripts."""
 
-import csv
-import io
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from analysis.formats import MISSING, CsvLines, escape_cell, format_ratio_change, format_significant, load_template
+from analysis.formats import (
+    MISSING,
+    find_width,
+    format_ratio_change,
+    format_significant,
+    join_csv,
+    load_template,
+    render_text_table,
+)
 from analysis.history import History, HistoryChange, HistorySeries
 from analysis.stats.change_points import LEAST_PLACES, SIDE
 from bench.core.errors import make_printable
@@ -116,49 +122,28 @@ def render_tables(history: History) -> dict[str, bytes]:
         for one in history.series
         for value in one.values
     ]  # fmt: skip
-    return {"changes.csv": _to_csv(CHANGES, changes), "values.csv": _to_csv(VALUES, values)}
+    return {"changes.csv": join_csv(CHANGES, changes).encode(), "values.csv": join_csv(VALUES, values).encode()}
 
 
 def _name(history: History, one: HistorySeries) -> dict[str, Any]:
     return {"config_id": one.config_id, "machine": one.machine, "configuration": one.name, "by": history.axis.by}
 
 
-def _to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
-    lines = CsvLines()
-    writer = csv.DictWriter(lines, names, lineterminator=lines.END)
-    writer.writeheader()
-    writer.writerows({n: escape_cell(v) if isinstance(v, str) else v for n, v in row.items()} for row in rows)
-    return str(lines).encode()
-
-
 HEAD = ("configuration", "time per sample", "most likely between", f"between ({100 * LEVEL:g} %)", "other differences")
-_WIDE = 10_000  # columns, so that each row stays on one line in a file or a pipe
 
 
 def to_text(history: History) -> str:
     """Return a text: the changes as a table as wide as the terminal, the latest first, and below it the sentences of
     `describe_doubts`."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEAD:
-        shown.add_column(Text(name), overflow="fold")
+    rows, styles = [], []
     for series, change in list_changes(history):
         likely, surely = describe_places(history, change)
-        cells = (series.name, describe_change(change), likely, surely or MISSING, change.also or MISSING)
-        style = "bold red" if change.change.size > 0 else ""
-        shown.add_row(*(Text(make_printable(cell), style) for cell in cells))
-    terminal, buffer = sys.stdout.isatty(), io.StringIO()
-    width = Console().width if terminal else _WIDE
-    console = Console(file=buffer, width=width, highlight=False, force_terminal=terminal)
-    console.print(Text(make_printable(describe_axis(history))), soft_wrap=True)
-    if shown.rows:
-        console.print(shown)
-    for doubt in describe_doubts(history):
-        console.print(Text(doubt), soft_wrap=True)
-    return buffer.getvalue()
+        rows.append((series.name, describe_change(change), likely, surely or MISSING, change.also or MISSING))
+        styles.append("bold red" if change.change.size > 0 else "")
+    width = find_width() if sys.stdout.isatty() else None
+    table = render_text_table(HEAD, rows, [False] * len(HEAD), width, styles) if rows else ""
+    doubts = "".join(f"{doubt}\n" for doubt in describe_doubts(history))
+    return f"{make_printable(describe_axis(history))}\n{table}{doubts}"
 
 
 PAGE = "history.html"
@@ -202,32 +187,28 @@ def _build_figure(history: History, series: HistorySeries) -> dict[str, Any]:
     def dot(place: int, seconds: float, text: str = "") -> dict[str, Any]:
         return {"x": (place + 0.5) * step, "y": height(seconds), "text": text}  # the text is a tooltip
 
+    dots = []
+    for one in series.values:
+        text = f"{format_significant(one.typical)} s per sample, {format_count(len(one.sample_s), 'run')}"
+        dots.append(dot(one.place, one.typical, f"{places[one.place].name}: {text}"))
     starts = [one.change.after for one in series.changes]
     levels = zip([0, *starts], [*starts, len(places)], strict=True)
     captions, bands = [], []
-    for one in series.changes:
-        likely, surely = describe_places(history, one)
+    for change in series.changes:
+        likely, surely = describe_places(history, change)
         parts = [
-            f"{describe_change(one)}, {likely}",
+            f"{describe_change(change)}, {likely}",
             surely and f"with {100 * LEVEL:g} % confidence within {surely}",
-            one.also and f"other differences: {one.also}",
+            change.also and f"other differences: {change.also}",
         ]
         captions.append("; ".join(filter(None, parts)))
-        first, last = one.change.within
+        first, last = change.change.within
         bands.append(((first + 0.5) * step, (last - first) * step, captions[-1]))
     return {
         "name": series.name,
         "config_id": series.config_id,
         "runs": [dot(v.place, s) for v in series.values if len(v.sample_s) > 1 for s in v.sample_s],
-        "dots": [
-            dot(
-                one.place,
-                one.typical,
-                f"{places[one.place].name}: {format_significant(one.typical)} s per sample, "
-                f"{format_count(len(one.sample_s), 'run')}",
-            )
-            for one in series.values
-        ],
+        "dots": dots,
         "levels": [(low * step, high * step, height(series.level(low))) for low, high in levels],
         "bands": bands,  # left edge, width, caption
         "borders": [(start * step, str(number)) for number, start in enumerate(starts, start=1)],

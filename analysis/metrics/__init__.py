@@ -47,6 +47,13 @@ def _is_whole(value: Callable[[RunRecord], float | None]) -> bool:
     return bool(get_type_hints(value).get("return") == int | None)
 
 
+def build_metric(
+    compute: Callable[[RunRecord], float | None], label: str, unit: str, better: Better = "less"
+) -> Metric:
+    """Return the metric that a function computes. Its name is that of the function, without `compute_`."""
+    return Metric(compute.__name__.removeprefix("compute_"), label, unit, better, compute)
+
+
 def build_interval_ends(
     name: str, label: str, unit: str, better: Better, find: Callable[[RunRecord], Interval | None]
 ) -> tuple[Metric, Metric]:

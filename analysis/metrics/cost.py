@@ -7,7 +7,7 @@ run) of each configuration.
 import math
 from typing import TYPE_CHECKING
 
-from analysis.metrics import Metric
+from analysis.metrics import build_metric
 from analysis.metrics.throughput import compute_tokens_per_s
 from analysis.observed import compute_energy_j, get_tokens, get_window
 from bench.core.errors import UserError
@@ -132,18 +132,14 @@ def compute_energy_j_per_million_tokens(record: RunRecord) -> float | None:
 
 
 METRICS = (
-    Metric(
-        "cost_per_million_tokens",
+    build_metric(
+        compute_cost_per_million_tokens,
         "cost of a million tokens, padding included, in the currency of the price",
         "currency/10^6 tokens",
-        "less",
-        compute_cost_per_million_tokens,
     ),
-    Metric(
-        "energy_j_per_million_tokens",
+    build_metric(
+        compute_energy_j_per_million_tokens,
         "energy that all devices use for a million tokens, hosts excluded",
         "J/10^6 tokens",
-        "less",
-        compute_energy_j_per_million_tokens,
     ),
 )

@@ -1,6 +1,6 @@
 """Memory of the rank that uses most, in bytes."""
 
-from analysis.metrics import Metric
+from analysis.metrics import Metric, build_metric
 from analysis.observed import find_worst_rank_value, list_by_rank
 from bench.core.record import RunRecord
 
@@ -28,12 +28,8 @@ METRICS = (
     _build_metric(
         "peak_allocated_bytes", "peak bytes of live tensors in the window of timed steps, on the rank with the most"
     ),
-    Metric(
-        "peak_allocated_spread_bytes",
-        "largest minus smallest peak_allocated_bytes over the ranks",
-        "bytes",
-        "less",
-        compute_peak_allocated_spread_bytes,
+    build_metric(
+        compute_peak_allocated_spread_bytes, "largest minus smallest peak_allocated_bytes over the ranks", "bytes"
     ),
     # peak of memory held by the caching allocator; unknown on a CPU
     _build_metric("peak_reserved_bytes", "peak bytes reserved by the caching allocator, on the rank with the most"),

@@ -2,7 +2,7 @@
 
 import statistics
 
-from analysis.metrics import Metric, build_interval_ends
+from analysis.metrics import Metric, build_interval_ends, build_metric
 from analysis.observed import compute_step_interval, compute_step_quantile, get_window
 from bench.core.record import RunRecord
 
@@ -45,26 +45,17 @@ def _build_quantile(percent: int, label: str) -> Metric:
     return Metric(f"step_s_p{percent}", label, "s", "less", lambda record: compute_step_quantile(record, percent / 100))
 
 
+_COUNTED = "counted from the first step of the run"
 METRICS = (
     Metric("n_steps", "number of timed steps (the window)", "steps", "neither", count_steps),
-    Metric("step_s", "median step time of the window", "s", "less", compute_step_s),
+    build_metric(compute_step_s, "median step time of the window", "s"),
     *build_interval_ends("step_s", "the median step time", "s", "less", compute_step_interval),
     _build_quantile(95, "95th percentile of the step times of the window"),
     # with fewer than a hundred steps this is nearly the longest step
     _build_quantile(99, "99th percentile of the step times of the window"),
-    Metric("step_s_max", "time of the longest step of the window", "s", "less", compute_step_s_max),
-    Metric(
-        "longest_step",
-        "index of the longest step of the window, counted from the first step of the run",
-        "",
-        "neither",
-        find_longest_step,
-    ),
-    Metric(
-        "compute_s",
-        "median step time of a rehearsal: computation of one rank, without communication",
-        "s",
-        "less",
-        compute_compute_s,
+    build_metric(compute_step_s_max, "time of the longest step of the window", "s"),
+    Metric("longest_step", f"index of the longest step of the window, {_COUNTED}", "", "neither", find_longest_step),
+    build_metric(
+        compute_compute_s, "median step time of a rehearsal: computation of one rank, without communication", "s"
     ),
 )

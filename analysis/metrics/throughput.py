@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping
 
-from analysis.metrics import Better, Metric, build_interval_ends
+from analysis.metrics import Better, Metric, build_interval_ends, build_metric
 from analysis.observed import (
     FlopsKind,
-    compute_rate_interval,
     compute_steps_per_s,
     compute_tflops_per_device,
     compute_token_rate,
     compute_utilisation,
+    get_window,
     remember_latest,
 )
-from analysis.stats.intervals import Interval
+from analysis.stats.intervals import Interval, describe_window, rate_interval
 from bench.core.record import RunRecord, Tokens
 
 
@@ -39,7 +39,8 @@ def compute_tokens_per_s(record: RunRecord) -> float | None:
 
 @remember_latest  # both ends of the interval are columns, so it is needed twice
 def _compute_tokens_interval(record: RunRecord) -> Interval | None:
-    return compute_rate_interval(record, compute_tokens_per_s(record))
+    timed, rate = get_window(record), compute_tokens_per_s(record)
+    return rate_interval(describe_window(timed.step_s).mean, timed.step_s, rate) if timed and rate is not None else None
 
 
 def _build_token_rate(
@@ -61,12 +62,15 @@ def _build_flops_rate(kind: FlopsKind, better: Better) -> Metric:
     return Metric(name, label, "10^12 FLOP/s", better, lambda record: compute_tflops_per_device(record, kind))
 
 
+def _build_utilisation(name: str, kind: FlopsKind, rate: str, better: Better) -> Metric:
+    label = f"{kind} FLOPs utilisation: {rate}, divided by the peak FLOP/s"
+    return Metric(name, label, "of peak", better, lambda record: compute_utilisation(record, kind))
+
+
 METRICS = (
-    Metric("sample_s", "mean time per sample over the whole window", "s", "less", compute_sample_s),
-    Metric("samples_per_s", "samples per second over all ranks", "samples/s", "more", compute_samples_per_s),
-    Metric(
-        "tokens_per_s", "tokens per second over all ranks, padding included", "tokens/s", "more", compute_tokens_per_s
-    ),
+    build_metric(compute_sample_s, "mean time per sample over the whole window", "s"),
+    build_metric(compute_samples_per_s, "samples per second over all ranks", "samples/s", "more"),
+    build_metric(compute_tokens_per_s, "tokens per second over all ranks, padding included", "tokens/s", "more"),
     *build_interval_ends("tokens_per_s", "tokens_per_s", "tokens/s", "more", _compute_tokens_interval),
     # missing if samples have no tokens of this kind
     _build_token_rate(
@@ -81,20 +85,8 @@ METRICS = (
     # fewer padding tokens are better, since each costs as much as any other token
     _build_token_rate("padding_tokens_per_s", "padding tokens per second over all ranks", lambda t: t.padding, "less"),
     # "hardware" FLOPs include recomputation of activations, so a higher value is not better
-    Metric(
-        "mfu",
-        "model FLOPs utilisation: FLOP/s that the model needs, divided by the peak FLOP/s",
-        "of peak",
-        "more",
-        lambda r: compute_utilisation(r, "model"),
-    ),
-    Metric(
-        "hfu",
-        "hardware FLOPs utilisation: executed FLOP/s, with recomputation, divided by the peak FLOP/s",
-        "of peak",
-        "neither",
-        lambda r: compute_utilisation(r, "hardware"),
-    ),
+    _build_utilisation("mfu", "model", "FLOP/s that the model needs", "more"),
+    _build_utilisation("hfu", "hardware", "executed FLOP/s, with recomputation", "neither"),
     _build_flops_rate("model", "more"),
     _build_flops_rate("hardware", "neither"),
 )

@@ -2,7 +2,7 @@
 
 import statistics
 
-from analysis.metrics import Metric
+from analysis.metrics import build_metric
 from analysis.observed import get_window, list_own_seconds
 from bench.core.quantities import compare_to_alike
 from bench.core.record import RunRecord
@@ -70,39 +70,23 @@ def compute_moved_bytes(record: RunRecord) -> int | None:
 
 
 METRICS = (
-    Metric(
-        "data_wait_s",
-        "longest wait of a rank for its batch in a step, median over the window",
-        "s",
-        "less",
-        compute_data_wait_s,
-    ),
-    Metric(
-        "data_wait_share",
+    build_metric(compute_data_wait_s, "longest wait of a rank for its batch in a step, median over the window", "s"),
+    build_metric(
+        compute_data_wait_share,
         "longest wait of a rank for its batch in a step, divided by the step time",
         "of step time",
-        "less",
-        compute_data_wait_share,
     ),
-    Metric(
-        "slowest_over_median",
-        "time per step outside collectives, slowest rank divided by median rank",
-        "ratio",
-        "less",
-        compute_slowest_over_median,
+    build_metric(
+        compute_slowest_over_median, "time per step outside collectives, slowest rank divided by median rank", "ratio"
     ),
-    Metric(
-        "idle_share",
+    build_metric(
+        compute_idle_share,
         "fraction of a step in which a rank waits for other pipeline stages, mean over ranks",
         "of step time",
-        "less",
-        compute_idle_share,
     ),
-    Metric(
-        "moved_bytes",
+    build_metric(
+        compute_moved_bytes,
         "payload bytes of collectives and sends in a step; for each kind, those of the rank with the most",
         "bytes",
-        "less",
-        compute_moved_bytes,
     ),
 )

@@ -18,22 +18,17 @@ from bench.core.record import RunRecord
 from bench.core.store import Unreadable, read_record
 
 
-class Reading(NamedTuple):
-    """Complete records in memory, and the files below the same paths that could not be read."""
-
-    records: dict[Path, RunRecord]  # by file, sorted by study, model, ranks and so on
-    skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
-    unfinished: tuple[Path, ...]  # folders of attempts without a record: still running, or killed with their supervisor
-    copies: int = 0  # records that were left out, because they are copies of another record
-
-
 class FoundRows(NamedTuple):
     """Table rows of all records found at some paths."""
 
     rows: RecordRows  # sorted by `analysis.reading.rows.sort_places`
     skipped: tuple[Unreadable, ...]  # files that are corrupt or no records, with the reason
-    unfinished: tuple[Path, ...]  # folders of attempts without a record
+    unfinished: tuple[Path, ...]  # folders of attempts without a record: still running, or killed with their supervisor
     copies: int = 0  # records that were left out, because they are copies of another record
+
+    def read_records(self) -> dict[Path, RunRecord]:
+        """Return the complete records by file, in the order of the rows. This is slow for many records."""
+        return {file: read_record(file) for file in map(Path, self.rows.core.column(FILE).to_pylist())}
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
@@ -66,13 +61,6 @@ def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) 
     unfinished = {os.path.realpath(folder): folder for part in reversed(parts) for folder in part.unfinished}
     by_path = sorted(skipped.values(), key=lambda one: one.path)
     return FoundRows(together, tuple(by_path), tuple(sorted(unfinished.values())), copies)
-
-
-def read_records(paths: Iterable[Path]) -> Reading:
-    """Return the complete records at or below `paths`. This is slow for many records."""
-    found = find_rows(paths)
-    files = map(Path, found.rows.core.column(FILE).to_pylist())
-    return Reading({file: read_record(file) for file in files}, found.skipped, found.unfinished, found.copies)
 
 
 def _find_below(folder: Path, follow: Follow) -> FoundRows:

@@ -41,15 +41,10 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 _FORMULAS = {
     Path(__file__).parents[1]: ("*.py", "metrics/*.py", "reading/*.py", "stats/*.py"),
     Path(str(bench.__file__)).parent: (
-        "*.py",
-        "predict/*.py",
-        "models/*.py",
-        "models/*/shape.py",
-        "engines/*.py",
-        "engines/*/facts.py",
+        "*.py", "predict/*.py", "models/*.py", "models/*/shape.py", "engines/*.py", "engines/*/facts.py",
         "engines/*/options.py",
     ),
-}
+}  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +73,9 @@ def read_folder(root: Path, follow: Follow) -> FolderRows:
     callback."""
     kept = _load(root)
     if kept and is_unchanged(root, kept.tree, kept.files()):
-        again = extract(root, [RecordFile(path) for path in kept.skipped])  # the failure may have been temporary
-        if not len(again.table):
-            return FolderRows(kept.rows, again.skipped | kept.tree.closed, kept.tree.unfinished)
+        table, skipped = extract(root, [RecordFile(path) for path in kept.skipped])  # a failure may be temporary
+        if not len(table):
+            return FolderRows(kept.rows, skipped | kept.tree.closed, kept.tree.unfinished)
     tree = walk(root)
     table, skipped = _build_table(root, tree, kept, follow)
     found = rows.split_table(table.take(rows.sort_places(table)))
@@ -96,12 +91,11 @@ def _build_table(
     """Return the rows of all record files of a folder, and the skipped files with the reason. Rows of unchanged files
     come from the cache."""
     old: dict[tuple[str, int, int], int] = {file: place for place, file in enumerate(kept.files() if kept else ())}
-    new = extract(root, [file for file in tree.files if file not in old or not file.changed_ns], follow)
-    parts = [new.table]
+    table, skipped = extract(root, [file for file in tree.files if file not in old or not file.changed_ns], follow)
     if kept:
         places = [old[file] for file in tree.files if file in old and file.changed_ns]
-        parts.append(kept.rows.whole().take(pa.array(places, pa.int64())))
-    return pa.concat_tables(parts), new.skipped
+        table = pa.concat_tables([table, kept.rows.whole().take(pa.array(places, pa.int64()))])
+    return table, skipped
 
 
 def _load(root: Path) -> _CachedRows | None:
@@ -130,7 +124,7 @@ def _read_traces(root: Path, path: Path, file: pq.ParquetFile, files: pa.Chunked
         _log.debug("%s: %s", path, error)
     with contextlib.suppress(OSError):
         path.unlink()  # so that the next read rebuilds it
-    again = extract(root, list(map(RecordFile, files.to_pylist()))).table
+    again, _ = extract(root, list(map(RecordFile, files.to_pylist())))
     places = {name: place for place, name in enumerate(again.column(FILE).to_pylist())}
     return again.select(list(TRACES)).take(pa.array([places[name] for name in files.to_pylist()], pa.int64()))
 

@@ -11,14 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from analysis.columns import Column, list_all_columns
+from analysis.columns import list_all_columns
 from analysis.observed import get_window
 from analysis.reading.rows import FILE, RecordFile, build_row, build_schema
 from analysis.stats.intervals import prepare_windows
@@ -37,13 +37,6 @@ Follow = Callable[[int, int], None]
 """
 
 
-class ExtractedRows(NamedTuple):
-    """Rows extracted from record files, unsorted."""
-
-    table: pa.Table  # its columns are those of `analysis.reading.rows.build_schema`
-    skipped: dict[str, str]  # by path, the reason why the file could not be read
-
-
 class _Batch(NamedTuple):
     """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason. `warned` are the
     warnings of this process so far about skipped plug-ins."""
@@ -54,9 +47,15 @@ class _Batch(NamedTuple):
     warned: dict[str, str]
 
 
-def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None) -> ExtractedRows:
-    """Return the rows of record files, whose paths are relative to `root`. `follow` is the progress callback; it gets
-    the number of files read so far and the total."""
+def extract(
+    root: Path, files: Sequence[RecordFile], follow: Follow = lambda read, files: None
+) -> tuple[pa.Table, dict[str, str]]:
+    """Return the rows of record files, unsorted, with the columns of `analysis.reading.rows.build_schema`. Also return
+    the reason for each file that could not be read, by path.
+
+    The paths of `files` are relative to `root`. `follow` is the progress callback; it gets the number of files read so
+    far and the total.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = max(1, min(cores, len(files) // _SHARE))
     extract_batches = _extract_in_subprocess if processes > 1 else _extract_here
@@ -78,7 +77,7 @@ def extract(root: Path, files: Sequence[RecordFile], follow: Follow = lambda rea
         with ThreadPoolExecutor(processes) as pool:
             batches = [batch for share in pool.map(extract_share, range(processes)) for batch in share]
     skipped = {path: why for batch in batches for path, why in batch.skipped.items()}
-    return ExtractedRows(pa.Table.from_batches([batch.rows for batch in batches], build_schema()), skipped)
+    return pa.Table.from_batches([batch.rows for batch in batches], build_schema()), skipped
 
 
 def _extract_in_subprocess(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
@@ -107,30 +106,29 @@ def _extract_here(root: Path, files: Sequence[RecordFile]) -> Iterator[_Batch]:
     known = list_all_columns()
     for begin in range(0, len(files), _BATCH):
         some, skipped = files[begin : begin + _BATCH], dict[str, str]()
-        records = [(file, found) for file in some if (found := _read_record(root, file, skipped))]
+        records: list[tuple[RecordFile, RunRecord]] = []
+        for file in some:
+            with _skipping(file.path, skipped):
+                records.append((file, read_record(root / file.path)))
         prepare_windows(timed.step_s for _, record in records if (timed := get_window(record)))
-        rows = [result for one in records if (result := _try_build_row(*one, known, skipped))]
+        rows: list[dict[str, Any]] = []
+        for file, record in records:
+            with _skipping(file.path, skipped):
+                rows.append(build_row(file, record, known))
         yield _Batch(len(some), _build_fitting_rows(rows, skipped), skipped, warned)
 
 
-def _read_record(root: Path, file: RecordFile, skipped: dict[str, str]) -> RunRecord | None:
+@contextlib.contextmanager
+def _skipping(path: str, skipped: dict[str, str]) -> Iterator[None]:
+    """Context manager that adds a file to `skipped`, with the reason, if the file cannot be read or analysed."""
     try:
-        return read_record(root / file.path)
+        yield
     except Unreadable as error:
-        skipped[file.path] = error.why
+        skipped[path] = error.why
     except FileNotFoundError:
-        skipped[file.path] = "deleted while it was read"
-    return None
-
-
-def _try_build_row(
-    file: RecordFile, record: RunRecord, known: Mapping[str, Column], skipped: dict[str, str]
-) -> dict[str, Any] | None:
-    try:
-        return build_row(file, record, known)
+        skipped[path] = "deleted while it was read"
     except (ArithmeticError, ValueError) as error:
-        skipped[file.path] = f"cannot be analysed: {error}"
-    return None
+        skipped[path] = f"cannot be analysed: {error}"
 
 
 def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> pa.RecordBatch:
@@ -140,11 +138,9 @@ def _build_fitting_rows(rows: list[dict[str, Any]], skipped: dict[str, str]) -> 
     with contextlib.suppress(*_UNFIT):
         return pa.RecordBatch.from_pylist(rows, schema)
     for row in rows:
-        try:
+        with _skipping(row[FILE], skipped):
             pa.RecordBatch.from_pylist([row], schema)
             fitting.append(row)
-        except _UNFIT as error:
-            skipped[row[FILE]] = f"cannot be analysed: {error}"
     return pa.RecordBatch.from_pylist(fitting, schema)
 
 

@@ -145,7 +145,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
     arrays with one entry per row."""
     question = core.column("case_question").combine_chunks().dictionary_encode().indices
     known = question.is_valid().to_numpy(zero_copy_only=False)
-    precision = core.column("precision").combine_chunks().dictionary_encode()
+    norm_tolerance = [verify.NORM_TOLERANCE[name] for name in core.column("precision").to_pylist()]
     losses = np.full((len(core), verify.STEPS), np.nan)
     losses[known] = _to_matrix(core.column("case_losses"), verify.STEPS)
     return verify.VerificationCases(
@@ -154,7 +154,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
         question=question.fill_null(-1).to_numpy(),
         norms=_to_matrix(core.column("case_norms"), SUMMED_STEPS),
         summed=core.column("case_summed").to_numpy(),
-        norm_tolerance=_list_tolerances(precision, verify.NORM_TOLERANCE),
+        norm_tolerance=np.array(norm_tolerance, float),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),
         tolerance=core.column("case_tolerance").to_numpy(),
@@ -164,11 +164,6 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
 def _to_matrix(lists: pa.ChunkedArray, width: int) -> Any:
     """Return a matrix with a row for each list of `width` numbers; empty lists are skipped."""
     return lists.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-
-
-def _list_tolerances(precision: "pa.DictionaryArray", by_precision: Mapping[str, float]) -> Any:
-    by_code = np.array([by_precision[name] for name in precision.dictionary.to_pylist()], float)
-    return by_code[precision.indices.to_numpy()]
 
 
 def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:

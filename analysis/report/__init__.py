@@ -58,9 +58,8 @@ def render_files(found: ReportFindings, follow: Follow = lambda what, share: Non
     section = build_analogue(judged, {machine.name: machine.note for machine in found.origin.machines})
     files = render_tables(found) | render_claim_tables(judged, section)
     # Reading records and logs from files takes time, so only those of runs on the page are read.
-    evidence = {
-        place: read_evidence(found.results, place) for place in {*select_runs(found.rows), *select_failures(found.rows)}
-    }
+    places = {*select_runs(found.rows), *select_failures(found.rows)}
+    evidence = {place: read_evidence(found.results, place) for place in places}
     return files | {PAGE: render_page(found, section, evidence, follow).encode()}
 
 

@@ -2,7 +2,7 @@
 other models or machines are analogues of the study and do not reproduce it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from analysis import formats
 from analysis.claims import VERDICTS, Claim, ClaimComparison, ClaimFinding, Effect, Verdict
@@ -16,6 +16,7 @@ from analysis.formats import (
     format_significant,
     format_within,
     join_markdown,
+    join_words,
 )
 from analysis.stats import compare as stats
 from analysis.summary import Row, is_disturbed
@@ -50,18 +51,13 @@ def build_analogue(found: Sequence[ClaimFinding], notes: Mapping[str, str]) -> A
     if not found:
         return None
     compared = [comparison for finding in found for comparison in finding.comparisons]
-    verdicts = [_format_verdict(finding) for finding in found]
+    findings = [(one.claim, _format_place(one), _format_verdict(one), _format_counts(one)) for one in found]
+    are_analogues = all(verdict.startswith(_NO_TEST) for _, _, verdict, _ in findings)
     machines = dict.fromkeys(finding.machine for finding in found)
     known = [f"{machine}: {notes[machine]}." for machine in machines if notes.get(machine)]
-    return Analogue(
-        _describe_models(compared, are_analogues=all(verdict.startswith(_NO_TEST) for verdict in verdicts)),
-        (VERDICTS, *known, *_list_caveats(compared)),
-        tuple(
-            (finding.claim, _format_place(finding), verdict, _format_counts(finding))
-            for finding, verdict in zip(found, verdicts, strict=True)
-        ),
-        tuple(_format_comparison(finding, comparison) for finding in found for comparison in finding.comparisons),
-    )
+    cells = tuple(_format_comparison(finding, one) for finding in found for one in finding.comparisons)
+    models = _describe_models(compared, are_analogues=are_analogues)
+    return Analogue(models, (VERDICTS, *known, *_list_caveats(compared)), tuple(findings), cells)
 
 
 def render_claim_tables(found: Sequence[ClaimFinding], section: Analogue | None) -> dict[str, bytes]:
@@ -89,7 +85,7 @@ def _describe_models(compared: Sequence[ClaimComparison], *, are_analogues: bool
     kind = "These runs are an analogue and not a reproduction. " if are_analogues else ""
     return (
         f"{kind}The study ({STUDY}) trained mT5 models of 580M to 13B parameters on its own machines. These runs "
-        f"trained {_join_words(models)} on {_join_words(machines)}."
+        f"trained {join_words(models)} on {join_words(machines)}."
     )
 
 
@@ -148,11 +144,6 @@ def _format_counts(finding: ClaimFinding) -> str:
 
 def _format_place(finding: ClaimFinding) -> str:
     return f"{finding.model}, {finding.machine}"
-
-
-def _join_words(texts: Iterable[Any]) -> str:
-    *others, last = map(str, texts)
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _render_markdown(section: Analogue) -> str:

@@ -16,6 +16,7 @@ from analysis.questions import describe_choice, format_ranks
 from analysis.report.tables import ColumnHeading, TableCell, TextTable
 from analysis.results import Results
 from analysis.summary import KEY, Row, is_disturbed
+from analysis.table import group_by
 from bench.core.errors import make_printable
 from bench.core.files import open_regular, read_regular
 from bench.core.private import mask_tokens
@@ -172,13 +173,9 @@ def build_page_table(
     notes = [f"{heading.label} in {heading.unit}, {heading.note}" for heading in head if heading.note]
     grey = any(row.disturbed for members in groups.values() for row in members)
     notes += ["grey rows: made on a busy machine, so their times are excluded"] * grey
-    return PageTable(
-        content,
-        head,
-        tuple(RowGroup(heading, tuple(members)) for heading, members in groups.items()),
-        f"Shown: {MOST_ROWS:,} of {all_rows:,} rows. The CSV file has all rows." if all_rows > MOST_ROWS else "",
-        tuple(filter(None, (content.note, *notes))),
-    )
+    of_page = tuple(RowGroup(heading, tuple(members)) for heading, members in groups.items())
+    omitted = f"Shown: {MOST_ROWS:,} of {all_rows:,} rows. The CSV file has all rows." if all_rows > MOST_ROWS else ""
+    return PageTable(content, head, of_page, omitted, tuple(filter(None, (content.note, *notes))))
 
 
 def find_text_limit(runs: int) -> int:
@@ -208,10 +205,8 @@ def build_details(
         spent += sum(map(len, text))
         if spent <= limit:
             texts[place] = text
-    behind: dict[tuple[Any, ...], list[int]] = {}
-    for place, row in enumerate(runs):
-        config_id = configuration_ids.get(row["config_id"], row["config_id"])
-        behind.setdefault(build_row_key(row | {"config_id": config_id}), []).append(place)
+    pooled = [row | {"config_id": configuration_ids.get(row["config_id"], row["config_id"])} for row in runs]
+    behind = group_by(range(len(runs)), lambda place: build_row_key(pooled[place]))
     return {
         "columns": [[column.name, column.meaning] for column in list_columns().values()],
         "runs": [_build_run_details(row, evidence[place], texts.get(place)) for place, row in enumerate(runs)],

@@ -16,7 +16,7 @@ from analysis.scaling.crossover import Crossover, find_crossovers
 from analysis.scaling.curves import ScalingCurve, build_curves
 from analysis.stats.change_points import Drift, measure_drift
 from analysis.summary import Row
-from analysis.table import list_rows
+from analysis.table import group_by, list_rows, list_values
 from bench.core.machine import Machine
 from bench.core.record import Circumstance, Environment
 from bench.core.store import Unreadable
@@ -82,10 +82,11 @@ class ReportFindings(NamedTuple):
     def list_configurations(self, most: int) -> list[Row]:
         """Return the first `most` rows of the summary, with a column `protocol`. If several rows would have the same
         name, this column distinguishes them by the settings of their measurement protocol."""
-        rows = list_rows(self.summary[:most])
-        return tell_apart(
-            rows, self.results.specs, lambda row: (*map(add_lengths(row).get, QUESTION), describe_choice(row))
-        )
+
+        def name(row: Row) -> tuple[Any, ...]:
+            return *map(add_lengths(row).get, QUESTION), describe_choice(row)
+
+        return tell_apart(list_rows(self.summary[:most]), self.results.specs, name)
 
 
 def compute_findings(results: Results, price: float | None = None) -> ReportFindings:
@@ -123,14 +124,11 @@ def _read_circumstances(results: Results) -> Iterable[Circumstance]:
 def find_drifts(results: Results) -> list[ControlPointDrift]:
     """Return the drifts of step times. There is one for each configuration and allocation (scheduler job) with at least
     two runs of this configuration that ended ok."""
-    drifts = []
+    drifts, allocations = [], list_values(results.table["allocation"])
     for row in list_rows(results.summary):
-        together: dict[str, list[int]] = {}
         # n counts allocations. Only if there are more runs than allocations can an allocation have several runs.
-        for place in results.list_timed(row) if row["runs"] > row["n"] else ():
-            allocation = results.table["allocation"].iloc[place]
-            if not pd.isna(allocation):
-                together.setdefault(str(allocation), []).append(place)
+        timed = results.list_timed(row) if row["runs"] > row["n"] else []
+        together = group_by((place for place in timed if allocations[place] is not None), allocations.__getitem__)
         for allocation, places in together.items():
             if found := measure_drift([steps for place in places if (steps := results.window(place))]):
                 drifts.append(ControlPointDrift(allocation, describe_choice(row), found))
@@ -139,10 +137,8 @@ def find_drifts(results: Results) -> list[ControlPointDrift]:
 
 def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenance:
     """Return environments and machines of a set of runs. `machines` may contain duplicates."""
-    by_class: dict[str, list[Environment]] = {}
-    for text in results.list_environments():
-        environment = Environment.model_validate_json(text)
-        by_class.setdefault(environment.environment_id, []).append(environment)
+    environments = map(Environment.model_validate_json, results.list_environments())
+    by_class = group_by(environments, lambda one: one.environment_id)
     nodes = tuple({machine.model_dump_json(): machine for machine in machines}.values())
     return Provenance(
         classes=tuple(by_class),
@@ -154,7 +150,7 @@ def build_provenance(results: Results, machines: Iterable[Machine]) -> Provenanc
 
 
 def _list_facts(classes: Sequence[Sequence[Environment]]) -> Iterable[ProvenanceFact]:
-    listed = [[{**_list_decisive_facts(one), **_list_other_facts(one)} for one in members] for members in classes]
+    listed = [[_list_decisive_facts(one) | _list_other_facts(one) for one in members] for members in classes]
     decisive = {name for members in classes for one in members for name in _list_decisive_facts(one)}
     names = dict.fromkeys(name for members in listed for facts in members for name in facts)
     # Environment variables that no run has set are omitted. Versions and devices are listed even if unknown.
@@ -187,22 +183,14 @@ def _format_machine_value(value: Any) -> Any:
 
 def _list_decisive_facts(environment: Environment) -> dict[str, Any]:
     known = environment.classification
-    return {
-        "device": known.device,
-        "devices per node": known.devices_per_node,
-        "container": known.container,
-        **known.versions,
-    }
+    hardware = {"device": known.device, "devices per node": known.devices_per_node}
+    return {**hardware, "container": known.container, **known.versions}
 
 
 def _list_other_facts(environment: Environment) -> dict[str, Any]:
-    git, around = environment.git or {}, find_job(environment)
+    git, around, decisive = environment.git or {}, find_job(environment), _list_decisive_facts(environment)
     return {
-        **{
-            name: version
-            for name, version in environment.versions.items()
-            if name not in _list_decisive_facts(environment)
-        },
+        **{name: version for name, version in environment.versions.items() if name not in decisive},
         "commit": f"{git['commit'][:10]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
         "hosts": ", ".join(environment.hosts) or None,
         "processor": environment.cpus.get("model"),

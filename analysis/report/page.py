@@ -138,11 +138,8 @@ def _render_macro(template: str, macro: str, *values: Any) -> str:
 def draw_folds(figures: Iterable[PageFigure]) -> dict[str, str]:
     """Return the HTML of the panels that the page's script adds later, as one text per figure, by name of the
     figure."""
-    return {
-        figure.name: _render_macro("figures.html.j2", "draw_rows", figure.rows[figure.shown :])
-        for figure in figures
-        if figure.folded
-    }
+    folded = {figure.name: figure.rows[figure.shown :] for figure in figures if figure.folded}
+    return {name: _render_macro("figures.html.j2", "draw_rows", rows) for name, rows in folded.items()}
 
 
 def pack(data: Mapping[str, Any]) -> str:
@@ -264,9 +261,8 @@ def _build_tables(
     content = tables.build_configurations_table(configurations)
     yield build_page_table(content, [[row] for row in configurations], page_facets, len(found.summary), opens=True)
     if not _ran_once(found):
-        yield build_page_table(
-            tables.build_runs_table(runs), [[row] for row in runs], page_facets, len(found.rows), opens=True
-        )
+        content = tables.build_runs_table(runs)
+        yield build_page_table(content, [[row] for row in runs], page_facets, len(found.rows), opens=True)
 
 
 def _build_failures(

@@ -188,16 +188,13 @@ def build_crossovers_table(found: Sequence[Crossover]) -> TextTable:
     """Return a table with one row per compared pair of ZeRO stages. It states which of the two stages is faster as
     nodes are added."""
     known = [(one, row) for one in found if (row := one.any_row)]
-    rows = tuple(
-        tuple(map(_build_text_cell, (
-            row["model"], row["machine"], f"{one.law}, {one.batch}", " compared with ".join(one.names), one.sentence,
-            row["flags"],
-        )))
-        for one, row in known
-    )  # fmt: skip
+    rows = []
+    for one, row in known:
+        named = row["model"], row["machine"], f"{one.law}, {one.batch}", " compared with ".join(one.names)
+        rows.append(tuple(map(_build_text_cell, (*named, one.sentence, row["flags"]))))
     head = *_head_curves([row for _, row in known]), ColumnHeading("result"), ColumnHeading("flags")
     note = "only ZeRO stages 2 and 3 are compared; of all stages, only stage 3 partitions the weights"
-    return TextTable("crossovers", "Crossovers", head, rows, note)
+    return TextTable("crossovers", "Crossovers", head, tuple(rows), note)
 
 
 def _head_curves(rows: Sequence[Row]) -> tuple[ColumnHeading, ...]:
@@ -216,16 +213,14 @@ def _build_answer_row(best: Best, name: str) -> tuple[TableCell, ...]:
     numbers = [list_columns()[column] for column in ("sample_s", "tokens_per_s")]
     # Configurations measured on a busy machine ended ok, but have no time. Readers must see that they are not ranked.
     failed = Counter([*(row["outcome"] for row in best.failed), *["busy"] * len(best.busy)])
+    texts = (_describe_rivals(best), _describe_leanest(best), format_outcomes(failed), row["flags"] if row else "")
     return (
         _build_text_cell(model),
         _build_text_cell(name.removeprefix(f"{model} · ")),
         _build_text_cell(_name_choice(row) if row else "none"),
         *(_build_value_cell(column, row) if row else _NO_NUMBER for column in numbers),
         _build_text_cell(_format_row_interval_kind(row) if row else ""),
-        *map(
-            _build_text_cell,
-            (_describe_rivals(best), _describe_leanest(best), format_outcomes(failed), row["flags"] if row else ""),
-        ),
+        *map(_build_text_cell, texts),
     )
 
 
@@ -246,7 +241,7 @@ def _describe_rivals(best: Best) -> str:
 
     If the selection bias of the fastest time is at least _LUCK_WORTH_SAYING, a sentence on this bias is added.
     """
-    parts = []
+    parts: list[str] = []
     for verdict, words in _VERDICTS.items():
         rivals = [rival for rival in best.rivals if rival.verdict == verdict]
         named = [f"{_name_choice(one.row)} ({format_effect(one.comparison)})" for one in rivals[:_MOST_NAMED]]

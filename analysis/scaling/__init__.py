@@ -19,12 +19,11 @@ the columns `interval_*` describe their intervals.
 
 import functools
 import statistics
-import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -41,19 +40,15 @@ Result = TypeVar("Result")
 
 
 def read_once(work: Callable[[Results], Result]) -> Callable[[Results], Result]:
-    """Return a function that computes `work(results)` once per Results object and caches it while that object lives.
-
-    The cached result must not reference the Results object, which would then never be freed.
-    """
-    known: dict[int, Result] = {}
+    """Return a function that computes `work(results)` once per Results object and caches it in the object, as
+    `functools.cached_property` does."""
+    name = f"{work.__module__}.{work.__name__}"
 
     @functools.wraps(work)
     def read_or_compute(results: Results) -> Result:
-        name = id(results)
-        if name not in known:
-            known[name] = work(results)
-            weakref.finalize(results, known.pop, name, None)
-        return known[name]
+        if name not in vars(results):
+            vars(results)[name] = work(results)
+        return cast(Result, vars(results)[name])
 
     return read_or_compute
 

@@ -59,9 +59,8 @@ class Rival(NamedTuple):
     hardware."""
 
     row: Row
-    comparison: (
-        Comparison  # seconds per sample, divided by those of the fastest; intervals between repeats hold together
-    )
+    # seconds per sample, divided by those of the fastest; intervals between repeats hold together
+    comparison: Comparison
     verdict: Verdict  # on the rival, corrected for the number of configurations ranked together
 
 
@@ -148,11 +147,8 @@ def ranked(rows: Sequence[Row], pace: Paces) -> Ranking | None:
     family = RankedFamily([known for _, known in timed if enough(known.runs)])
     fastest = min(timed, key=lambda one: one[1].typical)
     found = _rank_after(next((one for one in timed if one[1] is family.lead), fastest), timed, family)
-    if (
-        found.rivals and found.rivals[0].comparison.ratio < 1
-    ):  # true if a rival with too few repeats for the family is faster
-        found = _rank_after(fastest, timed, family)
-    return found
+    # a rival with too few repeats for the family may be faster
+    return _rank_after(fastest, timed, family) if found.rivals and found.rivals[0].comparison.ratio < 1 else found
 
 
 def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float = LEVEL) -> Comparison:
@@ -184,20 +180,10 @@ def _rank_after(lead: tuple[Row, Pace], timed: Sequence[tuple[Row, Pace]], famil
 
 
 COLUMNS = (
-    *WHERE,
-    *PLACE,
-    *TIME,
-    *add_interval_names("tokens_per_s"),
-    "peak_allocated_bytes",
-    "standing",
-    *add_interval_names("ratio"),
-    *BASIS,
-    "pareto",
-    *add_interval_names("memory_ratio"),
-    "memory_verdict",
-    "flags",
+    *WHERE, *PLACE, *TIME, *add_interval_names("tokens_per_s"), "peak_allocated_bytes", "standing",
+    *add_interval_names("ratio"), *BASIS, "pareto", *add_interval_names("memory_ratio"), "memory_verdict", "flags",
     "reason",
-)
+)  # fmt: skip
 
 Place = Literal["front", "tied", "dominated", "too few repeats to tell"]
 """Result of comparing a configuration with all configurations that need at most as much memory.
@@ -257,11 +243,6 @@ class Best(NamedTuple):
     def undecided(self) -> tuple[Row, ...]:
         """The configurations with too few repeats for a verdict on whether they are slower than the fastest."""
         return tuple(rival.row for rival in self.rivals if rival.verdict == TOO_FEW)
-
-    @property
-    def front(self) -> tuple[Row, ...]:
-        """The Pareto front of throughput and peak allocated bytes, the configuration with the least memory first."""
-        return tuple(pareto_point.row for pareto_point in self.pareto_points if pareto_point.place == "front")
 
 
 @read_once
@@ -323,12 +304,9 @@ def rank_losses(results: Results) -> tuple[LossRanking, ...]:
     rows = [row for row in list_rows(results.summary) if row["seeds"] and row["evidence"] == "measured"]
     specs = {row["config_id"]: results.specs[row["config_id"]] for row in rows}
     groups = group_by(rows, lambda row: tuple(_list_evaluation_fields(specs[row["config_id"]]).items()))
-    names = describe_differing_fields(
-        [str(place) for place in range(len(groups))], {str(place): dict(key) for place, key in enumerate(groups)}
-    )
-    return tuple(
-        _rank_losses(results, group, name) for group, name in zip(groups.values(), names.values(), strict=True)
-    )
+    fields = {str(place): dict(key) for place, key in enumerate(groups)}
+    names = describe_differing_fields(list(fields), fields).values()
+    return tuple(_rank_losses(results, *pair) for pair in zip(groups.values(), names, strict=True))
 
 
 def _rank_losses(results: Results, group: Sequence[Row], name: str) -> LossRanking:
@@ -373,9 +351,8 @@ def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []
-    for row in sorted(
-        sized, key=lambda row: row["peak_allocated_bytes"]
-    ):  # stable sort: at equal memory the fastest is first
+    # stable sort: at equal memory the fastest is first
+    for row in sorted(sized, key=lambda row: row["peak_allocated_bytes"]):
         own_pace = pace(row)
         assert own_pace is not None  # every ranked row has step times
         comparison = ranking.family.compare(own_pace, front[1]) if front else None
@@ -387,14 +364,10 @@ def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...
 
 
 def _cells(best: Best) -> Iterator[Row]:
-    pareto_cells = {
-        point.row["config_id"]: {
-            "pareto": point.place,
-            "memory_verdict": point.verdict,
-            **build_ratio_cells("memory_ratio", point.comparison),
-        }
-        for point in best.pareto_points
-    }
+    pareto_cells: dict[str, Row] = {}
+    for point in best.pareto_points:
+        cells = {"pareto": point.place, "memory_verdict": point.verdict}
+        pareto_cells[point.row["config_id"]] = cells | build_ratio_cells("memory_ratio", point.comparison)
     if best.fastest:
         yield {**best.fastest, "standing": "fastest", **pareto_cells.get(best.fastest["config_id"], {})}
     for rival in best.rivals:

@@ -7,7 +7,7 @@ crossover as a word, and `told` is the outcome as a sentence.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import pandas as pd
@@ -102,12 +102,11 @@ class Crossover(NamedTuple):
         one, other = self.engines
         if self.found == "between":
             verdicts_by_nodes = {at.nodes: at.verdict for at in self.node_comparisons}
-            return "; ".join(
-                "{} overtakes {} between {} and {} nodes".format(
-                    *(self.engines if verdicts_by_nodes[after] == "faster" else self.engines[::-1]), before, after
-                )
-                for before, after in self.between
-            )
+            texts = []
+            for before, after in self.between:
+                faster, slower = (one, other) if verdicts_by_nodes[after] == "faster" else (other, one)
+                texts.append(f"{faster} overtakes {slower} between {before} and {after} nodes")
+            return "; ".join(texts)
         if self.found == "cannot be told":
             few = any(at.verdict == TOO_FEW for at in self.node_comparisons)
             return f"unknown whether {one} and {other} cross{f': {TOO_FEW}' if few else ''}"
@@ -116,16 +115,15 @@ class Crossover(NamedTuple):
         return f"no crossover seen: {faster} is faster than {slower} on {first.nodes} to {last.nodes} nodes"
 
 
-def find_crossovers(results: Results, pairs: Sequence[tuple[str, str]] = (("zero2", "zero3"),)) -> list[Crossover]:
-    """Return the comparison over node counts for each pair of engines, to find the node count at which one engine
+def find_crossovers(results: Results) -> list[Crossover]:
+    """Return the comparisons of `zero2` with `zero3` over node counts, to find the node count at which one engine
     overtakes the other (crossover). Two scaling curves are compared if they differ only in the engine."""
     pace = paces(results)
     by_engine = group_by(list_tracks(results), lambda track: str(track.any_row["engine"]))
     return [
         _compare_tracks(one, other, pace)
-        for pair in pairs
-        for one in by_engine.get(pair[0], ())
-        for other in by_engine.get(pair[1], ())
+        for one in by_engine.get("zero2", ())
+        for other in by_engine.get("zero3", ())
         if differ_in_engine(one, other)
     ]
 
@@ -140,8 +138,7 @@ def build_crossover_table(found: Sequence[Crossover]) -> pd.DataFrame:
 def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
     compared = []
     for nodes in sorted({*one.by_nodes, *other.by_nodes}):
-        ours, theirs = (_select_row(track.by_nodes, nodes, pace) for track in (one, other))
-        before, after = (_list_paces(track, nodes, pace) for track in (one, other))
+        (ours, before), (theirs, after) = (_rank(track, nodes, pace) for track in (one, other))
         comparison = compare_fastest(before, after) if before and after else None
         compared.append(NodeComparison(nodes, ours, theirs, comparison, None))
     decided = iter(_decide(one, other, [at for at in compared if at.comparison], pace))
@@ -161,26 +158,23 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
         return verdicts([at.comparison for at in compared if at.comparison])
     # the corrected p-values of `verdicts` do not allow for the selection of micro-batches
     level = 1 - (1 - LEVEL) / max(len(compared), 1)
-    found = [
-        compare_fastest(_list_paces(one, at.nodes, pace), _list_paces(other, at.nodes, pace), level) for at in compared
-    ]
+    ranked_paces = [[_rank(track, at.nodes, pace)[1] for track in (one, other)] for at in compared]
+    found = [compare_fastest(ours, theirs, level) for ours, theirs in ranked_paces]
     return [judge_interval(each.interval) if each.decides and each.interval else TOO_FEW for each in found]
 
 
-def _list_paces(track: Track, nodes: int, pace: Paces) -> list[Pace]:
-    """Return the measured seconds per sample of all micro-batches of a track (the rows of one scaling curve) at a node
-    count, the fastest micro-batch first. `pace` returns the seconds per sample of a row."""
-    ranking = ranked(track.by_nodes.get(nodes, ()), pace)
-    return [found for row in ranking.rows if (found := pace(row))] if ranking else []
+def _rank(track: Track, nodes: int, pace: Paces) -> tuple[Row | None, list[Pace]]:
+    """Return the summary row of a track (the rows of one scaling curve) at a node count, and the measured seconds per
+    sample of all its micro-batches at this node count, the fastest first. `pace` returns the seconds per sample of a
+    row.
 
-
-def _select_row(by_nodes: Mapping[int, Sequence[Row]], nodes: int, pace: Paces) -> Row | None:
-    """Return the summary row of a track (the rows of one scaling curve) at a node count. It is the fastest row or, if
-    all failed, the row with the smallest micro-batch. `by_nodes` holds the rows of the track by node count, and `pace`
-    returns the seconds per sample of a row."""
-    rows = by_nodes.get(nodes, ())
+    The row is the fastest one or, if all failed, the one with the smallest micro-batch.
+    """
+    rows = track.by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)
-    return ranking.fastest if ranking else min(rows, key=lambda row: row["micro"], default=None)
+    if ranking is None:
+        return min(rows, key=lambda row: row["micro"], default=None), []
+    return ranking.fastest, [found for row in ranking.rows if (found := pace(row))]
 
 
 def _build_cells(crossover: Crossover, at: NodeComparison) -> Row:

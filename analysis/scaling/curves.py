@@ -132,16 +132,15 @@ def list_families(results: Results) -> list[list[Row]]:
     """Return the measured rows in groups. The rows of a group are equal in everything except nodes and batch, so they
     may be compared as node counts grow."""
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
-    family_keys = {
-        row["config_id"]: canonical(_drop_nodes_and_batch(results.specs[row["config_id"]])) for row in measured
-    }
+    specs = {row["config_id"]: results.specs[row["config_id"]] for row in measured}
+    family_keys = {config_id: canonical(_drop_nodes_and_batch(spec)) for config_id, spec in specs.items()}
 
     def build_key(row: Row) -> tuple[str, str]:
         return row["machine"], family_keys[row["config_id"]]
 
     placed = assign_environments(measured, build_key)
-    groups = group_by(placed, lambda one: (*build_key(one.row), one.environment_id))
-    return [[one.row for one in group] for group in groups.values()]
+    groups = group_by(placed, lambda pair: (*build_key(pair[0]), pair[1]))
+    return [[row for row, _ in group] for group in groups.values()]
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
@@ -238,9 +237,8 @@ def build_curve_table(found: Sequence[ScalingCurve]) -> pd.DataFrame:
 
 
 def _build_curve(track: Track, pace: Paces) -> ScalingCurve:
-    base: tuple[int, Sequence[Pace]] | None = (
-        None  # node count of the base, and seconds per sample of its micro-batches
-    )
+    # node count of the base, and seconds per sample of its micro-batches
+    base: tuple[int, Sequence[Pace]] | None = None
     points = []
     for nodes, rows in track.by_nodes.items():
         ranking, micros = ranked(rows, pace), tuple(sorted({row["micro"] for row in rows}))

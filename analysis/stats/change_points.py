@@ -88,7 +88,7 @@ class LevelChange(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """A segment of a series that may have a single level. `series` is the index of the series. `places` are the indices
+    """A segment of a series that may have a single level. `series` is the index of the series. `places` are the places
     of the segment's values in the series, without missing values."""
 
     series: int
@@ -103,46 +103,41 @@ def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRA
     reported is at most 1 - `level`. `draws` is the number of random permutations of each test."""
     values = [np.asarray(one, float) for one in series]
     known = [np.flatnonzero(np.isfinite(one)) for one in values]
-    cuts: list[set[int]] = [set() for _ in values]  # per series, indices of known places where a new level begins
-    waiting = [_Stretch(place, np.arange(one.size)) for place, one in enumerate(known)]
+    cuts: list[set[int]] = [set() for _ in values]  # per series, places where a new level begins
+    waiting = [_Stretch(number, places) for number, places in enumerate(known)]
     rng = np.random.default_rng(0)
     while waiting := [one for one in waiting if one.places.size >= LEAST_PLACES]:
         keys = rng.random((draws, max(one.size for one in values)))
-        found = _select_changed(waiting, values, known, keys, level)
+        found = _select_changed(waiting, values, keys, level)
         waiting = []
         for stretch, borders in found:
             cuts[stretch.series].update(int(stretch.places[border]) for border in borders)
             waiting += [_Stretch(stretch.series, part) for part in np.split(stretch.places, borders)]
     return [
-        _describe(one[places], places, sorted(starts), level)
+        _describe(one[places], places, np.searchsorted(places, sorted(starts)).tolist(), level)
         for one, places, starts in zip(values, known, cuts, strict=True)
     ]
 
 
 def _select_changed(
-    stretches: Sequence[_Stretch],
-    values: Sequence[Array],
-    known: Sequence[NDArray[np.intp]],
-    keys: Array,
-    level: float,
+    stretches: Sequence[_Stretch], values: Sequence[Array], keys: Array, level: float
 ) -> list[tuple[_Stretch, list[int]]]:
     """Return those of the segments `stretches` in which a change is detected, each with the indices within the segment
     where a new level begins.
 
-    `values` are the series, with NaN at places (such as commits) without a value. `known` holds for each series the
-    indices of its places with a value. `keys` has shape (draws, places) and holds random numbers. Sorting a row gives a
-    permutation of the places, which all series share. The probability of any false detection is at most 1 - `level`.
+    `values` are the series, with NaN at places (such as commits) without a value. `keys` has shape (draws, places) and
+    holds random numbers. Sorting a row gives a permutation of the places, which all series share. The probability of
+    any false detection is at most 1 - `level`.
     """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
-        places = known[stretch.series][stretch.places]
-        logs, n = values[stretch.series][places], places.size
+        logs, n = values[stretch.series][stretch.places], stretch.places.size
         logs = logs - logs.mean()
         total = float(logs @ logs)
         if total <= _EQUAL:
             continue
         # row 0 is the data, the other rows are its permutations
-        orders = np.vstack([logs, logs[np.argsort(keys[:, places], axis=1)]])
+        orders = np.vstack([logs, logs[np.argsort(keys[:, stretch.places], axis=1)]])
         candidates = []
         singles, pairs = n - 2 * SIDE + 1, math.comb(n - 3 * SIDE + 2, 2)  # number of possible positions of each kind
         for (explained, borders), positions in ((_search_single(orders), singles), (_search_pair(orders), pairs)):
@@ -234,16 +229,13 @@ def _describe(logs: Array, places: NDArray[np.intp], starts: Sequence[int], leve
             break
         settled.pop(int(np.argmin(distances)))
         borders = _measure_borders(logs, settled, level)
-    return [
-        LevelChange(
-            int(places[start - 1]),
-            int(places[start]),
-            (int(places[border.first - 1]), int(places[border.last])),
-            math.expm1(border.size),
-            Interval(math.expm1(border.low), math.expm1(border.high), "between repeats", level, logs.size),
-        )
-        for start, border in zip(settled, borders, strict=True)
-    ]
+    changes = []
+    for start, border in zip(settled, borders, strict=True):
+        before, after, first, last = (int(places[at]) for at in (start - 1, start, border.first - 1, border.last))
+        size, low, high = (math.expm1(log) for log in (border.size, border.low, border.high))
+        interval = Interval(low, high, "between repeats", level, logs.size)
+        changes.append(LevelChange(before, after, (first, last), size, interval))
+    return changes
 
 
 def _settle(logs: Array, starts: Sequence[int]) -> list[int]:

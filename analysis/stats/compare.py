@@ -14,6 +14,7 @@ import scipy.special
 from analysis.stats.family import (
     Noise,
     compute_equivalence,
+    compute_noise,
     compute_p_value,
     compute_pair_p_value,
     correct_p_values,
@@ -140,9 +141,8 @@ class Comparison(NamedTuple):
     superiority: float  # share of pairs in which a run (or step) of `one` is faster than that of `other`; ties: half
     unit: Unit
     runs: tuple[int, int]  # number of compared runs of `one` and of `other`
-    noises: tuple[
-        Noise, ...
-    ] = ()  # of the runs of each side, or of their differences within allocations; empty for steps
+    # of the runs of each side, or of their differences within allocations; empty for steps
+    noises: tuple[Noise, ...] = ()
 
     @property
     def decides(self) -> bool:
@@ -180,9 +180,7 @@ def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = Fal
         means, others = ([statistics.fmean(run) for run in runs] for runs in (one, other))
         ratio = ratio_of_runs(one, other, level, blocked=blocked)
         logs = np.log(means), np.log(others)
-        noises = tuple(
-            Noise(float(np.var(values, ddof=1)), len(values)) for values in ([logs[0] - logs[1]] if blocked else logs)
-        )
+        noises = tuple(map(compute_noise, [logs[0] - logs[1]] if blocked else logs))
         return Comparison(*ratio, superiority(means, others), "run", runs, noises)
     steps, others = ([step for run in runs for step in run] for runs in (one, other))
     return Comparison(*ratio_of_steps(steps, others, level), superiority(steps, others), "step", runs)

@@ -80,7 +80,7 @@ class Family:
     def __init__(self, logs: Sequence[Array], level: float = LEVEL, *, blocked: bool = False) -> None:
         self._logs, self._blocked, self._level = [np.asarray(one, float) for one in logs], blocked, level
         self.means = np.array([one.mean() for one in self._logs])
-        self._noises = _compute_block_noises(np.array(self._logs)) if blocked else list(map(_compute_noise, self._logs))
+        self._noises = _compute_block_noises(np.array(self._logs)) if blocked else list(map(compute_noise, self._logs))
         self._counts = np.array([one.n for one in self._noises])
         count = len(self._noises)
         total = (count - 1) * int(self._counts[0] - 1) if blocked else int((self._counts - 1).sum())
@@ -88,9 +88,8 @@ class Family:
         self._range = _range_quantile(level, count, total)
         known = estimate_prior(self._noises)
         self._moderate = np.array([_moderate(one, known)[0] for one in self._noises])
-        tabulated = max(
-            (one for one in _TABULATED_DEGREES if one <= known.degrees_of_freedom), default=_TABULATED_DEGREES[0]
-        )
+        below = [one for one in _TABULATED_DEGREES if one <= known.degrees_of_freedom]
+        tabulated = max(below, default=_TABULATED_DEGREES[0])
         self._critical = _critical(tuple(sorted(self._counts.tolist())), tabulated, level)
 
     @property
@@ -131,7 +130,7 @@ class Family:
         `other` are indices of the configurations."""
         sides = [self._noises[one], self._noises[other]]
         if self._blocked:
-            sides = [_compute_noise(self._logs[one] - self._logs[other])]
+            sides = [compute_noise(self._logs[one] - self._logs[other])]
         variances = [side.variance / side.n for side in sides]
         degrees_of_freedom = satterthwaite(variances, [side.degrees_of_freedom for side in sides])
         return float(student(np.asarray(degrees_of_freedom), self._level) * np.sqrt(sum(variances)))
@@ -145,10 +144,8 @@ def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], o
     holds the p-value of each pair from its own repeats, without correction.
     """
     pooled, moderate = np.ones(len(gaps)), np.ones(len(gaps))
-    for kind in (
-        1,
-        2,
-    ):  # variances of differences (1 noise) and of single sides (2) are not comparable, so they are not pooled
+    # variances of differences (1 noise) and of single sides (2) are not comparable, so they are not pooled
+    for kind in (1, 2):
         places = [place for place, sides in enumerate(noises) if len(sides) == kind]
         members = [one for place in places for one in noises[place]]
         if not members:
@@ -236,7 +233,8 @@ def estimate_prior(noises: Sequence[Noise]) -> Prior:
     return Prior(float(np.exp(centre)), degrees_of_freedom)
 
 
-def _compute_noise(logs: Array) -> Noise:
+def compute_noise(logs: Array) -> Noise:
+    """Return the sample variance and the number of `logs`, which are logarithms of times."""
     return Noise(float(logs.var(ddof=1)), logs.size)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 Verdict = Literal["ok", "exception", "not testable"]
+Result = Literal["holds", "missed", "nothing to compare"]
 Value = float | str | None
 OUTSIDE = "outside of the predicted interval"
 
@@ -68,7 +69,7 @@ class ComparisonSummary(NamedTuple):
     low: float | None
     high: float | None
     rival_mean: float | None
-    verdict: Literal["holds", "missed", "nothing to compare"]
+    verdict: Result
 
 
 @functools.cache
@@ -126,13 +127,7 @@ def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:
     within_bounds = mean is None or comparison.mean is None or mean <= comparison.mean
     within_bounds &= comparison.excused and all(point.reason for point in wrong) if wrong else True
     undecided = sum(point.verdict == "not testable" for point in points)
-    return ComparisonSummary(
-        len(points),
-        len(wrong),
-        undecided,
-        mean,
-        min(errors, default=None),
-        max(errors, default=None),
-        statistics.fmean(rivals) if rivals else None,
-        "nothing to compare" if undecided == len(points) else "holds" if within_bounds else "missed",
-    )
+    verdict: Result = "nothing to compare" if undecided == len(points) else "holds" if within_bounds else "missed"
+    rival_mean = statistics.fmean(rivals) if rivals else None
+    low, high = min(errors, default=None), max(errors, default=None)
+    return ComparisonSummary(len(points), len(wrong), undecided, mean, low, high, rival_mean, verdict)

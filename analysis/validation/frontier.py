@@ -51,12 +51,9 @@ def compare_scaling() -> list[PredictionComparison]:
         points.append(PredictionPoint(run.what, total / found.step_s, truth, verdict=judge(inside), reason=OUTSIDE))
     count, burst_shares = sum(one.verdict == "ok" for one in points), ", ".join(f"{share:.1f}" for share in shares)
     published = read_published("frontier_scaling").rows
-    return [
-        build_comparison("frontier_peak", points, inside=count, shares=burst_shares),
-        build_comparison(
-            "frontier_scaling", (_build_efficiency_point(row, rows[row["model"]], machine) for row in published)
-        ),
-    ]
+    efficiencies = [_build_efficiency_point(row, rows[row["model"]], machine) for row in published]
+    peaks = build_comparison("frontier_peak", points, inside=count, shares=burst_shares)
+    return [peaks, build_comparison("frontier_scaling", efficiencies)]
 
 
 def _build_efficiency_point(row: dict[str, str], layout: dict[str, str], machine: Machine) -> PredictionPoint:
@@ -81,11 +78,10 @@ def compare_log(recorded: RecordedRuns) -> list[PredictionComparison]:
     rate = count_megatron_flops(row) / (int(row["nodes"]) * DEVICES) / step_s / 1e12
     reason = EXCLUDED.format(step=step_s, rate=rate, best=machine.matmul_ceiling_tflops["bf16"])
     step = PredictionPoint(run.what, run.predict().step_s, step_s, verdict="not testable", reason=reason)
+    peaks = [float(stage["passes_peak_bytes"]) for stage in rehearsed]
     return [
         _compare_memory(predict_memory_by_place(run.spec, "cuda")),
-        build_comparison(
-            "frontier_rehearsed", _build_stage_points([float(stage["passes_peak_bytes"]) for stage in rehearsed])
-        ),
+        build_comparison("frontier_rehearsed", _build_stage_points(peaks)),
         build_comparison("frontier_rehearsal", _build_rehearsal_points(rehearsed)),
         build_comparison("frontier_log", [step]),
     ]

@@ -59,9 +59,8 @@ def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
     """Return the bytes per GPU that DeepSpeed's estimator gives for the run's stage; None if the stage has no
     estimator."""
     options, at = spec.engine.options, find_stage(spec)
-    offload, offload_weights = (
-        (options.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
-    )
+    devices = [(options.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
+    offload, offload_weights = (device != "none" for device in devices)
     if at == 2:
         return estimate_zero2(parameters, spec.data_parallel, offload=offload)
     if at == 3:

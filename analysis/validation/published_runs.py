@@ -201,8 +201,8 @@ def build_frontier_run(
 
 
 def build_machine(accelerator: str) -> Machine:
-    """Return a machine with this accelerator, built from published numbers alone."""
-    row = read_machine_row(accelerator)
+    """Return a machine with this accelerator, built from published numbers alone (`results/published/machines.csv`)."""
+    (row,) = (row for row in read_published("machines").rows if row["accelerator"] == accelerator)
     peak, sustained = float(row["peak_bf16_tflops"]), float(row["sustained_tflops"])
     return Machine(
         name=accelerator, peak_tflops={"fp16": peak, "bf16": peak},
@@ -213,12 +213,6 @@ def build_machine(accelerator: str) -> Machine:
         sustained_tflops={"bf16": sustained, "fp16": FP16_SUSTAINED.get(accelerator, sustained)},
         multiprocessors=MULTIPROCESSORS[accelerator],
     )  # fmt: skip
-
-
-def read_machine_row(accelerator: str) -> dict[str, str]:
-    """Return the row of an accelerator in `results/published/machines.csv`."""
-    (row,) = (row for row in read_published("machines").rows if row["accelerator"] == accelerator)
-    return row
 
 
 def build_burst_machine(accelerator: str) -> Machine:

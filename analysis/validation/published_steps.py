@@ -10,12 +10,14 @@ used for the choice.
 import functools
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 
 from analysis.claims.sources import read_published
+from analysis.table import group_by
 from analysis.validation import PredictionComparison
 from analysis.validation.published_runs import PublishedRun, PublishedStep, compare_published, read_nemo_runs
 from bench.core.files import find_conf_folder
@@ -95,9 +97,9 @@ def read_runs() -> list[PublishedRun]:
     ]  # fmt: skip
     for run in (*read_nemo_runs("t5_3b"), *read_nemo_runs("mt5_3b")):
         runs.append(run._replace(what=f"{run.source}: {run.what}"))
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for place, run in enumerate(runs):
-        seen[run.what] = seen.get(run.what, 0) + 1
+        seen[run.what] += 1
         if seen[run.what] > 1:
             runs[place] = run._replace(what=f"{run.what}, run {seen[run.what]}")
     return runs
@@ -120,18 +122,13 @@ def predict_left_out(runs: Sequence[PublishedRun]) -> list[PublishedStep]:
 
 def summarise_sources(found: Sequence[PublishedStep]) -> dict[str, SourceErrors]:
     """Return the errors of the predictions by name of the source."""
-    sources: dict[str, list[PublishedStep]] = {}
-    for one in found:
-        sources.setdefault(one.run.source, []).append(one)
-    return {
-        source: SourceErrors(
-            len(steps),
-            statistics.fmean(abs(one.error) for one in steps),
-            statistics.fmean(one.error for one in steps),
-            100 * statistics.fmean(one.inside for one in steps),
+    summaries = {}
+    for source, steps in group_by(found, lambda one: one.run.source).items():
+        errors, inside = [one.error for one in steps], 100 * statistics.fmean(one.inside for one in steps)
+        summaries[source] = SourceErrors(
+            len(steps), statistics.fmean(map(abs, errors)), statistics.fmean(errors), inside
         )
-        for source, steps in sources.items()
-    }
+    return summaries
 
 
 def build_question(overrides: str) -> tuple[RunSpec, Machine]:

@@ -31,8 +31,8 @@ from analysis.validation.published_runs import (
     PublishedStep,
     build_burst_machine,
     build_gpt_run,
+    build_machine,
     compare_published,
-    read_machine_row,
     read_nemo_runs,
     read_shape,
 )
@@ -163,8 +163,4 @@ def predict_update_s(nodes: int, machine: Machine) -> float:
 def build_replica_machine() -> Machine:
     """Return a machine with A100. Each node has two data-parallel groups that share its network. The network bandwidth
     of the returned machine is the share of one group."""
-    row = read_machine_row("A100-SXM-80")
-    return Machine(
-        name="a100_80", memory_bytes_per_s=1e12 * float(row["memory_tb_s"]),
-        intra_node_bytes_per_s=1e9 * float(row["intra_node_gb_s_one_way"]), inter_node_bytes_per_s=BETWEEN_NODES,
-    )  # fmt: skip
+    return build_machine("A100-SXM-80").model_copy(update={"inter_node_bytes_per_s": BETWEEN_NODES})

@@ -84,9 +84,8 @@ class RecordedRuns(NamedTuple):
 
     def memory(self, study: str) -> list[MemoryRun]:
         """Return the recorded memory of every run of a study, sorted by model size, engine, ranks and batch."""
-        return sorted(
-            map(MemoryRun.of_record, map(read_record, find_records([self.runs / study]))), key=_build_sort_key
-        )
+        records = map(read_record, find_records([self.runs / study]))
+        return sorted(map(MemoryRun.of_record, records), key=_build_sort_key)
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
         """Yield the recorded memory of every run in the table with this name in the folder `inputs`."""
@@ -157,12 +156,11 @@ def compare_real_runs(recorded: RecordedRuns) -> list[PredictionComparison]:
     grid = recorded.memory("peaks")
     runs = [*grid, *recorded.memory("smoke"), *recorded.tabled("peaks")]
     blind = {row["config_id"]: int(row["peak_bytes"]) for row in recorded.table("predicted_blind")}
+    pairs = [(run, blind[config_id(run.spec)], run.peak or 0) for run in grid]
     return [
         _compare("peak_memory", "peak", runs, REAL_REASONS),
         _compare("peak_memory_building", "init_peak", runs, REAL_REASONS),
-        _compare_pairs(
-            "peak_memory_blind", REAL_REASONS, ((run, blind[config_id(run.spec)], run.peak or 0) for run in grid)
-        ),
+        _compare_pairs("peak_memory_blind", REAL_REASONS, pairs),
     ]
 
 
@@ -171,25 +169,15 @@ def compare_rehearsals(recorded: RecordedRuns) -> list[PredictionComparison]:
     real runs."""
     table = recorded.table("rehearsed_beside_real")
     first = [row for row in table if row["repeat"] == "0"]
-    again = [
-        MemoryRun.of({**row, **{f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in PARTS}}) for row in first
-    ]
+    again = [MemoryRun.of(row | {f"{part}_bytes": row[f"rehearsed_{part}_bytes"] for part in PARTS}) for row in first]
     runs = [*recorded.tabled("rehearsed"), *again]
     names = {"peak": "rehearsed_peak", "resident": "rehearsed_resident", "init_peak": "rehearsed_building"}
-    return [
-        *(_compare(name, part, runs, {3: BOUNDED}, rehearsed=True) for part, name in names.items()),
-        *(
-            _compare_pairs(
-                f"rehearsed_beside_real_{part}",
-                PAIR_REASONS[part],
-                (
-                    (MemoryRun.of(row), int(row[f"rehearsed_{part}_bytes"]), int(row[f"real_{part}_bytes"]))
-                    for row in table
-                ),
-            )
-            for part in ("resident", "peak", "init_peak")
-        ),
-    ]
+    found = [_compare(name, part, runs, {3: BOUNDED}, rehearsed=True) for part, name in names.items()]
+    for part in ("resident", "peak", "init_peak"):
+        rehearsed, real = ([int(row[f"{kind}_{part}_bytes"]) for row in table] for kind in ("rehearsed", "real"))
+        pairs = zip(map(MemoryRun.of, table), rehearsed, real, strict=True)
+        found.append(_compare_pairs(f"rehearsed_beside_real_{part}", PAIR_REASONS[part], pairs))
+    return found
 
 
 def _compare(

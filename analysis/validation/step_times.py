@@ -10,7 +10,8 @@ from typing import NamedTuple
 import yaml
 
 from analysis import results
-from analysis.table import list_rows
+from analysis.metrics.step_time import compute_compute_s
+from analysis.table import group_by, list_rows
 from analysis.validation import (
     PredictionComparison,
     PredictionPoint,
@@ -107,13 +108,10 @@ def _read_machine(recorded: RecordedRuns, rate: str) -> Machine:
 def _read_rehearsed_seconds(recorded: RecordedRuns) -> dict[Place, float]:
     """Return the compute seconds of a step for each engine and number of nodes. Each value is the median over
     rehearsals, which run one rank alone on the machine."""
-    medians: dict[Place, list[float]] = {}
     steps = recorded.runs / STUDY
-    for path in find_records([steps / "rehearsals", steps / "rehearsals_again"]):
-        record = read_record(path)
-        assert record.observations is not None  # all rehearsals ended ok
-        place = record.spec.engine.name, record.spec.nodes
-        medians.setdefault(place, []).append(statistics.median(record.observations.compute_s))
+    records = map(read_record, find_records([steps / "rehearsals", steps / "rehearsals_again"]))
+    groups = group_by(records, lambda record: (record.spec.engine.name, record.spec.nodes))
+    medians = {place: filter(None, map(compute_compute_s, members)) for place, members in groups.items()}
     return {place: statistics.median(of) for place, of in medians.items()}
 
 
@@ -134,13 +132,11 @@ def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
     blind = [one for one in found if one.rate not in (SLOW, FAST)]
     by_rates = [one._replace(predicted_s=one.by_rates_s) for one in found]
     tables = {"step_times_blind": blind, "step_times": calibrated, "step_times_by_rates": by_rates}
-    return [
-        *(
-            build_comparison(name, map(_build_time_point, steps), inside=sum(s.inside for s in steps), count=len(steps))
-            for name, steps in tables.items()
-        ),
-        build_comparison("stage_order", list_order_points(found)),
+    times = [
+        build_comparison(name, map(_build_time_point, steps), inside=sum(s.inside for s in steps), count=len(steps))
+        for name, steps in tables.items()
     ]
+    return [*times, build_comparison("stage_order", list_order_points(found))]
 
 
 def compute_distance_percent(predicted: float, low: float, high: float) -> float:
@@ -194,10 +190,9 @@ def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
     """Return the comparisons of peak memory and step time for every run among `found` that was measured on GPUs."""
     runs = [run for run in found if run.evidence == "measured" and run.circumstance.machine.device == "cuda"]
     none = "" if runs else NONE
-    builders = {"gpu_memory": _build_peak_point, "gpu_times": _build_gpu_time_point}
     return [
-        build_comparison(name, (point for run in runs if (point := build(run))), none=none)
-        for name, build in builders.items()
+        build_comparison("gpu_memory", filter(None, map(_build_peak_point, runs)), none=none),
+        build_comparison("gpu_times", filter(None, map(_build_gpu_time_point, runs)), none=none),
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.reading import Reading
 from analysis.results import Results, judge_records
 from bench.core import store
 from bench.core.machine import Machine
@@ -160,9 +159,7 @@ def machine(**peaks: float) -> Machine:
 
 def results(*records: RunRecord) -> Results:
     """Return `Results` of records, as if they had been read from a folder."""
-    return judge_records(
-        Reading({Path(f"run{place}", "record.json"): record for place, record in enumerate(records)}, (), ())
-    )
+    return judge_records({f"run{place}/record.json": record for place, record in enumerate(records)})
 
 
 def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:

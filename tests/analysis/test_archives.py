@@ -57,7 +57,7 @@ def test_records_read_from_an_archive_equal_those_from_its_folder(tmp_path: Path
     assert [RECORDED / way for way in ways] == list(store.find_records([RECORDED]))
     for way in ways:  # records of version 1 need steps.parquet next to them
         assert store.read_record(RECORDED / way) == store.read_record(tmp_path / way)
-    assert {path.relative_to(RECORDED) for path in reading.read_records([RECORDED]).records} == {*ways}
+    assert {path.relative_to(RECORDED) for path in reading.find_rows([RECORDED]).read_records()} == {*ways}
 
 
 def test_pack_whole_archives_every_file_of_one_folder_on_the_disk_or_in_an_archive(

@@ -51,9 +51,9 @@ def test_early_failure_is_dropped_if_its_point_was_retried(rows: list[Row], left
 def test_early_failure_gets_the_environment_of_rows_with_an_equal_spec(
     rows: list[Row], environments: list[str | None]
 ) -> None:
-    assert [found.environment_id for found in assign_environments(rows, lambda row: "the same")] == environments
+    assert [found for _, found in assign_environments(rows, lambda row: "the same")] == environments
     alone = assign_environments(rows, lambda row: row["config_id"])
-    assert all(found.environment_id is None for found in alone if found.row is OTHER)
+    assert all(found is None for row, found in alone if row is OTHER)
 
 
 def test_unknown_environment_matches_any_and_a_known_environment_only_itself() -> None:

@@ -92,7 +92,7 @@ def test_invalid_record_is_reported_and_excluded(tmp_path: Path, content: str) -
     assert [skipped.path for skipped in found.skipped] == [path]
     assert len(found.table) == len(GOOD)
     assert "\n" not in str(found.skipped[0])
-    assert len(reading.read_records([tmp_path]).records) == len(GOOD)
+    assert len(reading.find_rows([tmp_path]).read_records()) == len(GOOD)
 
 
 def test_special_files_named_as_a_record_are_reported_and_excluded(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_runs_are_ordered_by_ranks_engine_and_numeric_micro_batch(tmp_path: Path
     save(tmp_path, *(run(spec(engine, micro, ranks)) for ranks, engine, micro in reversed(expected)))
     table = analysis.load(tmp_path)
     assert list(zip(table["world_size"], table["engine"], table["micro"], strict=True)) == expected
-    whole = reading.read_records([tmp_path]).records.values()
+    whole = reading.find_rows([tmp_path]).read_records().values()
     assert [(r.spec.world_size, r.spec.engine.name, r.spec.batch.micro) for r in whole] == expected
 
 
