@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from records import failed, plain, run, save, spec, steps
 
@@ -40,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def watched(
         root: Path, files: list[extraction.RecordFile], *followed: extraction.Follow
-    ) -> extraction.ExtractedRows:
+    ) -> tuple[pa.Table, dict[str, str]]:
         paths.extend(file.path for file in files)
         return read(root, files, *followed)
 
