@@ -327,7 +327,7 @@ _SIDES = {
     "other_": "of the second engine",
 }
 
-_DERIVED = {
+_DERIVED_MEANINGS = {
     "variant": "settings without a column of their own in which the engine's configurations in this set differ",
     "n": "sample size: allocations with a run that ended ok; a run outside of any job counts as an allocation",
     "runs": "number of runs, all attempts included",
@@ -375,19 +375,20 @@ _DERIVED = {
     "efficiency": "speedup divided by nodes / base_nodes; 1 is ideal",
     "serial_fraction": "serial fraction of the work by Karp and Flatt, computed from speedup; for strong scaling only",
 }
-"""Meanings of the columns of derived tables that the run table does not have."""
 _DERIVED_UNITS = {
     "device_hours": "h", "start_share": "of 1", "failed_share": "of 1", "cost": "currency", "cost_per_run": "currency",
     "cost_to_loss": "currency", "micros": "samples", "tied_micros": "samples",
 }  # fmt: skip
+DERIVED = {name: ColumnMeaning(text, _DERIVED_UNITS.get(name, "")) for name, text in _DERIVED_MEANINGS.items()}
+"""Meanings and units of the columns of derived tables that the run table does not have."""
 
 
 def describe(name: str) -> ColumnMeaning | None:
     """Return the meaning and unit of a column of any public table; None if no table has it."""
     if column := list_all_columns().get(name):
         return ColumnMeaning(column.meaning, column.unit)
-    if name in _DERIVED:
-        return ColumnMeaning(_DERIVED[name], _DERIVED_UNITS.get(name, ""))
+    if name in DERIVED:
+        return DERIVED[name]
     for end, words in _ENDS.items():
         if name.endswith(end) and (whole := describe(name.removesuffix(end))):
             return ColumnMeaning(f"{words} {name.removesuffix(end)}", whole.unit)
