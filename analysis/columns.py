@@ -374,6 +374,7 @@ DERIVED: Mapping[str, ColumnMeaning] = {
     ),
     "interval_level": ColumnMeaning("probability that the intervals of step_s and tokens_per_s contain the medians"),
     "interval_n": ColumnMeaning("number of steps or repeats from which the interval of step_s is computed"),
+    "question": ColumnMeaning("model, ranks and further settings that are equal in all configurations compared here"),
     "standing": ColumnMeaning(
         "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or too "
         "few repeats to tell"
@@ -395,9 +396,7 @@ DERIVED: Mapping[str, ColumnMeaning] = {
         "seconds per sample, divided by those of the fastest configuration that needs no more memory"
     ),
     "memory_verdict": ColumnMeaning("verdict on memory_ratio, such as slower or no detectable difference"),
-    "law": ColumnMeaning(
-        "kind of scaling: strong (equal global batch at all node counts) or weak (equal work per device)"
-    ),
+    "law": ColumnMeaning("strong (equal global batch at all node counts) or weak (equal work per device) scaling"),
     "batch": ColumnMeaning("micro-batch of the curve: the same at all node counts, or the fastest at each node count"),
     "curve": ColumnMeaning("name of the curve: engine, micro-batch and work per step"),
     "micros": ColumnMeaning("micro-batches requested at this node count, failed ones included", "samples"),
