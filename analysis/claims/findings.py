@@ -36,9 +36,9 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     omitted. This is decided for each machine and model separately.
     """
 
-    @functools.cache  # reading a record is slow
+    @functools.cache
     def find_start(place: int) -> Start:
-        return Start(results.record(place).circumstance.started_at, results.allocation(place))
+        return Start(results.get_start(place), results.allocation(place))
 
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     sides = [ClaimSide(row, results.specs[row["config_id"]]) for row in measured]
