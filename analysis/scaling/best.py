@@ -369,7 +369,7 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
     hardware)."""
     asked = [best.question for best in found]
     cells = [{"question": name_question(best.question, asked), **cells} for best in found for cells in _cells(best)]
-    left_out = () if any(question["adapter"] != "none" for question in asked) else ("adapter",)
+    left_out = ("adapter",) if asked and all(question["adapter"] == "none" for question in asked) else ()
     return build_frame(cells, [name for name in COLUMNS if name not in left_out])
 
 
