@@ -43,5 +43,8 @@ def describe_columns(frame: "DataFrame | None" = None) -> "DataFrame":
     Columns are recognised by name. So the function also works for a table whose `attrs` a pandas operation has dropped.
     """
     from analysis.columns import tabulate_columns  # imported here, so that `import analysis` stays fast
+    from bench.core.errors import UserError
 
+    if frame is not None and not hasattr(frame, "columns"):
+        raise UserError(repr(frame), "is not a DataFrame", "give a table, e.g. describe_columns(study.table)")
     return tabulate_columns(frame)

@@ -348,6 +348,7 @@ _DERIVED_MEANINGS = {
     ),
     "interval_level": "probability that the intervals of step_s and tokens_per_s contain the medians",
     "interval_n": "number of steps or repeats from which the interval of step_s is computed",
+    "question": "model, ranks and further settings that are equal in all configurations compared here",
     "standing": (
         "verdict on sample_s: fastest, equal within 3 %, tied (no detectable difference), slower, busy, failed, or "
         "too few repeats to tell"
@@ -365,7 +366,7 @@ _DERIVED_MEANINGS = {
     ),
     "memory_ratio": "seconds per sample, divided by those of the fastest configuration that needs no more memory",
     "memory_verdict": "verdict on memory_ratio, such as slower or no detectable difference",
-    "law": "kind of scaling: strong (equal global batch at all node counts) or weak (equal work per device)",
+    "law": "strong (equal global batch at all node counts) or weak (equal work per device) scaling",
     "batch": "micro-batch of the curve: the same at all node counts, or the fastest at each node count",
     "curve": "name of the curve: engine, micro-batch and work per step",
     "micros": "micro-batches requested at this node count, failed ones included",

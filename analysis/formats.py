@@ -187,11 +187,12 @@ def name_briefly(row: "Row") -> str:
 
 
 class BriefNames:
-    """Short names of configurations that are compared. They contain the micro-batch if it varies, and further settings
-    only as far as two names would be equal without them."""
+    """Short names of configurations that are compared. They contain the micro-batch if it varies, the accumulation
+    if it varies at the same micro-batch, and further settings only as far as two names would be equal without them."""
 
     _PARTS: tuple[Callable[["Row"], str], ...] = (
         lambda row: f"micro {row['micro']}",
+        lambda row: f"accumulation {row['accumulation']}",
         lambda row: str(row["precision"]),
         format_ranks,
         lambda row: str(row.get("adapter", "none")),
@@ -200,15 +201,18 @@ class BriefNames:
     )
 
     def __init__(self, rows: Sequence["Row"]) -> None:
+        batches = {(row["micro"], row["accumulation"]) for row in rows}
+        named = self._PARTS[: 2 if len(batches) > len(dict(batches)) else 1]
         self._parts: list[Callable[[Row], str]] = []
         for part in self._PARTS:
-            needed = part is self._PARTS[0] or len(set(map(self.of, rows))) < len(rows)
+            needed = part in named or len(set(map(self.of, rows))) < len(rows)
             if needed and len(set(map(part, rows))) > 1:
                 self._parts.append(part)
 
     def of(self, row: "Row") -> str:
         parts = ", ".join(part(row) for part in self._parts)
-        return f"{name_briefly(row)} ({parts})" if parts else name_briefly(row)
+        name = name_briefly({**row, "accumulation": 1})
+        return f"{name} ({parts})" if parts else name
 
 
 MISSING = "–"

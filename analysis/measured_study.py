@@ -23,8 +23,8 @@ _SUMMARY = (
     "tokens_per_s", "peak_allocated_bytes", "flags",
 )  # fmt: skip
 _BEST = (
-    *_PLACE, "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s", "peak_allocated_bytes",
-    "flags",
+    "question", *_PLACE, "adapter", "standing", "sample_s", "ratio", "ratio_low", "ratio_high", "tokens_per_s",
+    "peak_allocated_bytes", "flags",
 )  # fmt: skip
 """Columns of the short forms of `summary` and `best`, each if the table has it."""
 
@@ -90,7 +90,8 @@ class MeasuredStudy:
         configurations that do the same work on equal hardware."""
         from analysis.scaling import best
 
-        return _annotate(best.as_table(best.best(self.results)), _BEST if self._short else ())
+        found = best.as_table(best.best(self.results))
+        return _annotate(found, [name for name in _BEST if name in found] if self._short else ())
 
     @functools.cached_property
     def scaling(self) -> "DataFrame":
@@ -155,7 +156,13 @@ def open_study(paths: "str | Path | Iterable[str | Path]") -> MeasuredStudy:
     """
     from analysis import results
 
-    found = results.read([paths] if isinstance(paths, str | Path) else paths)
+    rule, remedy = "is not a path or a list of paths", 'give a results folder, e.g. open_study("results/runs/smoke")'
+    if not isinstance(paths, str | Path | Iterable):
+        raise UserError(repr(paths), rule, remedy)
+    known = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not known or not all(isinstance(path, Path) or (isinstance(path, str) and path) for path in known):
+        raise UserError(repr(known if known != [paths] else paths), rule, remedy)
+    found = results.read(known)
     results.warn(found)
     return MeasuredStudy(found)
 

@@ -264,7 +264,10 @@ def _build_number_key(text: str) -> tuple[bool, float, str]:
 def _list_variant_fields(specs: Mapping[str, RunSpec]) -> dict[str, dict[str, str]]:
     """Return, by config_id, the fields that distinguish configurations of the same model, engine and data, with their
     values as text. Fields that have a column in the summary and fields of the measurement protocol are omitted."""
-    fields = {config_id: {name: str(value) for name, value in flatten(spec)} for config_id, spec in specs.items()}
+    fields = {
+        config_id: {name: "null" if value is None else str(value) for name, value in flatten(spec)}
+        for config_id, spec in specs.items()
+    }
     found: dict[str, dict[str, str]] = {config_id: {} for config_id in specs}
     groups = group_by(specs, lambda one: (specs[one].model.name, specs[one].engine.name, specs[one].data.name))
     for members in groups.values():

@@ -189,6 +189,10 @@ class Results:
         """Row numbers of the runs that ended `ok`, but are `invalid` because they deviate from a reference run."""
         return frozenset(self._outcomes)
 
+    def get_start(self, place: int) -> str:
+        """Return the start of the run in row number `place`, in UTC as ISO 8601; empty if it is unknown."""
+        return str(self._rows.core.column("run_started_at")[place].as_py())
+
     def record(self, row: int) -> RunRecord:
         """Read the complete record of the run in row number `row` of the run table, and return it with the outcome that
         the run table has."""

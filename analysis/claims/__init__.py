@@ -31,11 +31,13 @@ a configuration has no measured value for another reason.
 """
 Verdict = Literal["reproduced", "contradicted", "cannot be told", "not testable here"]
 VERDICTS = (
+    "Faster, slower, less and more describe one of two compared configurations: the one with more nodes, the higher "
+    "ZeRO stage, tensor slices across nodes, more pipeline stages, layered accumulation or a modular pipeline. "
     "Verdicts: reproduced or contradicted, if the comparisons that test a claim decide for or against it; cannot be "
     "told, if they do not decide it; not testable here, if no comparison meets the conditions of a test. The verdict "
     'after "as an analogue" is that of comparisons that do not test the claim, and decides nothing.'
 )
-"""Explanation of the verdicts, for readers."""
+"""Explanation of the effects and verdicts, for readers."""
 
 
 class Start(NamedTuple):
@@ -67,7 +69,7 @@ class ClaimComparison(NamedTuple):
     tested: stats.Comparison | None  # ratio of `after` to `before`; None if either has no measured value
     as_preset: bool = True  # options that only one of the two engines has are at their preset values
     effect: Effect = "unknown"
-    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # reads records, so called only if needed
+    find_starts: Callable[[], tuple[Starts, Starts]] = lambda: ((), ())  # called only if needed
     is_slow_network: bool = False  # the same pair was also compared on a faster network
 
 

@@ -36,9 +36,9 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     omitted. This is decided for each machine and model separately.
     """
 
-    @functools.cache  # reading a record is slow
+    @functools.cache
     def find_start(place: int) -> Start:
-        return Start(results.record(place).circumstance.started_at, results.allocation(place))
+        return Start(results.get_start(place), results.allocation(place))
 
     def find_starts(row: Row) -> Starts:
         return tuple(map(find_start, results.list_timed(row)))

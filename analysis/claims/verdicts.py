@@ -4,6 +4,7 @@ A finding holds all comparisons for a claim on one machine with one model. Findi
 those of a tiny model on a CPU, are called analogues. They are never called a reproduction.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ def decide(found: Sequence[ClaimFinding]) -> tuple[Verdict, str]:
     if verdict == "cannot be told" and counts & _BELOW:
         why += f"; differences below {100 * INTEREST:g} % do not decide the claim"
     why += "; only the effect was tested, not its cause" if claim.id == "C1" and verdict != "cannot be told" else ""
-    if left := Counter(reason for finding in tests for reason in list_rejected(finding)):
+    if left := Counter(" and ".join(reasons) for finding in tests for reasons in list_rejected(finding)):
         why += f"; excluded comparisons: {', '.join(f'{count} because {reason}' for reason, count in left.items())}"
     analogues = {model: reasons for model, reasons in short.items() if reasons}
     return verdict, why + (f"; excluded as analogues: {_join_reasons(analogues)}" if analogues else "")
@@ -131,12 +132,13 @@ def _join_reasons(short: Mapping[str, list[str]]) -> str:
 
 def list_tests(finding: ClaimFinding) -> list[ClaimComparison]:
     """Return the comparisons that test the claim, including comparisons with too few repeats."""
-    return [comparison for comparison in finding.comparisons if not _explain_rejection(finding, comparison)]
+    return [comparison for comparison in finding.comparisons if not any(_list_rejections(finding, comparison))]
 
 
-def list_rejected(finding: ClaimFinding) -> list[str]:
-    """Return, for each comparison that does not test the claim, the reason why it does not."""
-    return [reason for comparison in finding.comparisons if (reason := _explain_rejection(finding, comparison))]
+def list_rejected(finding: ClaimFinding) -> list[list[str]]:
+    """Return, for each comparison that does not test the claim, all reasons why it does not."""
+    found = (list(_list_rejections(finding, comparison)) for comparison in finding.comparisons)
+    return [reasons for reasons in found if reasons]
 
 
 def list_obstacles(finding: ClaimFinding) -> list[str]:
@@ -146,7 +148,7 @@ def list_obstacles(finding: ClaimFinding) -> list[str]:
         return ["no two measured configurations differ only in the setting that the claim is about"]
     obstacles, tests = list(_list_model_obstacles(finding)), list_tests(finding)
     if not tests:
-        return [*obstacles, *dict.fromkeys(list_rejected(finding))]
+        return [*obstacles, *dict.fromkeys(itertools.chain(*list_rejected(finding)))]
     nodes = {row["nodes"] for comparison in tests for row in (comparison.before, comparison.after)}
     if len(nodes) < 2 and finding.claim.source == STUDY:
         obstacles.append("only one node count was measured")
@@ -189,25 +191,25 @@ def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
         yield "the runs were not made on GPUs"
 
 
-def _explain_rejection(finding: ClaimFinding, comparison: ClaimComparison) -> str:
-    """Return the reason why a comparison does not test its claim; empty if it tests the claim."""
+def _list_rejections(finding: ClaimFinding, comparison: ClaimComparison) -> Iterator[str]:
+    """Yield the reasons why a comparison does not test its claim; none if it tests the claim."""
     before, after = comparison.before, comparison.after
     if finding.claim.id == "C1" and before["global_batch"] != after["global_batch"]:
-        return "the work per step grew with the nodes, so more steps per second could not be expected"
+        yield "the work per step grew with the nodes, so more steps per second could not be expected"
     if not comparison.as_preset and finding.claim.source == STUDY:
-        return "an option that only one of the two stages has differs from its preset"
+        yield "an option that only one of the two stages has differs from its preset"
     if comparison.effect == "unknown" and any(not row["n"] for row in (before, after)):
         outcomes = dict.fromkeys(row["outcome"] for row in (before, after) if not row["n"])
-        return f"a configuration has no measured value ({', '.join(outcomes)})"
+        yield f"a configuration has no measured value ({', '.join(outcomes)})"
     if finding.claim.of_slow_network and not comparison.is_slow_network:
-        return "the same two configurations were not compared on a faster network"
+        yield "the same two configurations were not compared on a faster network"
     # slow repeats may be those that failed, so the remaining ones would look too fast
     flags = {flag for row in (before, after) for flag in row["flags"].split()}
     if "mixed" in flags:
-        return "some repeats of a configuration failed"
-    if doubtful := [flag for flag in DOUBTFUL if flag in flags]:
-        return f"a configuration has the flag{'s' if len(doubtful) > 1 else ''} {', '.join(doubtful)}"
-    return _explain_times_apart(*comparison.find_starts()) if comparison.tested else ""
+        yield "some repeats of a configuration failed"
+    yield from (f"a configuration has the flag {flag}" for flag in DOUBTFUL if flag in flags)
+    if comparison.tested and (apart := _explain_times_apart(*comparison.find_starts())):
+        yield apart
 
 
 def _explain_times_apart(before: Starts, after: Starts) -> str:

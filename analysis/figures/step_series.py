@@ -1,6 +1,8 @@
 """Figure of the step times of single runs in their order, with a line between warm-up and timed window."""
 
 import itertools
+import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,7 @@ ALT = "Time of every step of a run in order, with the end of the warm-up, the me
 NEEDS = "runs with times of steps"
 PLACE = 9
 
+_BREAK = re.compile(r" \(|\)?, ")
 _MOST = 12  # panels
 _NOTE = (
     "The figure shows a run of the fastest configuration of each question, and runs with the flag unsteady, in at most "
@@ -46,10 +49,27 @@ def picture(results: Results) -> Picture:
         return Picture()
     chosen, omitted = _select_runs(results)
     panels = []
-    for place, labels in zip(chosen, groups.describe_runs(results, chosen), strict=True):
+    for place, title in zip(chosen, _list_titles(results, chosen), strict=True):
         draw = partial(_draw_steps, row=results.table.iloc[place], record=results.record(place))
-        panels.append(Panel(title=" · ".join(labels).split(" · "), draw=draw))
+        panels.append(Panel(title=title, draw=draw))
     return Picture(panels, _KEYS, f"{_NOTE} {omitted}")
+
+
+def _list_titles(results: Results, chosen: Sequence[int]) -> list[list[str]]:
+    """Return the words of the title of each run. Runs whose titles would be equal also have their seed and repeat, as
+    far as these differ. Each setting is a word, so that a line can break before it."""
+    described = groups.describe_runs(results, chosen)
+    titles = [
+        [word for part in " · ".join(labels).split(" · ") for word in (_BREAK.split(part) if " (" in part else [part])]
+        for labels in described
+    ]
+    alike = {labels for labels in described if described.count(labels) > 1}
+    table = results.table.iloc[list(chosen)]
+    for column in ("seed", "repeat"):
+        if table[column].nunique() > 1:
+            for labels, title, value in zip(described, titles, table[column], strict=True):
+                title += [f"{column} {value}"] * (labels in alike)
+    return titles
 
 
 def _select_runs(results: Results) -> tuple[list[int], str]:

@@ -139,7 +139,7 @@ TIME = ("n", "outcome", "sample_s", *add_interval_names("step_s"), "interval_kin
 BASIS = ("ratio_kind", "ratio_level", "ratio_n")
 
 _TEXTS = (
-    "law", "batch", "curve", "variant", "interval_kind", "micros", "tied_micros", "ratio_kind", "one",
+    "question", "law", "batch", "curve", "variant", "interval_kind", "micros", "tied_micros", "ratio_kind", "one",
     "other", "verdict", "found", "told", "standing", "pareto", "memory_verdict",
 )  # fmt: skip
 _INTEGERS = ("n", "interval_n", "base_nodes", "ratio_n")

@@ -4,6 +4,7 @@ trainings also the configuration with the lowest held-out loss, and its ties.
 A question is a group of configurations that do the same work on equal hardware. The table has a row per configuration
 of each question, the fastest first and failures last. It has the columns of the summary and these:
 
+question        name of the question.
 standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell.
 ratio           seconds per sample, divided by those of the fastest configuration.
 pareto          front, tied, dominated, or too few repeats to tell.
@@ -26,6 +27,7 @@ from analysis.questions import (
     describe_differing_fields,
     describe_variants,
     group_by_question,
+    name_question,
     tell_apart,
 )
 from analysis.results import Results
@@ -180,8 +182,9 @@ def _rank_after(lead: tuple[Row, Pace], timed: Sequence[tuple[Row, Pace]], famil
 
 
 COLUMNS = (
-    *WHERE, *PLACE, *TIME, *add_interval_names("tokens_per_s"), "peak_allocated_bytes", "standing",
-    *add_interval_names("ratio"), *BASIS, "pareto", *add_interval_names("memory_ratio"), "memory_verdict", "flags",
+    "question", *WHERE, "adapter", *PLACE, *TIME, *add_interval_names("tokens_per_s"), "peak_allocated_bytes",
+    "standing", *add_interval_names("ratio"), *BASIS, "pareto", *add_interval_names("memory_ratio"), "memory_verdict",
+    "flags",
     "reason",
 )  # fmt: skip
 
@@ -341,7 +344,10 @@ def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:
 def as_table(found: Sequence[Best]) -> pd.DataFrame:
     """Return a table with a row per configuration, grouped by question (configurations that do the same work on equal
     hardware)."""
-    return build_frame([cells for best in found for cells in _cells(best)], COLUMNS)
+    asked = [best.question for best in found]
+    cells = [{"question": name_question(best.question, asked), **cells} for best in found for cells in _cells(best)]
+    left_out = ("adapter",) if asked and all(question["adapter"] == "none" for question in asked) else ()
+    return build_frame(cells, [name for name in COLUMNS if name not in left_out])
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:

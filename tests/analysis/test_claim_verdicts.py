@@ -193,6 +193,14 @@ def test_speedup_by_a_micro_batch_that_fits_only_one_stage_counts(at_four: float
     assert entries(*records)["C3"].verdict == verdict
 
 
+def test_all_reasons_for_which_a_comparison_tests_no_claim_are_given() -> None:
+    grown = at("zero2", 2, 2.0, samples=16, started_at=NEXT_DAY)
+    why = entries(*at("zero2", 1, 1.0, samples=8), *grown, failed("hang", grown[0].spec, repeat=9))["C1"].why
+    assert "the work per step grew with the nodes" in why
+    assert "some repeats of a configuration failed" in why
+    assert "one configuration ran before the other" in why
+
+
 def test_sides_that_ran_on_different_days_test_no_claim() -> None:
     """ZeRO-2 and ZeRO-3 are truly equally fast, but ZeRO-3 ran on a day when the machine was 6 % slower."""
     days = [one for n in (1, 2, 4) for one in at("zero2", n, 1.0 / n)]

@@ -153,3 +153,15 @@ def test_failures_and_drills_have_no_step_series() -> None:
     assert not shows(step_series, results(failed("oom")))
     drill = run(spec("zero3"), drill="rank=1 step=3 action=slow", steps=steps((0.001,) * 30))
     assert titles(draw(step_series, results(run(), drill))) == ["tiny · 2 ranks · zero1, micro 2"]
+
+
+def test_titles_of_step_series_distinguish_repeats_and_long_options() -> None:
+    unsteady = steps((0.3,) * 30, steady=False)
+    records = [
+        run(spec(optimizer={"lr": lr}), steps=unsteady, repeat=repeat) for lr in (0.001, 0.002) for repeat in range(2)
+    ]
+    titles = [panel.title for panel in step_series.picture(results(*records)).panels]
+    assert len(titles) == 4
+    assert len({tuple(title) for title in titles}) == len(titles)
+    assert {"repeat 0", "repeat 1"} <= {word for title in titles for word in title}
+    assert any(word == "lr=0.001" for title in titles for word in title)

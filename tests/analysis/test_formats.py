@@ -7,12 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from exact_csv import read_csv
-from records import failed, run, run_table, save, spec, steps
+from records import failed, results, run, run_table, save, spec, steps
 
 from analysis import formats
 from analysis.columns import list_columns
 from analysis.formats import (
     MISSING,
+    BriefNames,
     format_cell,
     format_interval_of,
     format_ratio_change,
@@ -133,3 +134,15 @@ def test_ratio_is_printed_as_a_change_in_percent() -> None:
     assert format_ratio_change(1.0512, 1.0401, 1.0629) == "+5.1 % (+4.0 to +6.3)"
     assert format_ratio_change(0.348, 0.308, 0.412) == "−65 % (−69 to −59)"
     assert format_ratio_change(0.5) == "−50 %"
+
+
+def test_brief_names_have_the_accumulation_only_if_it_varies_at_one_micro_batch() -> None:
+    def name(*batches: tuple[str, int, int]) -> list[str]:
+        records = [run(spec(engine, batch={"micro": micro, "accumulation": n})) for engine, micro, n in batches]
+        rows = list_rows(results(*records).summary)
+        names = BriefNames(rows)
+        return sorted(names.of(row) for row in rows)
+
+    assert name(("zero1", 2, 4), ("zero2", 2, 4)) == ["zero1", "zero2"]
+    assert name(("zero1", 2, 4), ("zero2", 4, 2)) == ["zero1 (micro 2)", "zero2 (micro 4)"]
+    assert name(("zero1", 2, 4), ("zero2", 2, 1)) == ["zero1 (accumulation 4)", "zero2 (accumulation 1)"]

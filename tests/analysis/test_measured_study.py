@@ -1,9 +1,11 @@
 """Tests of the Python interface with which notebooks read a study: tables with units, figures by name, and the answer
 in sentences."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -121,7 +123,7 @@ def test_repr_of_a_study_counts_runs_and_flags(study: MeasuredStudy) -> None:
 
 def test_tables_have_their_main_columns_and_full_tables_have_all(study: MeasuredStudy) -> None:
     for short, full in ((study.summary, study.full.summary), (study.best, study.full.best)):
-        assert len(short.columns) <= 16 and "flags" in short
+        assert len(short.columns) <= 17 and "flags" in short
         pd.testing.assert_frame_equal(short, full[short.columns])
 
 
@@ -177,3 +179,22 @@ def test_short_summary_has_the_level_of_its_intervals(tmp_path: Path) -> None:
     assert study.summary["interval_level"].tolist() == [0.5]
     for table in (study.table, study.summary):
         assert "of several, see interval_level" in table.attrs["meanings"]["step_s_low"]
+
+
+def test_best_names_its_questions_and_adapters(tmp_path: Path) -> None:
+    lora = {"adapter": {"name": "lora", "rank": 4}}
+    records = [run(), run(spec("ddp")), run(spec(**lora)), run(spec("ddp", **lora))]
+    best = analysis.open_study(save(tmp_path, *records)).best
+    assert best["question"].tolist() == ["tiny · 2 ranks · lora rank=4"] * 2 + ["tiny · 2 ranks · no adapter"] * 2
+    assert best["adapter"].tolist() == ["lora rank=4"] * 2 + ["none"] * 2
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "", [], [None], ["", "runs"]])
+def test_paths_of_a_wrong_type_are_refused(wrong: Any) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{wrong!r}: is not a path or a list of paths; give a results")):
+        analysis.open_study(wrong)
+
+
+def test_columns_are_described_for_tables_only() -> None:
+    with pytest.raises(UserError, match=r"^5: is not a DataFrame; give a table"):
+        analysis.describe_columns(5)  # type: ignore[arg-type]
