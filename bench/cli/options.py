@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from bench.sweep.submitting import SubmitResult
 
 JSON = "print JSON for another program"
+RAISE_BUDGET = "raise budget.node_hours in the study's file, and repeat `zeroscale sweep`"
+TRY_AGAIN = (
+    "remove the cause, raise budget.attempts in the study's file if attempts failed, and repeat `zeroscale sweep`"
+)
 ENOUGH = 5
 """Number of repeats that usually suffices to compare configurations."""
 
@@ -271,6 +275,7 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
     if len(done.left) > done.impossible:
         to_come = format_count(len(done.left) - done.impossible, "point")
         then = "the autopilot will submit them" if done.autopilot else resume
+        then = RAISE_BUDGET if done.is_budget_spent else then
         lines.append(f"not submitted yet: {to_come} ({done.why_left}); {then}")
     if done.autopilot:
         start = "when the first job has ended" if done.left else "when the other jobs have ended"
@@ -292,7 +297,7 @@ def _explain_nothing(done: "SubmitResult", where: str) -> str:
         return f"nothing to submit: every point has a final result{cancel}"
     if done.left:
         return f"no jobs submitted now; progress: zeroscale status {where}"
-    rest = f"the remaining points wait or run, with {queued}" if done.queued else "no point has attempts left"
+    rest = f"the remaining points wait or run, with {queued}" if done.queued else f"no attempts are left; {TRY_AGAIN}"
     return f"nothing to submit: {rest}; progress: zeroscale status {where}"
 
 

@@ -42,8 +42,9 @@ from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
 from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
 from bench.sweep.local_sweep import LocalSweep
+from bench.sweep.policy import explain_spent
 from bench.sweep.pruning import is_far_out_of_memory
-from bench.sweep.snapshot import read_snapshot
+from bench.sweep.snapshot import compute_spent_node_hours, read_snapshot
 from bench.sweep.status import PointStatus, find_job_setup, list_statuses
 from bench.sweep.submitting import JobBatcher
 
@@ -145,7 +146,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     with numbers of runs replaces the list.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
-    answered, busy = _find_answers(sweep, folder) if folder.exists() else ([], "")
+    answered, note = _find_answers(sweep, folder) if folder.exists() else ([], "")
     predictions = PredictionText(sweep, answered)
     planned = _plan_jobs(sweep, predictions, answered) if queues else []
     count, nothing = format_count(len(sweep.points), "point"), f"nothing {'submitted' if queues else 'started'}"
@@ -158,7 +159,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
         lines = [f"{count}{';' if answered else ','} {nothing}"]
-    lines += [*([busy] if busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
+    lines += [*([note] if note else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
     lines += [
         f"excluded by the rule {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()
     ]
@@ -261,12 +262,14 @@ def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: P
 
 def _find_answers(sweep: SweepDefinition, folder: Path) -> tuple[list[RunKey], str]:
     """Return the runs of a sweep that would not start because the study's folder has their final result already. Also
-    return a text with the number of results from a busy machine, and a remedy; empty if there are none. The scheduler
-    is not queried."""
+    return a text with the number of results from a busy machine, or on a spent budget, and a remedy; empty if neither
+    applies. The scheduler is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
-        statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
-        return [one.key for one in statuses if one.final], ""
+        seen = read_snapshot(folder)
+        statuses = list_statuses({one.key: one for one in wanted}, seen, {}, is_reached=False)
+        spent = explain_spent(compute_spent_node_hours(seen.jobs), sweep.rules.budget.node_hours)
+        return [one.key for one in statuses if one.final], f"{spent}; {options.RAISE_BUDGET}" if spent else ""
     local = LocalSweep(folder, wanted, retry=True, tell=print, follow=print)
     answers = local.find_answers()
     return list(answers), local.describe_busy(answers.values())

@@ -52,6 +52,7 @@ class SubmitResult(NamedTuple):
     answered: bool = False  # whether every point has its answer (a final outcome)
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
     impossible: int = 0  # number of points whose nodes or devices this cluster cannot give to any job
+    is_budget_spent: bool = False
 
     def __repr__(self) -> str:
         submitted = f"{format_count(len(self.submitted), 'job')} submitted"
@@ -62,7 +63,7 @@ class SubmitResult(NamedTuple):
     def complete(self) -> bool:
         """Return whether the scheduler responded until the last job was submitted and, if the user requested an
         autopilot (a job that later submits the remaining points), accepted the autopilot."""
-        return not self.autopilot_refused and not self.cut_short
+        return not (self.autopilot_refused or self.cut_short)
 
     @property
     def has_ended(self) -> bool:
@@ -84,9 +85,8 @@ def submit_pending(
     If the scheduler does not respond, try again for at most `patience_s` seconds, with a warning before each try. The
     autopilot's job also tries again if the queue is full. `notify` is the command that the autopilot runs at its end.
     """
-    until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
+    until, pause_s, attempt = time.monotonic() + patience_s, _FIRST_RETRY_S, 1
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
-    attempt = 1
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
@@ -119,10 +119,10 @@ def _submit_pending(
     corrections = MeasuredCorrections((point_status.point for point_status in view.statuses), tried)
     without_run = write_outcomes_without_run(view, corrections)
     view = read_state(folder) if without_run else view
-    statuses, why_left = find_pending(view, corrections)
+    statuses, postponed = find_pending(view, corrections)
     pending = extend_time_limits(statuses, view, corrections)
     submitter = JobSubmitter(view, autopilot=autopilot)
-    why_left = why_left or submitter.submit(pending, submitted)
+    why_left = postponed or submitter.submit(pending, submitted)
 
     def list_left() -> list[PointStatus]:
         taken = {requested.key for job, _ in submitted for requested in job.points}
@@ -140,7 +140,7 @@ def _submit_pending(
     why_left = why_left or ("the queue is full" if list_left() else "")
     return SubmitResult(
         submitted, concluded, without_run, list_left(), why_left, pilot, refused, submitter.queued, answered,
-        impossible=submitter.impossible,
+        impossible=submitter.impossible, is_budget_spent=bool(postponed),
     )  # fmt: skip
 
 
