@@ -282,7 +282,8 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
         start = start if done.queued else "some minutes later, because the queue is full"
         lines.append(f"job {done.autopilot}: the autopilot, which starts {start}")
     if done.autopilot_refused:
-        lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume}")
+        other = "or repeat `zeroscale sweep` with other options"
+        lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume} --autopilot, {other}")
     if done.cut_short:
         lines.append(f"the remaining jobs were not submitted: {done.cut_short}; {resume}")
     lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))

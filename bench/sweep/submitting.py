@@ -31,6 +31,7 @@ _AUTOPILOTS = 2  # jobs of the autopilot in the queue at a time: a running autop
 _FULL_QUEUE_MIN = 10  # minutes until the next autopilot starts if the queue has no place for another job
 PATIENCE_S = 30.0
 """Seconds to wait for a scheduler that does not respond. A restarted scheduler usually responds within this time."""
+_REPEAT = "no job is known to be submitted; repeat the command when the scheduler responds"
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 _TOO_MANY = re.compile(
     r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
@@ -96,6 +97,8 @@ def submit_pending(
             if time.monotonic() + pause_s >= until:
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
+                if isinstance(away, SchedulerUnavailable):
+                    raise SchedulerUnavailable(away.value, away.rule, _REPEAT) from away
                 raise
             attempt, left_s = attempt + 1, until - time.monotonic()
             message = "%s: %s; attempt %d in %g s, the last within %.0f s; Ctrl-C stops, submitted jobs remain"
