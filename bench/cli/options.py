@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
@@ -79,6 +80,14 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def add_study_name(parser: argparse.ArgumentParser, default: str) -> None:
     help_text = "name of the results folder, within --results; default: %(default)s"
     parser.add_argument("--study", default=default, metavar="NAME", help=help_text)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if a results folder could not be created or written to. Nothing is written."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    code = errno.ENOTDIR if not existing.is_dir() else 0 if os.access(existing, os.W_OK) else errno.EACCES
+    if code:
+        raise store.build_unwritable_error(folder, OSError(code, os.strerror(code)))
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:

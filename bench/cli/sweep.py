@@ -16,6 +16,7 @@ returns once the jobs are submitted: `zeroscale status` shows their progress.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
@@ -28,6 +29,7 @@ from bench import api, launchers
 from bench.cli import options
 from bench.config.compose import Expansion
 from bench.core import terminal
+from bench.core.errors import UserError
 from bench.core.files import RESULTS
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
@@ -37,7 +39,7 @@ from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
-from bench.sweep import inputs, jobs, submitting
+from bench.sweep import definition, inputs, jobs, submitting
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
 from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
@@ -94,10 +96,13 @@ def run(args: argparse.Namespace) -> int:
         options.print_chosen(plan.chosen)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
+        options.check_writable(folder)
         text = functools.partial(format_text, plan.sweep, plan.expansion, folder, every=args.list)
         print(format_json(plan.sweep) if args.json else text())
         _print_repeats(args, plan)
         return 0
+    if not args.json:
+        _print_earlier(plan.sweep, folder)
     if plan.queues:
         for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
@@ -110,6 +115,19 @@ def run(args: argparse.Namespace) -> int:
     good = options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if good else 1
+
+
+def _print_earlier(sweep: SweepDefinition, folder: Path) -> None:
+    """Print the number of runs of earlier sweeps in the folder that are not in this sweep, as after a change of the
+    study. Print nothing for sweeps without a study, which share a folder."""
+    if sweep.study == "adhoc" or not folder.exists():
+        return
+    with contextlib.suppress(UserError):  # the folder has no sweep yet
+        earlier = definition.merge_sweeps(definition.read(folder)).keys() - {one.key for one in sweep.wanted()}
+        if earlier:
+            runs = format_count(len(earlier), "run")
+            told = "not in this sweep; `status` and `resume` include them"
+            print(f"{folder}: {runs} of earlier sweeps {'are' if len(earlier) > 1 else 'is'} {told}", file=sys.stderr)
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:

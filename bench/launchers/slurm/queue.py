@@ -30,7 +30,15 @@ _UNKNOWN = {
     "account": (r"invalid account", "`sacctmgr show assoc where user=$USER` lists your accounts and their partitions"),
     "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists your accounts and QOS"),
     "partition": (r"invalid partition", "`sinfo --summarize` lists the partitions"),
+    "constraint": (r"invalid (feature|constraint)", '`sinfo --format="%P %f"` lists the features of each partition'),
+    "reservation": (
+        r"reservation is invalid|invalid reservation",
+        "`scontrol show reservation` lists the reservations",
+    ),
+    "mem": (r"memory specification", 'reduce launcher.memory_gb; `sinfo --format="%P %m"` lists the MB of the nodes'),
 }
+_KEYS = {"mem": "memory_gb"}
+"""Option of a site by the name of sbatch's option, if the names differ."""
 """For each option of a site: a pattern of sbatch's message for a wrong value, and the command that lists the valid
 values."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
@@ -146,7 +154,8 @@ def _explain_refusal(error: UserError, script: str, path: str, site: Options | N
             value = written[1] if written else "null"
             own = getattr(site.autopilot, option, None) if site and "-autopilot-" in path else None
             is_own = own is not None and value == quote_directive(own)
-            return UserError(f"launcher.{'autopilot.' * is_own}{option}={value}", error.rule, remedy)
+            key = f"launcher.{'autopilot.' * is_own}{_KEYS.get(option, option)}"
+            return UserError(f"{key}={value}", error.rule, remedy)
     return UserError(error.value, error.rule, error.remedy or f"the script is {path}")
 
 

@@ -76,6 +76,15 @@ def test_dry_run_counts_the_runs_left_if_some_are_answered(
         assert "1 answer was made on a busy machine" in summary() and "--repeats 5 launcher.quiet_within_s" in summary()
 
 
+def test_dry_run_refuses_a_results_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["sweep", *GPUS, "--dry-run", "--results", str(tmp_path / "file")]) == 2
+    told = "file/adhoc: cannot be written to (Not a directory); name a folder in which you may write\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
 def test_dry_run_tells_that_the_budget_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tmp_path / "small.yaml"
     base = "{model: tiny, machine: cpu, devices_per_node: 2, launcher: slurm}"

@@ -303,6 +303,18 @@ def test_autopilot_that_cannot_submit_the_next_one_ends_with_a_summary(
     assert "The autopilot could not continue: sbatch: " in summary
 
 
+def test_runs_that_a_changed_study_no_longer_has_are_counted(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.yaml"
+    for micros, earlier in (("[2, 4]", 0), ("[4, 8]", 1)):
+        base = "{model: tiny, machine: cpu, devices_per_node: 2, launcher: slurm}"
+        file.write_text(f"name: small\nbase: {base}\naxes: {{batch.micro: {micros}}}\n")
+        assert main(["sweep", f"study={file}", "--results", str(tmp_path / "runs")]) == 0
+        told = "1 run of earlier sweeps is not in this sweep; `status` and `resume` include them"
+        assert (told in capsys.readouterr().err) == bool(earlier)
+
+
 def test_autopilot_job_gets_the_notify_command(study: Path) -> None:
     done = submitting.submit_pending(study, autopilot=True, notify="mail -s 'it is done' me")
     [script] = [path / "job.sh" for path in (study / jobs.FOLDER).iterdir() if "-autopilot-" in path.name]
