@@ -1,7 +1,9 @@
 """Caveats of a set of runs. Each is one sentence, and the most important comes first."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from analysis.flags import FLAGS, NOTES, REMEDIES
 from analysis.formats import MISSING, format_significant
@@ -13,8 +15,14 @@ from analysis.stats.compare import LEAST_RUNS
 from analysis.summary import Row
 from analysis.table import list_rows
 from analysis.verify import is_reference
+from bench.core.errors import UserError
 from bench.core.formatting import format_count
+from bench.core.record import FINAL
 from bench.engines import REFERENCE
+from bench.sweep import definition
+from bench.sweep.definition import RunKey
+
+_STUDY_DEPTH = 2  # folders between an attempt and its study: <study>/<configuration>/<attempt>
 
 
 def list_caveats(found: ReportFindings) -> list[str]:
@@ -29,6 +37,27 @@ def list_caveats(found: ReportFindings) -> list[str]:
         *_list_flag_caveats(found.rows),
         *_list_environment_caveats(found.origin),
     ]
+
+
+def list_unfinished_sweeps(results: Results) -> list[str]:
+    """Return a sentence for each study of which runs have no final result yet. Studies in archives, and results without
+    the definition of a sweep, are skipped."""
+    answered: dict[Path, set[RunKey]] = {}
+    table = results.table
+    keys = zip(table["config_id"], table["machine"], table["repeat"], strict=True)
+    for place, (key, outcome) in enumerate(zip(keys, table["outcome"], strict=True)):
+        attempt = results.get_file(place).absolute().parent
+        if len(attempt.parts) > _STUDY_DEPTH:
+            found = answered.setdefault(attempt.parents[_STUDY_DEPTH - 1], set())
+            found.update([RunKey(*key)] if outcome in FINAL else [])
+    lines = []
+    for folder, done in answered.items():
+        with contextlib.suppress(UserError, OSError):
+            wanted = definition.merge_sweeps(definition.read(folder) if folder.is_dir() else []).keys()
+            if left := len(wanted - done):
+                runs = f"{left} of {format_count(len(wanted), 'run')} of {folder.name}"
+                lines.append(f"The sweep has not ended: {runs} {'have' if left > 1 else 'has'} no final result.")
+    return lines
 
 
 def _list_repeat_caveats(found: Sequence[Best]) -> Iterable[str]:

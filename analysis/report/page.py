@@ -21,7 +21,7 @@ from analysis.formats import load_template
 from analysis.questions import describe_choice, describe_protocol, format_ranks
 from analysis.report import tables
 from analysis.report.analogue import HEAD, Analogue
-from analysis.report.caveats import list_caveats
+from analysis.report.caveats import list_caveats, list_unfinished_sweeps
 from analysis.report.contents import (
     MOST_ROWS,
     Evidence,
@@ -229,7 +229,7 @@ def _build_summary(
         "measured": dict.fromkeys((days[0], days[-1])) if days and len(evidence) == len(found.rows) else (),
         "asked": describe_setup(found.rows, found.results.configurations, len(found.summary)),
         "protocol": describe_protocol(found.results.specs.values()),
-        "answer": describe_answer(found.results),
+        "answer": [*describe_answer(found.results), *list_unfinished_sweeps(found.results)],
         "learned": bool(rank_losses(found.results)),
         "best": build_page_table(best, asking, page_facets, len(asking)),
         "doubts": list_caveats(found),

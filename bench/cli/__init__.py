@@ -135,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return _run_verb(words[0], words[1:])
     except UserError as error:
-        return _print_refusal(str(error), verbose=verbose)
+        _print_refusal(str(error), verbose=verbose)
+        return error.exit_code
     except KeyboardInterrupt as error:
         if not isinstance(error, Interrupted):
             print("zeroscale: interrupted", file=sys.stderr)

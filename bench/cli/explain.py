@@ -129,6 +129,15 @@ _REPORT_WORDS = {
     "goodput": "share of a training's time that is progress; the rest is lost to failures, restarts and checkpoints",
 }
 """Meanings of words in reports and answers that are not columns."""
+_STATES = {
+    "answered": "the run has a final outcome",
+    "running": "an attempt at the run is under way",
+    "pending": "a job in the scheduler's queue has the run",
+    "waiting": "no job has the run; `zeroscale resume` starts it, or the autopilot of the sweep",
+    "given up": f"the allowed attempts at the run failed; {options.TRY_AGAIN}",
+    "unknown": "a job has the run, but the scheduler was not asked or did not respond",
+}
+"""Meanings of the states of a sweep's runs."""
 
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
@@ -149,6 +158,7 @@ def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
     yield from _list_options()
     yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
     yield from (_explain(name, "word of reports", meaning) for name, meaning in _REPORT_WORDS.items())
+    yield from (_explain(name, "state of a run", meaning) for name, meaning in _STATES.items())
     sections = list(list_sections())
     for name, meaning in _GROUPS.items():
         files = ", ".join(find_group_files(name, config_dir)) if name in GROUPS else ""

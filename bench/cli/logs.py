@@ -12,6 +12,7 @@ run that ended ok. The exit code is 0 if a log was found.
 """
 
 import argparse
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from bench.cli import options
 from bench.core import store
 from bench.core.errors import UserError, make_printable
 from bench.core.files import RESULTS
+from bench.core.formatting import format_count
 from bench.core.record import Circumstance
+from bench.core.spec import RunSpec
 from bench.sweep import jobs, snapshot
 
 _POINT = re.compile(r"([0-9a-f]{1,10})(?:/(\d+\.\d+))?")
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if not attempts and not logs:
         rule = f"no attempt and no log of this configuration in {folder}"
         raise UserError(args.point, rule, "`zeroscale status DIR --json` lists all configurations")
+    if args.rank is not None and attempts:
+        _check_rank(attempts[-1], args.rank)
     for path in logs:
         print(f"── {path}")
         rank = args.rank if path.name == store.LOG else None
@@ -109,6 +114,16 @@ def _list_logs(attempt: Path) -> Iterator[Path]:
 
 def _list_logs_of_job(folder: Path, task: int | None) -> list[Path]:
     return sorted(path for path in folder.glob("*.log" if task is None else f"*_{task}.log") if path.is_file())
+
+
+def _check_rank(attempt: Path, rank: int) -> None:
+    """Raise UserError if an attempt has no such rank."""
+    with contextlib.suppress(OSError, store.Unreadable):
+        spec = store.read_value(attempt / store.SPEC, RunSpec)
+        ranks = spec.nodes * spec.devices_per_node
+        if rank >= ranks:
+            remedy = f"choose a rank from 0 to {ranks - 1}"
+            raise UserError(f"--rank {rank}", f"the run has {format_count(ranks, 'rank')}", remedy)
 
 
 def _read_lines(path: Path, rank: int | None) -> list[str]:

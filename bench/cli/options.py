@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from bench.sweep.submitting import SubmitResult
 
 JSON = "print JSON for another program"
+RAISE_BUDGET = "raise budget.node_hours in the study's file, and repeat `zeroscale sweep`"
+TRY_AGAIN = (
+    "remove the cause, raise budget.attempts in the study's file if attempts failed, and repeat `zeroscale sweep`"
+)
 ENOUGH = 5
 """Number of repeats that usually suffices to compare configurations."""
 
@@ -75,6 +80,14 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def add_study_name(parser: argparse.ArgumentParser, default: str) -> None:
     help_text = "name of the results folder, within --results; default: %(default)s"
     parser.add_argument("--study", default=default, metavar="NAME", help=help_text)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if a results folder could not be created or written to. Nothing is written."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    code = errno.ENOTDIR if not existing.is_dir() else 0 if os.access(existing, os.W_OK) else errno.EACCES
+    if code:
+        raise store.build_unwritable_error(folder, OSError(code, os.strerror(code)))
 
 
 def list_given_folders(args: argparse.Namespace) -> list[str]:
@@ -271,13 +284,15 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
     if len(done.left) > done.impossible:
         to_come = format_count(len(done.left) - done.impossible, "point")
         then = "the autopilot will submit them" if done.autopilot else resume
+        then = RAISE_BUDGET if done.is_budget_spent else then
         lines.append(f"not submitted yet: {to_come} ({done.why_left}); {then}")
     if done.autopilot:
         start = "when the first job has ended" if done.left else "when the other jobs have ended"
         start = start if done.queued else "some minutes later, because the queue is full"
         lines.append(f"job {done.autopilot}: the autopilot, which starts {start}")
     if done.autopilot_refused:
-        lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume}")
+        other = "or repeat `zeroscale sweep` with other options"
+        lines.append(f"the autopilot was not submitted: {done.autopilot_refused}; {resume} --autopilot, {other}")
     if done.cut_short:
         lines.append(f"the remaining jobs were not submitted: {done.cut_short}; {resume}")
     lines.append(f"progress: zeroscale status {where}" if done.submitted else _explain_nothing(done, where))
@@ -292,7 +307,7 @@ def _explain_nothing(done: "SubmitResult", where: str) -> str:
         return f"nothing to submit: every point has a final result{cancel}"
     if done.left:
         return f"no jobs submitted now; progress: zeroscale status {where}"
-    rest = f"the remaining points wait or run, with {queued}" if done.queued else "no point has attempts left"
+    rest = f"the remaining points wait or run, with {queued}" if done.queued else f"no attempts are left; {TRY_AGAIN}"
     return f"nothing to submit: {rest}; progress: zeroscale status {where}"
 
 

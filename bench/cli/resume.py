@@ -97,7 +97,10 @@ def finish_autopilot(folder: Path, notify: str | None, refusal: str = "") -> Non
     path = folder / snapshot.REPORT / SUMMARY
     try:
         path.parent.mkdir(exist_ok=True)
-        store.write_atomically(path, _format_summary(api.status(folder).view, report, refusal).encode())
+        view, own = api.status(folder).view, read_job(os.environ)
+        if own:  # the job of this process ends with the summary
+            view = view._replace(queue={key: state for key, state in view.queue.items() if key[0] != own.name})
+        store.write_atomically(path, _format_summary(view, report, refusal).encode())
     except OSError as error:
         _tell(f"{path}: the summary cannot be written ({error.strerror})")
         return
@@ -138,6 +141,8 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
     lines = [f"# {view.folder.name}", "", format_summary(view) + ".", "", ended, make_printable(report) + "."]
     if refusal:
         lines.append(f"The autopilot could not continue: {make_printable(refusal)}.")
+    if spent := view.explain_spent_budget():
+        lines.append(f"{spent.capitalize()}; {options.RAISE_BUDGET}.")
     open_points = [one for one in view.statuses if not one.final]
     if open_points:
         lines += ["", "## Without a final result", "", *_list_reasons(open_points)]
@@ -152,8 +157,8 @@ def _format_summary(view: StudyState, report: str, refusal: str) -> str:
 
 def _list_reasons(points: list[PointStatus]) -> list[str]:
     """Return Markdown lines with the reasons why `points` have no final result, the most frequent reason first."""
-    reasons = Counter((one.state, one.why) for one in points).most_common()
-    lines = [f"- {number} × {state}: {make_printable(why)}" for (state, why), number in reasons[:_MOST_LINES]]
+    reasons = Counter(f"{one.state}: {one.why}" if one.why else one.state for one in points).most_common()
+    lines = [f"- {number} × {make_printable(reason)}" for reason, number in reasons[:_MOST_LINES]]
     return [*lines, *([f"- … and {len(reasons) - _MOST_LINES} more reasons"] if len(reasons) > _MOST_LINES else [])]
 
 

@@ -121,6 +121,25 @@ def _list_job_lines(view: StudyState) -> Iterator[str]:
         yield f"every point has a final result, but jobs are still in the queue; {cancel}"
     elif any(state.stuck for _, state in view.list_live()):
         yield f"jobs in the queue cannot start; {cancel}"
+    yield from _list_next_steps(view)
+
+
+def _list_next_steps(view: StudyState) -> Iterator[str]:
+    """Yield lines with the commands that continue a sweep whose points wait without a job or are given up. Empty for a
+    launcher without a queue, and if the scheduler did not respond."""
+    if not view.is_reached or not launchers.load(str(view.sweeps[-1].launcher["name"])).QUEUES:
+        return
+    states = Counter(one.state for one in view.statuses)
+    resume = f"continue with: zeroscale resume {shlex.quote(str(view.folder))}"
+    had_autopilot = any(not job.points for job in view.seen.jobs)
+    if states["waiting"] and (spent := view.explain_spent_budget()):
+        yield f"{spent}; {options.RAISE_BUDGET}"
+    elif states["waiting"] and had_autopilot and all(job.points for job in view.live):
+        yield f"the autopilot has ended; {resume} --autopilot"
+    elif states["waiting"] and not view.live and not states["running"]:
+        yield f"nothing is queued; {resume}"
+    if states["given up"]:
+        yield f"given up: {format_count(states['given up'], 'run')}; {options.TRY_AGAIN}"
 
 
 def _format_line(one: PointStatus, flags: Sequence[str]) -> str:
@@ -173,9 +192,10 @@ def estimate_time_left(view: StudyState) -> TimeLeft | None:
     finished points, use the plan's time limits.
 
     The estimate assumes that the number of points that run at the same time stays as it is now, and is at least one.
-    Return None if no point is left, if the time of a point is unknown, or if the scheduler did not answer.
+    Return None if no point is left, if the time of a point is unknown, if no job is in the queue of a sweep with jobs,
+    or if the scheduler did not answer.
     """
-    if view.seen.jobs and not view.is_reached:
+    if view.seen.jobs and not (view.is_reached and view.live):
         return None
     left = [one.point for one in view.statuses if one.state not in ("answered", "given up")]
     done = [one for one in view.statuses if one.final and one.outcome == "ok"][-_LATEST:]

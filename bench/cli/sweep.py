@@ -16,6 +16,7 @@ returns once the jobs are submitted: `zeroscale status` shows their progress.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
@@ -28,6 +29,7 @@ from bench import api, launchers
 from bench.cli import options
 from bench.config.compose import Expansion
 from bench.core import terminal
+from bench.core.errors import UserError
 from bench.core.files import RESULTS
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
@@ -37,13 +39,14 @@ from bench.core.spec import RunSpec, read_protocol
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
-from bench.sweep import inputs, jobs, submitting
+from bench.sweep import definition, inputs, jobs, submitting
 from bench.sweep.definition import RunKey, SweepDefinition, SweepPoint
 from bench.sweep.forecast import AttemptMinutes, Forecast, MemoryForecast, compute_minutes, explain_unpredicted
 from bench.sweep.jobs import Job
 from bench.sweep.local_sweep import LocalSweep
+from bench.sweep.policy import explain_spent
 from bench.sweep.pruning import is_far_out_of_memory
-from bench.sweep.snapshot import read_snapshot
+from bench.sweep.snapshot import compute_spent_node_hours, read_snapshot
 from bench.sweep.status import PointStatus, find_job_setup, list_statuses
 from bench.sweep.submitting import JobBatcher
 
@@ -93,10 +96,13 @@ def run(args: argparse.Namespace) -> int:
         options.print_chosen(plan.chosen)
     folder: Path = args.results / plan.sweep.study
     if args.dry_run:
+        options.check_writable(folder)
         text = functools.partial(format_text, plan.sweep, plan.expansion, folder, every=args.list)
         print(format_json(plan.sweep) if args.json else text())
         _print_repeats(args, plan)
         return 0
+    if not args.json:
+        _print_earlier(plan.sweep, folder)
     if plan.queues:
         for line in PredictionText(plan.sweep).warnings():
             print(line, file=sys.stderr)
@@ -109,6 +115,19 @@ def run(args: argparse.Namespace) -> int:
     good = options.print_ended(ended, as_json=args.json)
     _print_repeats(args, plan)
     return 0 if good else 1
+
+
+def _print_earlier(sweep: SweepDefinition, folder: Path) -> None:
+    """Print the number of runs of earlier sweeps in the folder that are not in this sweep, as after a change of the
+    study. Print nothing for sweeps without a study, which share a folder."""
+    if sweep.study == "adhoc" or not folder.exists():
+        return
+    with contextlib.suppress(UserError):  # the folder has no sweep yet
+        earlier = definition.merge_sweeps(definition.read(folder)).keys() - {one.key for one in sweep.wanted()}
+        if earlier:
+            runs = format_count(len(earlier), "run")
+            told = "not in this sweep; `status` and `resume` include them"
+            print(f"{folder}: {runs} of earlier sweeps {'are' if len(earlier) > 1 else 'is'} {told}", file=sys.stderr)
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
@@ -145,7 +164,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
     with numbers of runs replaces the list.
     """
     queues = launchers.load(str(sweep.launcher["name"])).QUEUES
-    answered, busy = _find_answers(sweep, folder) if folder.exists() else ([], "")
+    answered, note = _find_answers(sweep, folder) if folder.exists() else ([], "")
     predictions = PredictionText(sweep, answered)
     planned = _plan_jobs(sweep, predictions, answered) if queues else []
     count, nothing = format_count(len(sweep.points), "point"), f"nothing {'submitted' if queues else 'started'}"
@@ -158,7 +177,7 @@ def format_text(sweep: SweepDefinition, expansion: Expansion, folder: Path, *, e
         lines = [f"{count} in {format_count(len(planned), 'job')}, {_format_most_hours(sweep, planned)}; {nothing}"]
     else:
         lines = [f"{count}{';' if answered else ','} {nothing}"]
-    lines += [*([busy] if busy else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
+    lines += [*([note] if note else []), *predictions.summary(), *_list_job_notes(sweep, planned)]
     lines += [
         f"excluded by the rule {rule}: {format_count(number, 'point')}" for rule, number in expansion.excluded.items()
     ]
@@ -261,12 +280,14 @@ def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: P
 
 def _find_answers(sweep: SweepDefinition, folder: Path) -> tuple[list[RunKey], str]:
     """Return the runs of a sweep that would not start because the study's folder has their final result already. Also
-    return a text with the number of results from a busy machine, and a remedy; empty if there are none. The scheduler
-    is not queried."""
+    return a text with the number of results from a busy machine, or on a spent budget, and a remedy; empty if neither
+    applies. The scheduler is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
-        statuses = list_statuses({one.key: one for one in wanted}, read_snapshot(folder), {}, is_reached=False)
-        return [one.key for one in statuses if one.final], ""
+        seen = read_snapshot(folder)
+        statuses = list_statuses({one.key: one for one in wanted}, seen, {}, is_reached=False)
+        spent = explain_spent(compute_spent_node_hours(seen.jobs), sweep.rules.budget.node_hours)
+        return [one.key for one in statuses if one.final], f"{spent}; {options.RAISE_BUDGET}" if spent else ""
     local = LocalSweep(folder, wanted, retry=True, tell=print, follow=print)
     answers = local.find_answers()
     return list(answers), local.describe_busy(answers.values())

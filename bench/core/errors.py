@@ -13,7 +13,9 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 class UserError(Exception):
     """Error caused by the user's input or machine. The command prints it as one line on standard error, without a
-    traceback, and exits with a non-zero code."""
+    traceback, and exits with `exit_code`."""
+
+    exit_code = 2
 
     def __init__(self, value: str, rule: str, remedy: str = "") -> None:
         super().__init__(": ".join(part for part in (value, rule) if part) + (f"; {remedy}" if remedy else ""))

@@ -60,6 +60,8 @@ def describe_shortage(shortage: MemoryShortage) -> str:
     memory, in GiB."""
     gib = {name: f"{count / 2**30:.3g}" for name, count in shortage if name.endswith("_bytes") and count is not None}
     wanted = {"requested_bytes": "{} GiB requested", "lacking_bytes": "{} lacking", "free_bytes": "{} free"}
+    if shortage.lacking_bytes == 0 and shortage.where == "host":
+        wanted["lacking_bytes"] = "refused although more was free, as by a limit of ulimit or of a control group"
     filled = {
         "total_bytes": "{} in total",
         "live_bytes": "{} in live tensors",

@@ -22,6 +22,8 @@ Phase = Literal["pending", "running", "ended"]
 class SchedulerUnavailable(UserError):
     """Error: the scheduler does not respond, so that the state of its jobs is unknown."""
 
+    exit_code = 1  # the command is valid, and can be repeated
+
 
 class SchedulingOptions(Limits):
     """Options of a sweep's jobs that every scheduler supports. A launcher with a queue adds options for its scheduler

@@ -80,10 +80,11 @@ class RunAttempt(NamedTuple):
 
 
 def build_unwritable_error(folder: Path, error: OSError) -> UserError:
-    """Return the UserError for a results folder that cannot be written to, such as on a full disk or in a folder of
-    another user."""
-    rule = f"cannot be written to ({error.strerror})"
-    return UserError(str(folder), rule, "free some space or choose another results folder")
+    """Return the UserError for a results folder that cannot be written to, such as on a full disk."""
+    remedy = "free some space or choose another results folder"
+    if isinstance(error, PermissionError | NotADirectoryError):
+        remedy = "name a folder in which you may write"
+    return UserError(str(folder), f"cannot be written to ({error.strerror})", remedy)
 
 
 def write_atomically(

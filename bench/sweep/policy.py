@@ -325,15 +325,19 @@ def _is_unconfirmed(run: PlannedRun, snapshot: Snapshot) -> bool:
     return run.prune and run.kin is not None and is_to_confirm(run.kin, snapshot.tried)
 
 
+def explain_spent(spent: float, budget: float | None) -> str:
+    """Return a text if these node-hours use up a study's budget; empty if they do not, or without a budget."""
+    return "" if budget is None or spent < budget else f"the budget is spent: {spent:.3g} of {budget:g} node-hours"
+
+
 def _start_or_postpone(run: PlannedRun, plan: SweepPlan, snapshot: Snapshot) -> StartRun | PostponeRun:
     """Return the decision to start a run if the budget and the time left suffice, else the decision to postpone it.
 
     Of the time left, enough is reserved for the last run of the control point, which is measured repeatedly to detect
     drift.
     """
-    spent = snapshot.spent_node_hours
-    if plan.node_hours is not None and spent >= plan.node_hours:
-        return PostponeRun(run, f"the budget is spent: {spent:.1f} of {plan.node_hours:g} node-hours")
+    if reason := explain_spent(snapshot.spent_node_hours, plan.node_hours):
+        return PostponeRun(run, reason)
     if snapshot.left_s is not None:
         kept_min = plan.control.limit_min if plan.control and run.role != "control" else 0.0
         left_s = snapshot.left_s - 60 * kept_min

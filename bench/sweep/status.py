@@ -14,9 +14,9 @@ from bench.core.store import RunAttempt
 from bench.sweep import definition, jobs
 from bench.sweep.definition import RequestedRepeat, RunKey, SweepDefinition, SweepPoint
 from bench.sweep.jobs import SubmittedJob
-from bench.sweep.policy import explain_given_up, find_answer
+from bench.sweep.policy import explain_given_up, explain_spent, find_answer
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, read_snapshot
+from bench.sweep.snapshot import StudySnapshot, UnfinishedAttempt, compute_spent_node_hours, read_snapshot
 
 State = Literal["answered", "running", "pending", "waiting", "given up", "unknown"]
 """State of a point. It is `answered` if its outcome is final, `running` if an attempt runs, and `pending` if a queued
@@ -234,6 +234,10 @@ class StudyState(NamedTuple):
 
     def tried(self, config_id: str) -> list[RunAttempt]:
         return self.seen.tried.get(config_id, [])
+
+    def explain_spent_budget(self) -> str:
+        """Return a text if the node-hours of the study's budget are used up; empty if not."""
+        return explain_spent(compute_spent_node_hours(self.seen.jobs), self.sweeps[-1].rules.budget.node_hours)
 
     def is_live(self, name: str, task: int | None) -> bool:
         """Return whether a job, or an array task, is still queued or running at the scheduler."""

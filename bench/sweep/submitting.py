@@ -31,6 +31,7 @@ _AUTOPILOTS = 2  # jobs of the autopilot in the queue at a time: a running autop
 _FULL_QUEUE_MIN = 10  # minutes until the next autopilot starts if the queue has no place for another job
 PATIENCE_S = 30.0
 """Seconds to wait for a scheduler that does not respond. A restarted scheduler usually responds within this time."""
+_REPEAT = "no job is known to be submitted; repeat the command when the scheduler responds"
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 20.0
 _TOO_MANY = re.compile(
     r"job submit limit|MaxSubmit|accounting/QOS policy|job array (index|size)|queue full", re.IGNORECASE
@@ -52,6 +53,7 @@ class SubmitResult(NamedTuple):
     answered: bool = False  # whether every point has its answer (a final outcome)
     cut_short: str = ""  # why the submission is incomplete: the scheduler failed after some jobs
     impossible: int = 0  # number of points whose nodes or devices this cluster cannot give to any job
+    is_budget_spent: bool = False
 
     def __repr__(self) -> str:
         submitted = f"{format_count(len(self.submitted), 'job')} submitted"
@@ -62,7 +64,7 @@ class SubmitResult(NamedTuple):
     def complete(self) -> bool:
         """Return whether the scheduler responded until the last job was submitted and, if the user requested an
         autopilot (a job that later submits the remaining points), accepted the autopilot."""
-        return not self.autopilot_refused and not self.cut_short
+        return not (self.autopilot_refused or self.cut_short)
 
     @property
     def has_ended(self) -> bool:
@@ -84,9 +86,8 @@ def submit_pending(
     If the scheduler does not respond, try again for at most `patience_s` seconds, with a warning before each try. The
     autopilot's job also tries again if the queue is full. `notify` is the command that the autopilot runs at its end.
     """
-    until, pause_s = time.monotonic() + patience_s, _FIRST_RETRY_S
+    until, pause_s, attempt = time.monotonic() + patience_s, _FIRST_RETRY_S, 1
     submitted: list[tuple[Job, str]] = []  # kept if the scheduler stops answering
-    attempt = 1
     while True:
         try:
             return _submit_pending(folder, autopilot, notify, submitted)
@@ -96,6 +97,8 @@ def submit_pending(
             if time.monotonic() + pause_s >= until:
                 if submitted:
                     return SubmitResult(submitted, 0, {}, [], "", None, "", len(submitted), cut_short=str(away))
+                if isinstance(away, SchedulerUnavailable):
+                    raise SchedulerUnavailable(away.value, away.rule, _REPEAT) from away
                 raise
             attempt, left_s = attempt + 1, until - time.monotonic()
             message = "%s: %s; attempt %d in %g s, the last within %.0f s; Ctrl-C stops, submitted jobs remain"
@@ -119,10 +122,10 @@ def _submit_pending(
     corrections = MeasuredCorrections((point_status.point for point_status in view.statuses), tried)
     without_run = write_outcomes_without_run(view, corrections)
     view = read_state(folder) if without_run else view
-    statuses, why_left = find_pending(view, corrections)
+    statuses, postponed = find_pending(view, corrections)
     pending = extend_time_limits(statuses, view, corrections)
     submitter = JobSubmitter(view, autopilot=autopilot)
-    why_left = why_left or submitter.submit(pending, submitted)
+    why_left = postponed or submitter.submit(pending, submitted)
 
     def list_left() -> list[PointStatus]:
         taken = {requested.key for job, _ in submitted for requested in job.points}
@@ -140,7 +143,7 @@ def _submit_pending(
     why_left = why_left or ("the queue is full" if list_left() else "")
     return SubmitResult(
         submitted, concluded, without_run, list_left(), why_left, pilot, refused, submitter.queued, answered,
-        impossible=submitter.impossible,
+        impossible=submitter.impossible, is_budget_spent=bool(postponed),
     )  # fmt: skip
 
 

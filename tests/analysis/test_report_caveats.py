@@ -1,11 +1,18 @@
 """Tests of the report's warnings about configurations of which all repeats ran on the same nodes, and about runs of
 different code."""
 
-from records import results, run, spec
+from pathlib import Path
 
-from analysis.report.caveats import list_caveats
+from records import results, run, save, spec
+
+from analysis.report.caveats import list_caveats, list_unfinished_sweeps
 from analysis.report.findings import compute_findings
+from analysis.results import read
+from bench.core.machine import Machine
 from bench.core.record import RunRecord
+from bench.core.spec import config_id
+from bench.sweep import definition
+from bench.sweep.definition import SweepDefinition, SweepPoint, SweepRules
 
 
 def allocations(hosts: list[tuple[str, ...]]) -> list[RunRecord]:
@@ -37,3 +44,23 @@ def test_caveat_names_the_versions_of_a_package_with_plugins() -> None:
     (caveat,) = list_version_caveats("1 (files a)", "1 (files b)", "1 (files a)")
     assert caveat.startswith("Runs were made with 2 versions of the plug-in mine: 1 (files a), 1 (files b).")
     assert list_version_caveats("1 (files a)", "1 (files a)") == []
+
+
+def test_report_counts_the_runs_of_a_sweep_without_a_final_result(tmp_path: Path) -> None:
+    study = tmp_path / "s"
+    specs = [spec(micro=micro) for micro in (2, 4, 8)]
+    points = [
+        SweepPoint(config_id=config_id(made), line="", machine="cpu", nodes=made.nodes, devices_per_node=1,
+                   time_limit_min=1, overrides=(), spec=made.model_dump(mode="json", by_alias=True))
+        for made in specs
+    ]  # fmt: skip
+    sweep = SweepDefinition(
+        study="s", asked_at="2026-11-21T12:00:00+00:00", machines={"cpu": Machine(name="cpu", device="cpu")},
+        launcher={"name": "local"}, rules=SweepRules(), points=tuple(points), order=((0, 0), (0, 1), (0, 2)),
+    )  # fmt: skip
+    definition.write(study, sweep)
+    outcomes = [run().outcome.model_copy(update={"kind": kind}) for kind in ("ok", "hang", "oom")]
+    runs = [run(made, study="s").model_copy(update={"outcome": one}) for made, one in zip(specs, outcomes, strict=True)]
+    save(tmp_path, *runs)
+    (line,) = list_unfinished_sweeps(read([study]))
+    assert line == "The sweep has not ended: 1 of 3 runs of s has no final result."

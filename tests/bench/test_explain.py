@@ -13,6 +13,7 @@ from analysis.flags import FLAGS, NOTES, OUTCOMES, REMEDIES
 from bench import cli
 from bench.cli.explain import Explanation, list_explanations
 from bench.core.record import OutcomeKind
+from bench.sweep.status import State
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,10 @@ def test_every_column_flag_note_and_outcome_is_explained(known: list[Explanation
     assert {name for kind, name in meanings if kind == "flag"} == set(FLAGS)
     assert {name for kind, name in meanings if kind == "note"} == set(NOTES)
     assert set(OUTCOMES) == set(get_args(OutcomeKind))
+
+
+def test_every_state_of_a_run_is_explained(known: list[Explanation]) -> None:
+    assert {one.name for one in known if one.kind == "state of a run"} == set(get_args(State))
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

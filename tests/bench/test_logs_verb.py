@@ -59,8 +59,9 @@ def test_logs_of_one_attempt_and_one_rank(study: Path, capsys: pytest.CaptureFix
 
 def test_log_without_lines_is_marked(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty log is usual for a run that ended ok. Without the mark, the output would be only the log's path."""
-    lines = print_logs(capsys, f"{POINT}/0.1", study, "--rank", "2")
-    assert lines[:2] == [f"── {study}/{POINT}/0.1/run.log", "(no lines of rank 2)"]
+    (study / POINT / "0.1" / store.LOG).write_text("[0] line\n")
+    lines = print_logs(capsys, f"{POINT}/0.1", study, "--rank", "1")
+    assert lines[:2] == [f"── {study}/{POINT}/0.1/run.log", "(no lines of rank 1)"]
     (study / POINT / "0.1" / store.LOG).write_text("")
     assert print_logs(capsys, f"{POINT}/0.1", study)[1] == "(empty)"
 
@@ -78,6 +79,7 @@ def test_log_of_the_last_attempt_is_followed_until_its_record(study: Path, capsy
         (["0123456789"], "no attempt and no log of this configuration in"),
         ([f"{POINT}/0.9"], "no attempt and no log of this configuration in"),
         ([POINT, "--rank", "x"], "--rank x: is not the number of a rank"),
+        ([POINT, "--rank", "7"], "--rank 7: the run has 2 ranks; choose a rank from 0 to 1"),
         ([POINT, "--lines", "0"], "--lines 0: is not a positive integer"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.core.formatting import describe_shortage
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
 from bench.measure.control_group import count_oom_kills
 from bench.measure.failures import Refused, classify_error
@@ -112,6 +113,13 @@ def test_memory_shortage_has_a_field_and_a_one_line_reason() -> None:
     )
     assert Outcome.model_validate_json(outcome.model_dump_json()) == outcome
     assert "shortage" not in Outcome(kind="oom").model_dump(), "records without one read as before"
+
+
+def test_refused_memory_that_was_free_is_no_shortage() -> None:
+    bytes_of = {"requested_bytes": 3 * 2**28, "lacking_bytes": 0, "free_bytes": 7 * 2**27}
+    text = describe_shortage(MemoryShortage(rank=0, where="host", **bytes_of))
+    assert text.startswith("host memory: 0.75 GiB requested, refused although more was free, as by a limit of ulimit")
+    assert "0 lacking" not in text and text.endswith(", 0.875 free")
 
 
 def test_out_of_memory_kills_are_attributed_to_their_host_only() -> None:

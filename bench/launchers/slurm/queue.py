@@ -13,6 +13,7 @@ from bench.core.scheduling import JobState, LaunchPlan, SchedulerUnavailable
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import build_user_environment, call, read_config
 from bench.launchers.slurm.options import Options
+from bench.launchers.slurm.script import quote_directive
 
 _LOGGER = logging.getLogger(__name__)
 # Start of the period that sacct reports. By default sacct reports only jobs since midnight.
@@ -29,7 +30,15 @@ _UNKNOWN = {
     "account": (r"invalid account", "`sacctmgr show assoc where user=$USER` lists your accounts and their partitions"),
     "qos": (r"invalid qos", "`sacctmgr show assoc where user=$USER format=account,qos` lists your accounts and QOS"),
     "partition": (r"invalid partition", "`sinfo --summarize` lists the partitions"),
+    "constraint": (r"invalid (feature|constraint)", '`sinfo --format="%P %f"` lists the features of each partition'),
+    "reservation": (
+        r"reservation is invalid|invalid reservation",
+        "`scontrol show reservation` lists the reservations",
+    ),
+    "mem": (r"memory specification", 'reduce launcher.memory_gb; `sinfo --format="%P %m"` lists the MB of the nodes'),
 }
+_KEYS = {"mem": "memory_gb"}
+"""Option of a site by the name of sbatch's option, if the names differ."""
 """For each option of a site: a pattern of sbatch's message for a wrong value, and the command that lists the valid
 values."""
 _OTHER_NAMES = {"TIME": "TIMELIMIT", "ARRAY": "ARRAY_INX"}
@@ -106,7 +115,7 @@ def submit(launch: LaunchPlan, options: Options | None = None) -> str:
     found = re.search(r"^#SBATCH --job-name=(\S+)$", script, re.MULTILINE)
     assert found, "a script without a name"
     try:
-        return _call_sbatch(launch, script)
+        return _call_sbatch(launch, script, options)
     except SchedulerUnavailable as error:
         unavailable = error
     for pause_s in _PAUSES_S:
@@ -115,13 +124,13 @@ def submit(launch: LaunchPlan, options: Options | None = None) -> str:
         try:
             # Look for the job first. The controller may have accepted the job before it failed, or answered too late.
             numbers = (state.handle for state in list_queued() if state.name == found[1])
-            return max(numbers, key=int, default=None) or _call_sbatch(launch, script)
+            return max(numbers, key=int, default=None) or _call_sbatch(launch, script, options)
         except SchedulerUnavailable as error:
             unavailable = error
     raise unavailable
 
 
-def _call_sbatch(launch: LaunchPlan, script: str) -> str:
+def _call_sbatch(launch: LaunchPlan, script: str, site: Options | None) -> str:
     environment = build_user_environment() | launch.environment
     # Options in the script must take precedence, so variables in the user's shell that set the same options are
     # removed.
@@ -133,16 +142,20 @@ def _call_sbatch(launch: LaunchPlan, script: str) -> str:
     except SchedulerUnavailable:
         raise
     except UserError as error:
-        raise _explain_refusal(error, script, launch.command[-1]) from error
+        raise _explain_refusal(error, script, launch.command[-1], site) from error
 
 
-def _explain_refusal(error: UserError, script: str, path: str) -> UserError:
+def _explain_refusal(error: UserError, script: str, path: str, site: Options | None) -> UserError:
     """Return sbatch's error for the user. If the message shows which option of the script caused the error, the error
     names this option and a remedy; otherwise it names the script."""
     for option, (words, remedy) in _UNKNOWN.items():
         if re.search(words, error.rule, re.IGNORECASE):
             written = re.search(rf"^#SBATCH --{option}=(.*)$", script, re.MULTILINE)
-            return UserError(f"launcher.{option}={written[1] if written else 'null'}", error.rule, remedy)
+            value = written[1] if written else "null"
+            own = getattr(site.autopilot, option, None) if site and "-autopilot-" in path else None
+            is_own = own is not None and value == quote_directive(own)
+            key = f"launcher.{'autopilot.' * is_own}{_KEYS.get(option, option)}"
+            return UserError(f"{key}={value}", error.rule, remedy)
     return UserError(error.value, error.rule, error.remedy or f"the script is {path}")
 
 

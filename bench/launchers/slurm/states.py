@@ -39,7 +39,7 @@ _SHELL_SIGNAL = 128
 
 _SQUEUE = {
     "ArrayJobID": 12, "ArrayTaskID": 12, "State": 20, "RestartCnt": 8, "NumNodes": 8, "StartTime": 20, "EndTime": 20,
-    "Reason": 64, "exit_code": 10, "Name": 256,
+    "Reason": 256, "exit_code": 10, "Name": 256,
 }  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
 """Columns of squeue's output. They have a fixed width, because a job name may contain any separator. The name is the

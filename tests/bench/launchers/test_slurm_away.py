@@ -98,6 +98,27 @@ def test_refused_submission_is_reported_at_once_with_slurms_message(programs: Pr
     assert (tmp_path / "job.sh").exists(), "to be looked at"
 
 
+@pytest.mark.parametrize(
+    ("site", "error", "told"),
+    [
+        ({"constraint": "a100"}, "Invalid feature specification", r"launcher\.constraint=a100: .*; `sinfo --format"),
+        (
+            {"reservation": "mine"},
+            "Requested reservation is invalid",
+            r"launcher\.reservation=mine: .*; `scontrol show",
+        ),
+        ({"memory_gb": 9}, "Memory specification can not be satisfied", r"launcher\.memory_gb=9G: .*; reduce launcher"),
+    ],
+)
+def test_refusal_names_the_option_and_a_remedy(
+    programs: Programs, tmp_path: Path, site: dict[str, object], error: str, told: str
+) -> None:
+    programs.play("sbatch", error=f"Batch job submission failed: {error}")
+    made = Options.model_validate(site)
+    with pytest.raises(UserError, match=told):
+        submit(plan(work(folder=tmp_path), made), made)
+
+
 def test_submission_without_slurm_is_refused_with_a_remedy(programs: Programs, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed on this machine; run the command on a login node"):
         submitted(tmp_path)

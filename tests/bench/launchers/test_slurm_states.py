@@ -389,3 +389,12 @@ def test_reasons_that_need_the_user_are_described(reason: str, stuck: str) -> No
 
 def test_reason_none_is_empty() -> None:
     assert queued_line(0, "PENDING", "None").reason == ""
+
+
+def test_longest_reason_of_squeue_is_not_cut() -> None:
+    """squeue cuts each value to the width of its column."""
+    reason = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    values = {"ArrayJobID": "7", "State": "PENDING", "Reason": reason, "Name": "a"}
+    columns = (column.split(":") for column in states.SQUEUE_FORMAT.split(","))
+    line = "".join(f"{values.get(name, 'N/A'):<{width}.{width}}" for name, width in columns)
+    assert [state.reason for state in states.parse_squeue(line)] == [reason]

@@ -4,10 +4,10 @@ fails, the others must still be made."""
 from pathlib import Path
 
 import pytest
-from sweeps import attempt, point, spec, sweep
+from sweeps import attempt, point, queued, spec, sweep
 
 from bench.cli import resume
-from bench.sweep import definition
+from bench.sweep import definition, jobs
 from bench.sweep.snapshot import read_snapshot
 
 FOUR, EIGHT = spec(batch__micro=4), spec(batch__micro=8)
@@ -39,6 +39,26 @@ def test_summary_has_every_points_outcome_and_the_reason_for_a_missing_report(
     output = capsys.readouterr()
     assert "no report: no pandas" in output.err and str(study / "report" / "summary.md") in output.out
     assert "report" not in read_snapshot(study).tried, "a report is no configuration"
+
+
+def test_summary_of_a_spent_budget_does_not_count_the_autopilot_itself(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job of the autopilot, which writes the summary, is the only job in the queue."""
+    made = sweep([point(spec(batch__micro=2))])
+    budget = made.rules.budget.model_copy(update={"node_hours": 0.05})
+    definition.write(study, made.model_copy(update={"rules": made.rules.model_copy(update={"budget": budget})}))
+    job = study / jobs.FOLDER / "s-autopilot-1"
+    job.mkdir(parents=True)
+    jobs.write_handle(job, "7")
+    jobs.begin_allocation(job, jobs.AllocationPeriod("7", None, 0, 1, 100.0, 292.6))
+    state = queued()._replace(handle="7", name=job.name)
+    monkeypatch.setattr("bench.launchers.slurm.ask", lambda names, options: {(job.name, None): state})
+    monkeypatch.setenv("ZEROSCALE_JOB", f'{{"job_id": "7", "name": "{job.name}"}}')
+    resume.finish_autopilot(study, None)
+    summary = (study / "report" / "summary.md").read_text()
+    assert "; 0.05 node-hours spent, 0 jobs in the queue." in summary and "\n- 1 × waiting\n" in summary
+    assert "\nThe budget is spent: 0.0535 of 0.05 node-hours; raise budget.node_hours in the study's file" in summary
 
 
 def test_notify_command_gets_the_path_of_the_summary_as_its_last_argument(study: Path, tmp_path: Path) -> None:

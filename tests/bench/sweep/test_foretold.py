@@ -13,6 +13,7 @@ from bench import api, cli
 from bench.cli.sweep import PredictionText
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
+from bench.sweep import jobs
 from bench.sweep.forecast import Forecast, MemoryForecast, StepForecast, compute_minutes
 from bench.sweep.submitting import SubmitResult
 
@@ -73,6 +74,30 @@ def test_dry_run_counts_the_runs_left_if_some_are_answered(
     assert summary().count("2 runs, 2 already with a result") == 2, "by point"
     if launcher == "local":
         assert "1 answer was made on a busy machine" in summary() and "--repeats 5 launcher.quiet_within_s" in summary()
+
+
+def test_dry_run_refuses_a_results_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["sweep", *GPUS, "--dry-run", "--results", str(tmp_path / "file")]) == 2
+    told = "file/adhoc: cannot be written to (Not a directory); name a folder in which you may write\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+def test_dry_run_tells_that_the_budget_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "small.yaml"
+    base = "{model: tiny, machine: cpu, devices_per_node: 2, launcher: slurm}"
+    study.write_text(f"name: small\nbase: {base}\nbudget: {{node_hours: 0.05}}\n")
+    job = tmp_path / "small" / jobs.FOLDER / "small-1"
+    job.mkdir(parents=True)
+    jobs.write_handle(job, "7")
+    for hours, told in ((0.01, False), (0.05, True)):
+        period = jobs.AllocationPeriod("7", None, told, 1, 100.0, 100.0 + 3600 * hours)
+        jobs.begin_allocation(job, period)
+        printed = dry(capsys, f"study={study}", "--results", str(tmp_path))
+        spent = "the budget is spent: 0.06 of 0.05 node-hours; raise budget.node_hours in the study's file"
+        assert (spent in " ".join(printed.split())) == told
 
 
 def test_dry_run_of_many_points_is_a_table_and_lists_points_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,6 +255,26 @@ def test_submitted_jobs_are_printed_if_the_autopilot_is_refused(
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said[:2]] == ["job 1", "job 2"]
     assert said[2].startswith("the autopilot was not submitted: sbatch: no job without a GPU; the script is ")
+    assert f"; continue with: zeroscale resume {study} --autopilot, or repeat" in said[2]
+
+
+def test_refused_autopilot_names_its_own_option(study: Path, tmp_path: Path) -> None:
+    [made] = definition.read(study)
+    own = {**made.launcher, "partition": "main", "autopilot": {"partition": "typo"}}
+    definition.write(study, made.model_copy(update={"launcher": own}))
+    play(tmp_path, "sbatch", "grep -q partition=typo $2 && { echo 'Invalid partition' >&2; exit 1; }; echo $number")
+    refused = submitting.submit_pending(study, autopilot=True).autopilot_refused
+    assert refused.startswith("launcher.autopilot.partition=typo: Invalid partition")
+
+
+def test_scheduler_that_does_not_respond_is_a_failure_and_no_invalid_command(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(tmp_path, "scontrol", f"echo '{AWAY}' >&2; exit 1")
+    monkeypatch.setattr("bench.cli.resume.PATIENCE_S", 0.0)
+    assert main(["resume", str(study)]) == 1
+    end = "no job is known to be submitted; repeat the command when the scheduler responds\n"
+    assert capsys.readouterr().err == f"zeroscale: scontrol: {AWAY}; {end}"
 
 
 @pytest.mark.parametrize(
@@ -281,6 +301,18 @@ def test_autopilot_that_cannot_submit_the_next_one_ends_with_a_summary(
     assert main(["resume", str(study), "--autopilot"]) != 0
     summary = (study / "report" / "summary.md").read_text()
     assert "The autopilot could not continue: sbatch: " in summary
+
+
+def test_runs_that_a_changed_study_no_longer_has_are_counted(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.yaml"
+    for micros, earlier in (("[2, 4]", 0), ("[4, 8]", 1)):
+        base = "{model: tiny, machine: cpu, devices_per_node: 2, launcher: slurm}"
+        file.write_text(f"name: small\nbase: {base}\naxes: {{batch.micro: {micros}}}\n")
+        assert main(["sweep", f"study={file}", "--results", str(tmp_path / "runs")]) == 0
+        told = "1 run of earlier sweeps is not in this sweep; `status` and `resume` include them"
+        assert (told in capsys.readouterr().err) == bool(earlier)
 
 
 def test_autopilot_job_gets_the_notify_command(study: Path) -> None:

@@ -160,6 +160,44 @@ def test_unavailable_scheduler_is_reported_and_its_points_are_unknown(
     assert zeroscale("status", str(study)).stdout.endswith("the queue is unknown\n")
 
 
+@pytest.mark.parametrize(
+    ("autopilot", "node_hours", "outcome", "told"),
+    [
+        (False, None, None, "nothing is queued; continue with: zeroscale resume {}"),
+        (True, None, None, "the autopilot has ended; continue with: zeroscale resume {} --autopilot"),
+        (
+            True,
+            0.05,
+            None,
+            "the budget is spent: 0.0535 of 0.05 node-hours; raise budget.node_hours in the study's file",
+        ),
+        (False, None, "hang", "given up: 1 run; remove the cause, raise budget.attempts in the study's file"),
+    ],
+)
+def test_status_of_a_stopped_sweep_names_the_next_command_and_no_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    autopilot: bool, node_hours: float | None, outcome: OutcomeKind | None, told: str,
+) -> None:  # fmt: skip
+    """The only job ended before it attempted its point, and the scheduler no longer lists it."""
+    study = waiting(tmp_path)
+    [made] = definition.read(study)
+    budget = made.rules.budget.model_copy(update={"node_hours": node_hours})
+    definition.write(study, made.model_copy(update={"rules": made.rules.model_copy(update={"budget": budget})}))
+    job = study / jobs.FOLDER / "s-1"
+    jobs.end_allocation(jobs.begin_allocation(job, jobs.AllocationPeriod("7", None, 0, 1, 100.0, None)), 292.6)
+    if autopilot:
+        (study / jobs.FOLDER / "s-autopilot-1").mkdir()
+        jobs.write_handle(study / jobs.FOLDER / "s-autopilot-1", "8")
+    for _ in range(made.rules.budget.attempts if outcome else 0):
+        attempt(study, spec(), outcome)
+    put_back(tmp_path, monkeypatch, "another job")
+    for program in ("sacct", "scontrol"):
+        (tmp_path / program).symlink_to("/bin/true")
+    assert main(["status", str(study)]) == 1
+    printed = capsys.readouterr().out
+    assert told.format(study) in printed and " left" not in printed
+
+
 def summarise(folder: Path) -> str:
     return format_progress(read_state(folder, ask=False))
 
