@@ -137,7 +137,8 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     """Print a table.
 
     There is no limit of width, and one line per run, if `wide` is set or if chosen columns are written to a file.
-    Otherwise the table is fitted to the width of the terminal.
+    Otherwise the table is fitted to the width of the terminal. If it does not fit, the reasons of failures follow in a
+    table of their own.
     """
     from analysis.columns import list_all_columns
     from analysis.formats import find_width, format_cell
@@ -152,7 +153,20 @@ def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     if "validation_loss" in names and not chosen:
         equal = [name for name in _OMITTED_IF_EQUAL if frame[name].nunique(dropna=False) == 1]
         omitted_first += [*_OMITTED_IF_TRAINED, *equal, "engine", *_OMITTED_LAST]
-    _write_text(_TextTable(names, rows, right, _FOLDED), width, omitted_first)
+        if frame["tokens_trained"][frame["validation_loss"].notna()].nunique() > 1:  # losses of different trainings
+            omitted_first.remove("tokens_trained")
+            omitted_first.append("tokens_trained")
+    table = _TextTable(names, rows, right, _FOLDED)
+    natural = table.list_widths()
+    if chosen or width is None or _CUT not in names or sum(natural.values()) + 2 * (len(names) - 1) <= width:
+        _write_text(table, width, omitted_first)
+        return
+    omitted = _write_text(table.drop([_CUT]), width, omitted_first)
+    key = [name for name in _IDENTIFYING if name not in omitted] if "config_id" in omitted else ["config_id"]
+    failed = [row for row in rows if row[names.index(_CUT)]]
+    print()
+    reasons = table._replace(rows=failed).drop([name for name in names if name not in (*key, "outcome", _CUT)])
+    _write_text(reasons, width, ())
 
 
 def _shorten_adapters(rows: "Sequence[Row]") -> "Sequence[Row]":
@@ -192,9 +206,9 @@ class _TextTable(NamedTuple):
         return _list_least_widths(natural, lowest)
 
 
-def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[str]") -> None:
-    """Write a table that is at most `width` characters wide. Columns that do not fit are omitted. Their number and the
-    names of the most important ones are printed on standard error.
+def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[str]") -> list[str]:
+    """Write a table that is at most `width` characters wide, and return the omitted columns. Columns that do not fit
+    are omitted. Their number and the names of the most important ones are printed on standard error.
 
     `omitted_first` lists the columns that may be omitted, in this order.
     """
@@ -212,6 +226,7 @@ def _write_text(table: _TextTable, width: int | None, omitted_first: "Sequence[s
         named = omitted if more <= 1 else [*omitted[: -_NAMED - 1 : -1], f"{more} more"]
         rule = f"because {width} characters are too narrow: {join_words(named)}"
         print(f"columns not shown, {rule}; add --wide", file=sys.stderr)
+    return omitted
 
 
 def _list_main_columns(frame: "DataFrame") -> list[str]:
@@ -289,7 +304,7 @@ def _wrap(text: str, width: int, most: int | None) -> str:
     """Return a text wrapped at `width` characters, and cut after `most` lines if that is not None."""
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width, break_on_hyphens=False)]
     if most is not None and len(lines) > most:
-        lines[most - 1 :] = [lines[most - 1][: width - len(_ELLIPSIS)] + _ELLIPSIS]
+        lines[most - 1 :] = [textwrap.wrap(lines[most - 1], width - len(_ELLIPSIS))[0] + _ELLIPSIS]
     return "\n".join(lines)
 
 

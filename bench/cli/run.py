@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
             lines = [f"no prediction: {unknown}"]
         if args.dry_run or any("does not fit" in line for line in lines):
             print("\n".join(terminal.wrap(line, 4) for line in lines), flush=True)
+        for line in list_unused(made.composed.spec):
+            print(terminal.wrap(line, 4), flush=True)
     if args.dry_run:
         return 0
     if not args.no_prune:
@@ -141,6 +143,19 @@ def check_far_out(predicted: "Prediction") -> None:
         raise UserError(f"model={spec.model.name}", rule, remedy)
 
 
+def list_unused(spec: RunSpec) -> list[str]:
+    """Return a line for each setting of a training that has no effect on a single run."""
+    learning, found = spec.learning, []
+    if learning.checkpoint_every is not None:
+        rule = "has no effect, because `resume` continues only trainings of a sweep; start it with `zeroscale sweep`"
+        found.append(f"learning.checkpoint_every={learning.checkpoint_every} {rule}")
+    every, end = learning.evaluate_every, learning.end_tokens
+    if every is not None and end is not None and spec.count_steps(every) >= spec.count_steps(end):
+        rule = f"has no effect, because the training ends after {spec.count_steps(end) * spec.tokens_per_step:,} tokens"
+        found.append(f"learning.evaluate_every={every} {rule}; set fewer tokens")
+    return found
+
+
 def list_predictions(predicted: "Prediction") -> list[str]:
     """Return lines with the predicted memory and step time of a point, or the reason why they are unknown. Raise
     NoPrediction if the engine or the model family does not describe its costs."""
@@ -182,7 +197,8 @@ def format_answer(
     of = record.spec.sequence
     kinds = f" of {' and '.join(of)}" if len(of) > 1 else ""
     lines = [f"{rate:,.0f} tokens per second{kinds}, padding included"] if rate else []
-    lines += [*_describe_trained(record), *_describe_parts(record), *_describe_evaluations(record)]
+    lines += [*_describe_trained(record), *_describe_parts(record)]
+    lines += [*_describe_data(record), *_describe_evaluations(record)]
     lines += _describe_saved(record, folder)
     for title, raised, known in (
         ("flags", flags.list_flags(record), flags.FLAGS),
@@ -204,6 +220,24 @@ def _describe_trained(record: RunRecord) -> list[str]:
         return []
     trained = observed.trainable_parameters
     return [f"{trained:,} of {observed.parameters:,} parameters are trained"]
+
+
+def _describe_data(record: RunRecord) -> list[str]:
+    """Return a line with the size of a training's data, the number of held-out documents or samples, and the number of
+    epochs. Empty for other runs, and for a mixture of texts."""
+    observed = record.observations
+    data = (observed and observed.data) or {}
+    each, corpus, held_out = (
+        data.get("samples_per_epoch", data.get("sequences")),
+        data.get("corpus"),
+        data.get("held_out"),
+    )
+    if observed is None or not (observed.evaluations and each and corpus and held_out):
+        return []
+    unit = "documents" if "documents" in corpus else "samples"
+    epochs = observed.evaluations[-1].step * record.spec.global_batch / each
+    size = f"{corpus['tokens']:,} tokens in {corpus[unit]:,} {unit}, {held_out[unit]:,} of them held out"
+    return [f"data: {size}; {format_number(epochs)} epochs"]
 
 
 def _describe_evaluations(record: RunRecord) -> list[str]:

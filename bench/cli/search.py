@@ -74,9 +74,10 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     """Return the text of a search plan: the search space, points that are never tried, and the first trials (runs of
     one point each)."""
     section, listed = plan.pool.section, plan.pool.space.list_all() is not None
-    candidates, left_out = plan.pool.list_all(), plan.pool.explain_left_out()
-    infeasible = sum(not candidate.may_fit for candidate in candidates)
     first = _list_first(plan)
+    # A random search of a large space composes only the points that it draws.
+    candidates = plan.pool.list_all() if listed or section.sampler != "random" else []
+    left_out, infeasible = plan.pool.explain_left_out(), sum(not candidate.may_fit for candidate in candidates)
     if as_json:
         plain = {
             "study": plan.sweep.study,
@@ -88,6 +89,7 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
         return json.dumps(plain, indent=1)
     bounds = " and ".join(f"{name} {bound}" for name, bound in section.constraints.items())
     size = format_count(len(candidates), "point") + ("" if listed else ", drawn from a larger space,")
+    size = size if candidates else "points drawn at random"
     lines = [
         f"{size} by {', '.join(section.space)}",
         f"objective: the {OBJECTIVES[section.objective]} {section.objective}{bounds and f', with {bounds}'}",

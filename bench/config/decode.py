@@ -165,8 +165,7 @@ def check(composed: Request, device: str | None) -> None:
 def check_rank(composed: Request, device: str | None) -> None:
     """Apply all rules of `check` except the launcher's. A configuration that passes can be rehearsed: a single rank of
     it can run on this machine."""
-    spec, machine = composed.spec, composed.machine
-    device = machine.device or device
+    spec, machine, device = composed.spec, composed.machine, composed.machine.device or device
     if machine.devices_per_node and spec.devices_per_node > machine.devices_per_node:
         has = f"machine={machine.name} has {machine.devices_per_node} devices per node"
         raise UserError(f"devices_per_node={spec.devices_per_node}", has, "set fewer, or use more nodes")
@@ -180,6 +179,7 @@ def check_rank(composed: Request, device: str | None) -> None:
     engine: Any = engines.load(spec.engine.backend)  # any: a machine's device may be any word
     source = data.load(spec.data.source)
     engine.check(decode_cached(engine.Options, spec.engine.options), spec, device)
+    engines.check_decay_rates(spec)
     engines.check_layout(spec)
     engines.check_adapter(spec)
     models.check_adapter(spec.model, spec.adapter)

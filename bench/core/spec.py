@@ -24,7 +24,6 @@ Precision = Literal["bf16", "fp16", "fp32"]
 Device = Literal["cpu", "cuda"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
 Positive = Annotated[int, Field(gt=0)]
-DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
 
 WIDTH: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -146,7 +145,7 @@ class OptimizerSpec(Frozen):
         "engine's own implementation (DeepSpeed's FusedAdam or CPUAdam)",
     )
     lr: float = Field(1e-4, gt=0)
-    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     gradient_clipping: float = Field(1.0, ge=0, description="maximum global L2 norm; 0: no clipping")

@@ -175,10 +175,18 @@ _HUB_S = 5.0  # longest time that a request to the Hub may take
 
 def check_held_out(spec: RunSpec, found: int, unit: str) -> None:
     """Raise UserError if the held-out data make fewer sequences or samples (`unit`) than an evaluation needs. Samples
-    must not repeat, because a repeated sample would count twice in the held-out loss."""
+    must not repeat, because a repeated sample would count twice in the held-out loss. An evaluation needs a multiple
+    of the samples in one micro-batch of each rank."""
     if (wanted := spec.learning.evaluation_samples) > found:
-        rule = f"the held-out data make {format_count(found, unit)}"
-        remedy = "ask for fewer, raise learning.held_out, or give more data"
+        each = spec.batch.micro * spec.data_parallel
+        rule, remedy = (
+            f"the held-out data make {format_count(found, unit)}",
+            "raise learning.held_out, or give more data",
+        )
+        if found < each:
+            rule += f", and an evaluation needs at least {each}"
+        else:
+            remedy = f"set learning.evaluation_samples={found // each * each}, {remedy}"
         raise UserError(f"learning.evaluation_samples={wanted}", rule, remedy)
 
 

@@ -175,6 +175,15 @@ def facts(spec: RunSpec) -> EngineFacts:
     return load(spec.engine.backend).facts(spec)
 
 
+def check_decay_rates(spec: RunSpec) -> None:
+    """Raise UserError if a decay rate of the optimizer's moments is not at least 0 and below 1. A record may have such
+    a rate: its run has failed."""
+    for place, rate in enumerate(spec.optimizer.betas):
+        if not 0 <= rate < 1:
+            value = f"optimizer.betas={list(spec.optimizer.betas)}"
+            raise UserError(value, "a decay rate must be at least 0 and below 1", f"change number {place + 1}")
+
+
 def check_layout(spec: RunSpec) -> None:
     """Raise UserError if the spec uses a kind of parallelism that its engine does not support."""
     usual = Parallel()

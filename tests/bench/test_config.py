@@ -377,6 +377,8 @@ def test_infinite_options_of_engine_and_data_are_refused() -> None:
         ("model.shape.encoder_layers=1000000000", "model.shape.encoder_layers=1000000000: must be an integer > 0, "),
         ("data=text data.files=['a**b.txt']", "data.files=a**b.txt: no such file"),
         ("data=text data.files=['~nobody-of-that-name/x.txt']", "no such file"),
+        ("optimizer.betas=[0.9,1]", "optimizer.betas=[0.9, 1.0]: a decay rate must be at least 0 and below 1"),
+        ("optimizer.betas=[-0.1,0.9]", "optimizer.betas=[-0.1, 0.9]: a decay rate must be at least 0 and below 1"),
         ("model=hugging_face model.config_file=/dev/null", "model.config_file=/dev/null: not a readable config.json"),
     ],
 )

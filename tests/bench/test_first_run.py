@@ -341,11 +341,31 @@ def test_training_prints_its_losses_quality_and_the_path_of_its_adapter(
     before, after = first.quality["exact_match"], last.quality["exact_match"]
     assert f"exact match: {before:.4g} before, {after:.4g} after 240,000 tokens" in lines
     assert f"saved adapter: {folder}/adapter" in lines
+    data = record.observations.data
+    assert data
+    [size] = [line for line in lines if line.startswith("data: ")]
+    # 625 steps of 32 samples
+    assert size.endswith(
+        f"samples, {data['held_out']['samples']} of them held out; {20_000 / data['sequences']:.3g} epochs"
+    )
     monkeypatch.setattr(api, "measure", lambda *_, **__: (folder, record))
     assert main(["run", "machine=cpu", "--json", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert RunRecord.model_validate_json(printed.out) == record
     assert f"saved adapter: {folder}/adapter\n" in printed.err
+
+
+def test_settings_of_a_training_without_effect_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    learning = ["learning.tokens=10_000", "learning.evaluation_samples=16"]
+    words = ["run", "model=gpt2_tiny", "machine=cpu", "devices_per_node=1", "data=text", "batch.micro=4", *learning]
+    assert main([*words, "learning.evaluate_every=5_000", "--dry-run"]) == 0
+    assert "no effect" not in capsys.readouterr().out
+    assert main([*words, "learning.evaluate_every=20_000", "learning.checkpoint_every=5_000", "--dry-run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "learning.evaluate_every=20000 has no effect, because the training ends after 10,2" in printed
+    assert (
+        "learning.checkpoint_every=5000 has no effect, because `resume` continues only trainings of a sweep" in printed
+    )
 
 
 def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(

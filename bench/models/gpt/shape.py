@@ -175,7 +175,10 @@ def check(shape: Shape, spec: RunSpec) -> None:
     tokens = spec.sequence["tokens"]
     if tokens > shape.positions:
         rule = f"the model has {shape.positions} positions"
-        raise UserError(f"sequence.tokens={tokens}", rule, "set a shorter sequence, or raise model.shape.positions")
+        remedy = f"set sequence.tokens={shape.positions} or less"
+        if spec.model.checkpoint is None:  # a checkpoint has weights for its positions only
+            remedy += ", or raise model.shape.positions"
+        raise UserError(f"sequence.tokens={tokens}", rule, remedy)
     if spec.model.attention == "flex":  # flex_attention is supported only for T5's position biases
         raise UserError("model.attention=flex", "family gpt has no position bias to add", "set model.attention=sdpa")
     reduction = objectives.load(spec.objective).REDUCTION

@@ -5,7 +5,7 @@ There are no side effects: an interrupted search continues with the same proposa
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
@@ -14,7 +14,7 @@ from bench.core.spec import RunSpec
 from bench.core.study import SearchSection
 from bench.sweep.definition import SweepPoint
 from bench.sweep.policy import Proposal, Proposer, TrialResult
-from bench.sweep.search.space import CandidatePool
+from bench.sweep.search.space import CandidatePool, SearchCandidate, Values
 
 _LEAST_SPREAD = 0.01
 """Lower bound of the estimated standard deviation of log costs between points. It is used if noise alone explains all
@@ -120,16 +120,26 @@ class ListProposer:
     """Proposes the candidates of a pool one after the other, in grid order or in a seeded random order."""
 
     def __init__(self, pool: CandidatePool, *, at_random: bool) -> None:
-        self._section = pool.section
-        candidates = [candidate for candidate in pool.list_all() if candidate.may_fit]
-        self._candidates = pool.shuffle(candidates) if at_random else candidates
+        self._section, self._pool = pool.section, pool
+        self._drawn: list[Values] = []
+        self._listed: list[SearchCandidate] = []
+        if at_random and pool.space.list_all() is None:
+            self._drawn = pool.space.list_candidates(pool.section.seed)
+        else:
+            self._listed = pool.shuffle(pool.list_all()) if at_random else pool.list_all()
+
+    def _list(self) -> Iterator[SearchCandidate]:
+        """Yield all candidates that may fit in memory. Randomly drawn candidates are composed one by one, because
+        composing all of them takes minutes."""
+        found = map(self._pool.find, self._drawn) if self._drawn else self._listed
+        return (candidate for candidate in found if candidate and candidate.may_fit)
 
     def propose(self, results: Sequence[TrialResult]) -> Proposal | None:
         """Return the first candidate that was not tried yet. None if all were tried or the budget is used up."""
         if is_spent(self._section, results):
             return None
         tried = {result.trial.point.config_id for result in results}
-        left = (candidate for candidate in self._candidates if candidate.point.config_id not in tried)
+        left = (candidate for candidate in self._list() if candidate.point.config_id not in tried)
         found = next(left, None)
         return Proposal(found.point, found.values) if found else None
 

@@ -122,7 +122,9 @@ def test_resumed_training_has_the_samples_of_uninterrupted_training(make_learnin
 
 
 def test_more_evaluation_samples_than_held_out_samples_are_refused(make_learning: MakeSpec) -> None:
-    with pytest.raises(UserError, match=r"learning\.evaluation_samples=24: the held-out data make 23 samples; ask"):
+    with pytest.raises(
+        UserError, match=r"learning\.evaluation_samples=24: the held-out data make 23 samples; set .*=18, raise"
+    ):
         text.held_out_batches(make_learning(learning={"evaluation_samples": 24}), 0)
 
 

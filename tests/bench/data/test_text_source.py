@@ -203,7 +203,7 @@ LEARNING = {"tokens": 1000, "evaluation_samples": 2}
         ("a.txt", "long enough " * 50, {}, LEARNING,
          "has one document, and held-out text needs whole documents; set data.sample_by=line or paragraph"),
         ("a.txt", "\n\n".join(f"{number:0100}" for number in range(10)), {"sample_by": "paragraph"}, LEARNING,
-         "learning.evaluation_samples=2: the held-out data make 1 sample; ask for fewer, raise"),
+         "learning.evaluation_samples=2: the held-out data make 1 sample, and an evaluation needs at least 2; raise"),
         ("a.jsonl", '{"text": "a"}\n{"text":\n', {}, {}, "a.jsonl: line 2 is not JSON (Expecting value, column 1); "),
         ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', {}, {}, "data.field=text: no such column in line 2 of {path}; did"),
         ("a.jsonl", "", {}, {}, "a.jsonl: is empty; give a file with one JSON object per line"),

@@ -372,7 +372,11 @@ def test_unsupported_configs_are_refused_in_one_line(plain: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("sequence.tokens=2048",), "sequence.tokens=2048: the model has 1024 positions; set a shorter sequence"),
+        (
+            ("sequence.tokens=2048",),
+            "sequence.tokens=2048: the model has 1024 positions; set sequence.tokens=1024 or"
+            " less, or raise model.shape.positions$",
+        ),
         (("model.attention=flex", "machine=h100"), "model.attention=flex: family gpt has no position bias to add"),
     ],
 )

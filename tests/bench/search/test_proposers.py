@@ -97,6 +97,14 @@ def test_logarithmic_range_too_large_to_list_is_sampled_uniformly_in_its_logarit
     assert sum(value <= 1_000 for value in found) / 60 == pytest.approx(0.5, abs=0.2)
 
 
+def test_random_search_of_a_large_space_composes_only_the_points_that_it_draws() -> None:
+    composed: list[Any] = []
+    space = {"engine": ["ddp"], "batch.micro": [1], "seed": {"from": 0, "to": 10**9}}
+    asked = section(space, sampler="random", trials=7)
+    done = search(build_sampler(pool(asked, composed.append)), lambda values: 1.0, 7)
+    assert len(done) == 7 and len(composed) == 7
+
+
 def test_range_of_a_billion_integers_is_sampled() -> None:
     space = {"engine": ["ddp"], "batch.micro": [1], "seed": {"from": 0, "to": 10**9}}
     done = search(build_sampler(pool(section(space, sampler="random"))), lambda values: 1.0, 30)
