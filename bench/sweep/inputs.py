@@ -23,13 +23,8 @@ from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Device, Name, RunSpec
 from bench.core.study import Overrides, Pair, Study, expand_study
 from bench.data.pipeline.corpus import BYT5
-from bench.measure.environment import (
-    count_cores,
-    count_local_devices,
-    find_device_kind,
-    read_device_name,
-    read_host_memory_bytes,
-)
+from bench.measure import environment
+from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
 from bench.predict.workload import get_network
 
 GivenOverrides = str | Sequence[str] | Mapping[str, Any]
@@ -142,7 +137,7 @@ def add_host_memory(machine: Machine, launcher: str) -> Machine:
     known = machine.device != "cpu" or machine.memory_bytes or machine.host_memory_bytes
     if known or launchers.load(launcher).QUEUES:
         return machine
-    return machine.model_copy(update={"host_memory_bytes": read_host_memory_bytes()})
+    return machine.model_copy(update={"host_memory_bytes": environment.read_host_memory_bytes()})
 
 
 _SHORTER = 4  # the smoke study's samples have a quarter of the default lengths of its objective

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.config.compose import compose_request, parse_single
 from bench.core.errors import UserError
 from bench.core.job_environment import read_job
 from bench.core.scheduling import JobContext
@@ -91,7 +92,8 @@ def test_process_outside_a_job_has_none() -> None:
 
 
 def test_recorded_job_has_scheduler_neutral_fields_and_slurms_variables() -> None:
-    environment = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, read(SLURM))
+    spec = compose_request(parse_single(["model=tiny"]), None).spec
+    environment = probe(classify("cpu", 1), ("gpu1", "gpu2"), {}, read(SLURM), spec)
     assert environment.job and (environment.job.allocation, environment.job.nodelist) == ("c.7.1", "gpu[1-2]")
     assert environment.slurm == {name: SLURM[name] for name in SLURM if name not in ("SLURM_PROCID", "SLURM_CONF")}
 

@@ -16,9 +16,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from bench import cli
 from bench.core.store import find_records
+from bench.measure import environment
 from tests.report_data import read_data
 
 ROOT = Path(__file__).parents[2]
@@ -138,9 +140,10 @@ def _planned(*, whole: bool) -> list[tuple[str, str]]:
 
 
 def _plan(*words: str) -> str:
-    """Return the output of a dry run in an empty folder. In the checkout's folder, a dry run would also count runs that
-    `make study` has left there."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Return the output of a dry run in an empty folder, on a host with 16 GB of memory. In the checkout's folder, a
+    dry run would also count runs that `make study` has left there."""
+    memory = mock.patch.object(environment, "read_host_memory_bytes", lambda: 16 * 10**9)
+    with tempfile.TemporaryDirectory() as folder, memory:
         return answer(*words, folder=Path(folder)).replace(folder, "ROOT")
 
 

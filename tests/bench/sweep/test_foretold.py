@@ -148,7 +148,7 @@ def test_ranks_on_the_local_processor_share_its_memory(
         monkeypatch.setattr("bench.cli.sweep.environment.read_host_memory_bytes", lambda size=memory_bytes: size)
         [found] = re.findall(
             r"predicted: ([\d.]+) GB per rank, (.+) GB of (.+) on this machine with 3 ranks \((.+)\);",
-            dry(capsys, *words),
+            dry(capsys, *words, "--no-prune"),
         )
         tensors, (low, high) = float(found[0]), map(float, found[1].split("–"))
         assert (low, high) == pytest.approx((3 * (tensors + 0.4), 3 * (tensors + 0.7)), rel=0.01)
