@@ -157,7 +157,7 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     hours = compute_spent_node_hours(view.seen.jobs)
     cost = f" at a cost of {price * hours:.2f}" if price else ""
     spent = f"; {hours:.2f} node-hours spent{cost}, {view.describe_queue()}" if view.seen.jobs else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+    return f"{format_count(len(view.statuses), 'run')}: {counts}{spent}"
 
 
 def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
@@ -178,7 +178,7 @@ class TimeLeft(NamedTuple):
         """Return the estimate of the time left as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
-            return f"about {shown} left, from the median of {format_count(self.finished, 'finished point')}"
+            return f"about {shown} left, from the median of {format_count(self.finished, 'finished run')}"
         return f"at most {shown} left, from the time limits of the plan"
 
 
