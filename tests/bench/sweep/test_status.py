@@ -35,9 +35,9 @@ def test_status_lists_points_without_success_and_exits_0_once_all_are_answered(t
     attempt(tmp_path, four, "ok")
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 1
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "nothing", "2"]
     told = zeroscale("status", str(tmp_path), "--all")
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "nothing", "2"]
     assert "  flags: short\n" in told.stdout and "2 runs: 1 ok (1 short), 1 waiting" in told.stdout
     attempt(tmp_path, eight, "oom")
     told = zeroscale("status", str(tmp_path), "--json")
@@ -54,7 +54,7 @@ def test_unreadable_record_is_named_and_does_not_answer_its_point(tmp_path: Path
     torn = attempt(tmp_path, eight, "ok") / "record.json"
     torn.write_bytes(torn.read_bytes()[:-200])
     told = zeroscale("status", str(tmp_path))
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "nothing", "2"]
     assert told.returncode == 1 and told.stderr.splitlines() == [
         "zeroscale: 1 unreadable file ignored:",
         f"  {torn}: not a zeroscale record",
