@@ -133,13 +133,13 @@ def _list_next_steps(view: StudyState) -> Iterator[str]:
     resume = f"continue with: zeroscale resume {shlex.quote(str(view.folder))}"
     had_autopilot = any(not job.points for job in view.seen.jobs)
     if states["waiting"] and (spent := view.explain_spent_budget()):
-        yield f"{spent}; {options.RAISE_BUDGET}"
+        yield terminal.wrap(f"{spent}; {options.RAISE_BUDGET}")
     elif states["waiting"] and had_autopilot and all(job.points for job in view.live):
         yield f"the autopilot has ended; {resume} --autopilot"
     elif states["waiting"] and not view.live and not states["running"]:
         yield f"nothing is queued; {resume}"
     if states["given up"]:
-        yield f"given up: {format_count(states['given up'], 'run')}; {options.TRY_AGAIN}"
+        yield terminal.wrap(f"given up: {format_count(states['given up'], 'run')}; {options.TRY_AGAIN}")
 
 
 def _format_line(one: PointStatus, flags: Sequence[str]) -> str:
