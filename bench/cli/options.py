@@ -268,7 +268,7 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
     where = shlex.quote(str(folder))
     resume = f"continue with: zeroscale resume {where}"
     lines = [
-        f"job {number}: {format_count(len(job.points), 'point')}, "
+        f"job {number}: {format_count(len(job.points), 'run')}, "
         f"{format_count(job.nodes, 'node')} × {job.devices_per_node}, "
         f"at most {job.time_limit_min} min{' each' if job.mode == 'array' else ''}  {folder / jobs.FOLDER / job.name}"
         for job, number in done.submitted
@@ -276,13 +276,13 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
     if done.concluded:
         lines.append(f"{format_count(done.concluded, 'attempt')} had ended without a record; each has one now")
     lines += [
-        f"not run, recorded as {kind}: {format_count(number, 'point')}" for kind, number in done.without_run.items()
+        f"not run, recorded as {kind}: {format_count(number, 'run')}" for kind, number in done.without_run.items()
     ]
     if done.impossible:
-        never = format_count(done.impossible, "point")
+        never = format_count(done.impossible, "run")
         lines.append(f"cannot start on this cluster: {never} ({done.why_left})")
     if len(done.left) > done.impossible:
-        to_come = format_count(len(done.left) - done.impossible, "point")
+        to_come = format_count(len(done.left) - done.impossible, "run")
         then = "the autopilot will submit them" if done.autopilot else resume
         then = RAISE_BUDGET if done.is_budget_spent else then
         lines.append(f"not submitted yet: {to_come} ({done.why_left}); {then}")

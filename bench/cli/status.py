@@ -133,13 +133,13 @@ def _list_next_steps(view: StudyState) -> Iterator[str]:
     resume = f"continue with: zeroscale resume {shlex.quote(str(view.folder))}"
     had_autopilot = any(not job.points for job in view.seen.jobs)
     if states["waiting"] and (spent := view.explain_spent_budget()):
-        yield f"{spent}; {options.RAISE_BUDGET}"
+        yield terminal.wrap(f"{spent}; {options.RAISE_BUDGET}")
     elif states["waiting"] and had_autopilot and all(job.points for job in view.live):
         yield f"the autopilot has ended; {resume} --autopilot"
     elif states["waiting"] and not view.live and not states["running"]:
         yield f"nothing is queued; {resume}"
     if states["given up"]:
-        yield f"given up: {format_count(states['given up'], 'run')}; {options.TRY_AGAIN}"
+        yield terminal.wrap(f"given up: {format_count(states['given up'], 'run')}; {options.TRY_AGAIN}")
 
 
 def _format_line(one: PointStatus, flags: Sequence[str]) -> str:
@@ -157,7 +157,7 @@ def format_summary(view: StudyState, flags: Mapping[str, int] = {}) -> str:
     hours = compute_spent_node_hours(view.seen.jobs)
     cost = f" at a cost of {price * hours:.2f}" if price else ""
     spent = f"; {hours:.2f} node-hours spent{cost}, {view.describe_queue()}" if view.seen.jobs else ""
-    return f"{format_count(len(view.statuses), 'point')}: {counts}{spent}"
+    return f"{format_count(len(view.statuses), 'run')}: {counts}{spent}"
 
 
 def format_progress(view: StudyState, flags: Mapping[str, int] = {}) -> str:
@@ -178,7 +178,7 @@ class TimeLeft(NamedTuple):
         """Return the estimate of the time left as text, with the data on which it is based."""
         shown = format_duration(60 * self.minutes)
         if self.finished:
-            return f"about {shown} left, from the median of {format_count(self.finished, 'finished point')}"
+            return f"about {shown} left, from the median of {format_count(self.finished, 'finished run')}"
         return f"at most {shown} left, from the time limits of the plan"
 
 

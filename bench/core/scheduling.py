@@ -122,6 +122,7 @@ class JobSetup(NamedTuple):
 
     device: Device | None = None  # device that a job requests; "cpu": no GPU; None: not defined
     device_name: str = ""  # name of the job's GPUs in their driver; empty: unknown
+    gpu_note: str = ""  # why it is unknown whether a job has GPUs, such as an unknown machine type; empty: no reason
     gpu_override: str = ""  # override with which a job requests GPUs, for remedies in messages
     image: str | None = None  # container image
     python: tuple[str, ...] | None = None  # command that starts Python; None: the Python that submits

@@ -156,6 +156,7 @@ def check_devices(composed: Request) -> None:
         setup = launcher.job_setup(options)
         if device == "cuda" and setup.device == "cpu":
             rule = f"has GPUs, but jobs of launcher={composed.launcher_file} request none"
+            rule += f": {setup.gpu_note}" if setup.gpu_note else ""
             raise UserError(f"machine={composed.machine.name}", rule, f"set {setup.gpu_override}")
         if setup.device_name and not composed.machine.accepts(setup.device_name):
             rule = f"does not match: jobs of launcher={composed.launcher_file} get {setup.device_name}"

@@ -206,7 +206,7 @@ class StudyState(NamedTuple):
         shown = Counter(one.shown for one in self.statuses)
         counts = ", ".join(f"{number} {kind}" for kind, number in shown.most_common())
         jobs_text = f"; {self.describe_queue()}" if self.seen.jobs else ""
-        return f"{format_count(len(self.statuses), 'point')}: {counts or 'none'}{jobs_text}"
+        return f"{format_count(len(self.statuses), 'run')}: {counts or 'none'}{jobs_text}"
 
     def describe_queue(self) -> str:
         """Return the number of the study's jobs in the queue as text."""

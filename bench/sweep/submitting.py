@@ -57,7 +57,7 @@ class SubmitResult(NamedTuple):
 
     def __repr__(self) -> str:
         submitted = f"{format_count(len(self.submitted), 'job')} submitted"
-        left = f"{format_count(len(self.left), 'point')} left" + (f" ({self.why_left})" if self.why_left else "")
+        left = f"{format_count(len(self.left), 'run')} left" + (f" ({self.why_left})" if self.why_left else "")
         return f"<SubmitResult: {submitted}, {self.queued} in the queue, {left}>"
 
     @property

@@ -92,7 +92,7 @@ def counting(project: ProjectCopy, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROSCALE_SPOOL", str(tmp_path_factory.mktemp("spool_of_counting")))
         job = ("engine=zero2,zero3", BUCKET, "launcher=spool")
-        assert "2 points, 1 node × 2" in project.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
+        assert "2 runs, 1 node × 2" in project.zeroscale("sweep", *COUNTING, *job, "--results", str(results))
         project.zeroscale("status", str(results / "adhoc"), "--wait")
     found = [store.read_record(path) for path in store.find_records([results])]
     return {record.spec.engine.name: record for record in found}
@@ -278,7 +278,7 @@ def queued(project: ProjectCopy, spool: Path) -> Path:
     of the autopilot ran, which would have submitted unfinished runs again."""
     results = project.root / "queued"
     output = project.zeroscale("sweep", *POINTS, "launcher.mode=point", "--autopilot", "--results", str(results))
-    assert output.count("1 point, 1 node × 2") == 2 and "the autopilot, which starts when" in output
+    assert output.count("1 run, 1 node × 2") == 2 and "the autopilot, which starts when" in output
     project.zeroscale("status", str(results / "adhoc"), "--wait")
     return results / "adhoc"
 
@@ -314,7 +314,7 @@ def test_table_rows_of_queued_runs_name_their_jobs(project: ProjectCopy, spool: 
 
 
 def test_queued_study_is_complete_after_its_jobs(project: ProjectCopy, queued: Path) -> None:
-    assert "2 points: 2 ok" in project.zeroscale("status", str(queued))
+    assert "2 runs: 2 ok" in project.zeroscale("status", str(queued))
     assert "nothing to submit" in project.zeroscale("resume", str(queued))
     assert "no job of this sweep is in the queue" in project.zeroscale("cancel", str(queued))
 
@@ -344,7 +344,7 @@ def test_cancelled_queued_study_can_be_resumed(project: ProjectCopy, spool: Path
         ] * (attempt + 1)
         assert started_by(spool) == []
         if attempt == 0:
-            assert "1 point, 1 node × 2" in project.zeroscale("resume", study)
+            assert "1 run, 1 node × 2" in project.zeroscale("resume", study)
 
 
 def wait_until_it_runs(project: ProjectCopy, study: str) -> None:

@@ -205,7 +205,7 @@ def test_autopilot_finishes_a_sweep_in_a_small_queue_and_notifies(study: Study, 
     study.ended(2 * PATIENCE_S)
     assert study.check() == ["answered"] * 4
     summary = (study.folder / "report" / "summary.md").read_text()
-    assert (inbox / "summary.md").read_text() == summary and "4 points: 4 ok" in summary, study.log()
+    assert (inbox / "summary.md").read_text() == summary and "4 runs: 4 ok" in summary, study.log()
     assert summary.count("s per step") == 4 and (study.folder / "report" / "report.html").exists(), summary
     assert sorted(record.circumstance.launcher["task"] for record in study.records()) == [0, 0, 1, 1]
     assert {record.outcome.kind for record in study.records()} == {"ok"}

@@ -277,6 +277,7 @@ def job_setup(options: Options) -> JobSetup:
     return JobSetup(
         device="cuda" if has_gpu else "cpu",
         device_name=_read_machine_types()["device_names"].get(options.accelerator_type or next(iter(fixed), ""), ""),
+        gpu_note=_describe_unknown_type(options.machine_type or ""),
         gpu_override=_suggest_gpu(options.machine_type or ""),
         image=options.image,
         python=options.python,
@@ -311,6 +312,13 @@ def _find_missing_package() -> str:
         if found is None:
             return f"needs the package {package}, which is not installed; pip install 'zeroscale[vertex]'"
     return ""
+
+
+def _describe_unknown_type(machine_type: str) -> str:
+    """Return a text if the list of machine types does not have this type; empty if it does."""
+    table, family = _read_machine_types(), machine_type.partition("-")[0]
+    is_known = machine_type in table["fixed"] or family in ("", "n1", *table["without"])
+    return "" if is_known else f"machine type {machine_type} is unknown"
 
 
 def _suggest_gpu(machine_type: str) -> str:

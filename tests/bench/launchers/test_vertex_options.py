@@ -275,6 +275,15 @@ def test_a_gpu_machine_needs_accelerators() -> None:
         inputs.check_devices(found)
 
 
+def test_an_unknown_machine_type_is_named() -> None:
+    kept = [
+        word for word in SITE if not word.startswith(("machine=", "launcher.machine_type=", "launcher.accelerator"))
+    ]
+    found = compose_and_check(*kept, "machine=a100_40", "launcher.machine_type=a2-highgpu-9g")
+    with pytest.raises(UserError, match=r"request none: machine type a2-highgpu-9g is unknown; set launcher\."):
+        inputs.check_devices(found)
+
+
 @pytest.mark.parametrize(
     ("machine_type", "remedy"),
     [

@@ -30,7 +30,7 @@ def test_summary_has_every_points_outcome_and_the_reason_for_a_missing_report(
 ) -> None:
     resume.finish_autopilot(study, None, "sbatch: no nodes")
     summary = (study / "report" / "summary.md").read_text()
-    assert summary.startswith("# my study\n\n2 points: 1 ok, 1 waiting.")
+    assert summary.startswith("# my study\n\n2 runs: 1 ok, 1 waiting.")
     assert "The autopilot could not continue: sbatch: no nodes." in summary
     assert (
         "- 1 × waiting: to run again; last attempt: it was hang" in summary and "- micro 4  repeat 0: ok: " in summary

@@ -194,7 +194,7 @@ def test_points_too_large_for_the_cluster_are_reported_with_exit_code_one(
     play(tmp_path, "scontrol", "echo 'PartitionName=main Default=YES TotalNodes=3 MaxNodes=UNLIMITED State=UP'")
     assert main(["resume", str(study)]) == 1
     told = capsys.readouterr().out
-    assert "cannot start on this cluster: 1 point (nodes=4: the partition allows at most 3 nodes per job" in told
+    assert "cannot start on this cluster: 1 run (nodes=4: the partition allows at most 3 nodes per job" in told
     assert "not submitted yet" not in told and told.count("job 1") == 2, told
 
 

@@ -35,10 +35,10 @@ def test_status_lists_points_without_success_and_exits_0_once_all_are_answered(t
     attempt(tmp_path, four, "ok")
     told = zeroscale("status", str(tmp_path))
     assert told.returncode == 1
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "nothing", "2"]
     told = zeroscale("status", str(tmp_path), "--all")
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "2"]
-    assert "  flags: short\n" in told.stdout and "2 points: 1 ok (1 short), 1 waiting" in told.stdout
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["ok", "waiting", "nothing", "2"]
+    assert "  flags: short\n" in told.stdout and "2 runs: 1 ok (1 short), 1 waiting" in told.stdout
     attempt(tmp_path, eight, "oom")
     told = zeroscale("status", str(tmp_path), "--json")
     assert told.returncode == 0
@@ -54,7 +54,7 @@ def test_unreadable_record_is_named_and_does_not_answer_its_point(tmp_path: Path
     torn = attempt(tmp_path, eight, "ok") / "record.json"
     torn.write_bytes(torn.read_bytes()[:-200])
     told = zeroscale("status", str(tmp_path))
-    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "2"]
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["waiting", "nothing", "2"]
     assert told.returncode == 1 and told.stderr.splitlines() == [
         "zeroscale: 1 unreadable file ignored:",
         f"  {torn}: not a zeroscale record",
@@ -195,7 +195,7 @@ def test_status_of_a_stopped_sweep_names_the_next_command_and_no_time_left(
         (tmp_path / program).symlink_to("/bin/true")
     assert main(["status", str(study)]) == 1
     printed = capsys.readouterr().out
-    assert told.format(study) in printed and " left" not in printed
+    assert told.format(study) in " ".join(printed.split()) and " left" not in printed
 
 
 def summarise(folder: Path) -> str:
@@ -205,7 +205,7 @@ def summarise(folder: Path) -> str:
 def test_time_left_is_estimated_from_time_limits_before_a_point_has_finished(tmp_path: Path) -> None:
     points = [point(spec(batch__micro=micro), limit_min=10) for micro in (1, 2, 4)]
     definition.write(tmp_path, sweep(points))
-    assert summarise(tmp_path) == "3 points: 3 waiting; at most 30 min left, from the time limits of the plan"
+    assert summarise(tmp_path) == "3 runs: 3 waiting; at most 30 min left, from the time limits of the plan"
 
 
 def test_time_left_is_estimated_from_the_median_of_finished_points(
@@ -217,13 +217,13 @@ def test_time_left_is_estimated_from_the_median_of_finished_points(
         attempt(tmp_path, one, "ok")
     hours = iter([0.1, 0.2, 9.0])
     monkeypatch.setattr("bench.cli.status.compute_node_hours", lambda record: next(hours))
-    assert summarise(tmp_path).endswith("; about 24 min left, from the median of 3 finished points")
+    assert summarise(tmp_path).endswith("; about 24 min left, from the median of 3 finished runs")
 
 
 def test_sweep_without_open_points_has_no_time_left(tmp_path: Path) -> None:
     definition.write(tmp_path, sweep([point(spec())]))
     attempt(tmp_path, spec(), "ok")
-    assert summarise(tmp_path) == "1 point: 1 ok"
+    assert summarise(tmp_path) == "1 run: 1 ok"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_ten_thousand_answered_points_are_shown(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "record.json").write_bytes(record)
     told = zeroscale("status", str(tmp_path))
-    assert (told.returncode, told.stdout) == (0, "10000 points: 10000 ok\n"), told.stderr
+    assert (told.returncode, told.stdout) == (0, "10000 runs: 10000 ok\n"), told.stderr
     assert len(zeroscale("status", str(tmp_path), "--all").stdout.splitlines()) == 10_001
 
 
@@ -297,7 +297,7 @@ def test_unreadable_sweep_is_named_and_other_sweeps_count(tmp_path: Path) -> Non
     }.items():
         (tmp_path / "sweeps" / f"{name}.json").write_text(text)
     told = zeroscale("status", str(tmp_path))
-    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 point: 1 ok (1 short)")
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "1 run: 1 ok (1 short)")
     lines = told.stderr.splitlines()
     assert len(lines) == 3 and all("this version of zeroscale cannot read this sweep" in line for line in lines)
     assert "limits.hang_s=null: must be a number > 0" in told.stderr
@@ -316,7 +316,7 @@ def test_a_notebook_shows_each_result_in_a_few_lines_with_its_main_numbers(tmp_p
     shown = {
         "36 runs of 12 points": plan,
         "ddp micro 1: ": first,
-        "36 points: 35 waiting, 1 ok": api.status(tmp_path / "mine"),
+        "36 runs: 35 waiting, 1 ok": api.status(tmp_path / "mine"),
         "ok: 0.1 s per step, n = 3; busy machine": MeasuredRun(record.parent, store.read_record(record)),
         "ddp    fp32": api.point(on_cpu | {"engine": "ddp"}),
         "zero1, 1 node": api.advise(
