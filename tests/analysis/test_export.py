@@ -134,8 +134,8 @@ def test_missing_extra_is_reported_in_one_line(
 
 
 def test_records_with_equal_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in ("a", "b"):
-        save(tmp_path / place, run())
+    for place, step_s in (("a", 0.5), ("b", 0.6)):
+        save(tmp_path / place, run(steps=steps((step_s, step_s + 0.001) * 60)))
     assert export(tmp_path, "mlflow", tmp_path / "out") == 2
     assert "2 records have this name; export their folders one by one" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
