@@ -37,8 +37,8 @@ nodes of B200 (results/published/collectives.csv). The file's value at 32 KiB is
 digit."""
 HOP_INSIDE_S, HOP_BETWEEN_S = 3.4e-6, 14e-6
 """Seconds that one step of a ring takes in addition to its bytes: inside a node (NVLink) and between nodes. NCCL
-chooses its algorithms by these numbers (NCCL 2.18, src/graph/tuning.cc, protocol Simple). For medium payloads, NCCL may
-choose another protocol, whose steps take about half of this time."""
+chooses its algorithms by these numbers (src/graph/tuning.cc of a version with support for Blackwell, protocol Simple).
+For medium payloads, NCCL may choose another protocol, whose steps take about half of this time."""
 TREE_HOP_INSIDE_S = 4e-6
 """The same for a tree inside a node, from the same file."""
 MOVED = (0.77, 1.15)
