@@ -97,21 +97,24 @@ def sort_places(core: pa.Table) -> "pa.Array":
 
 
 def select_distinct(core: pa.Table) -> "pa.Array":
-    """Return the indices of the rows without copies. Of rows that are equal except for their files, only the first is
-    kept, because two runs with the same start and the same times do not exist.
+    """Return the indices of the rows without copies. Of several copies of one record, the first is kept.
 
-    A run without a start time and without step times cannot be recognised, so its row is always kept.
+    Rows with the same start, engine, precision and numbers are copies, because two runs with the same start and the
+    same step times do not exist. Names of hosts, models and studies are not compared, because `zeroscale pack` replaces
+    these names. Rows without step times are copies only if they also have the same `config_id`. A row without a start
+    and without step times is always kept.
     """
-    place = pa.array(range(len(core)), pa.int64())
-    unknown = pc.and_(pc.equal(core.column("run_started_at"), ""), pc.is_null(core.column("step_s")))
+    place, untimed = pa.array(range(len(core)), pa.int64()), pc.is_null(core.column("step_s"))
+    unknown = pc.and_(pc.equal(core.column("run_started_at"), ""), untimed)
     rows = core.append_column("place", place).append_column("unknown", pc.if_else(unknown, place, -1))
-    # Few rows are alike in these columns, and only such rows are compared in all columns, which is slow.
-    few = ["study", "config_id", "repeat", "attempt", *_STARTED, "unknown"]
+    rows = rows.append_column("untimed_id", pc.if_else(untimed, core.column("config_id"), None))
+    # Few rows are alike in these columns, and only such rows are compared in all numbers, which is slow.
+    few = [*_STARTED, "engine", "precision", "repeat", "attempt", "step_s", "untimed_id", "unknown"]
     alike = rows.group_by(few, use_threads=False).aggregate([("place", "list")]).column("place_list").combine_chunks()
     sizes = pc.list_value_length(alike)
     single, several = (pc.list_flatten(alike.filter(test(sizes, 1))) for test in (pc.equal, pc.greater))
-    names = [field.name for field in core.schema if field.name not in _FILE and not pa.types.is_list(field.type)]
-    first = rows.take(several).group_by([*names, "unknown"], use_threads=False).aggregate([("place", "min")])
+    numbers = [name for name, column in list_all_columns().items() if column.kind != "text"]
+    first = rows.take(several).group_by([*few, *numbers], use_threads=False).aggregate([("place", "min")])
     places = pa.concat_arrays([single, first.column("place_min").combine_chunks()])
     return places.take(pc.sort_indices(places))
 

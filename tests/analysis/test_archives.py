@@ -115,6 +115,15 @@ def test_run_in_a_folder_and_in_the_archive_next_to_it_counts_once(tmp_path: Pat
     assert named.copies == 1
 
 
+def test_packed_archive_and_its_original_records_count_once(tmp_path: Path) -> None:
+    """`pack` replaces names of hosts, models and studies, so the copies differ in these columns."""
+    renamed = run(spec("ddp"), environment={"hosts": ("node17",)}, study="my_paper")
+    folder = save(tmp_path / "runs", renamed, run(repeat=1), failed("oom", spec("zero3")))
+    assert main(["pack", str(folder), "--out", str(tmp_path / "packs" / "for_review.zip")]) == 0
+    found = results.read([tmp_path])
+    assert (len(found.table), found.copies) == (3, 3)
+
+
 def test_archive_reports_unfinished_attempts_and_gives_access_to_single_records(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs", run())
     begun = folder / "smoke" / "0123456789" / "0.0"

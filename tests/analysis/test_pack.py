@@ -62,7 +62,8 @@ def test_report_of_the_archive_has_the_figures_of_the_original(tmp_path: Path) -
 
 
 def test_archive_contains_one_record_per_run_and_nothing_else(tmp_path: Path) -> None:
-    runs = [run(), run(repeat=1), run(machine={"name": "h100"}), run(spec(micro=4))]
+    later = run(machine={"name": "h100"}, started_at="2026-11-25T09:00:00+00:00")
+    runs = [run(), run(repeat=1), later, run(spec(micro=4))]
     found = unpacked([save(tmp_path / "runs" / str(n), one) for n, one in enumerate(runs)], tmp_path)
     names = sorted(path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file())
     first, other = config_id(spec()), config_id(spec(micro=4))
