@@ -106,8 +106,8 @@ def _describe_question(one: Best, answered: Sequence[Best]) -> str:
 
 
 def _format_place(one: Best, answered: Sequence[Best]) -> str:
-    """Return the nodes or ranks of a question as text, such as "2 nodes" if each node has one device. Ranks are only
-    called nodes if a question has several nodes."""
+    """Return the nodes of a question as text, such as "2 nodes", if all questions have one device per node and at least
+    one question has several nodes. Otherwise return the ranks, such as "8 ranks"."""
     alone = all(other.question["devices_per_node"] == 1 for other in answered)
     if alone and any(other.question["nodes"] > 1 for other in answered):
         return format_count(one.question["nodes"], "node")
@@ -208,8 +208,8 @@ def _format_gap(one: LossRanking, rival: Rival) -> str:
 
 
 def _format_margin(value: float, margin: float, least: int = 0, most: int = 8) -> str:
-    """Format a value ± its margin of error. Both are rounded to the second significant digit of the interval's width,
-    but to at least `least` and at most `most` decimals."""
+    """Format a value ± its margin of error. Both numbers get as many decimals as twice the margin needs for two
+    significant digits, but at least `least` and at most `most` decimals."""
     if not margin:
         return f"{value:.2f}"
     decimals = min(max(1 - math.floor(math.log10(2 * margin)), least), most)
@@ -220,8 +220,9 @@ _TIMES = _Wording("{} is", lambda rival: f"{_format_ratio(rival)} times faster t
 
 
 def _count_leading(answered: Sequence[Best]) -> str:
-    """Return two sentences: in how many questions each engine has the shortest measured time, and in how many the other
-    engines are slower. A question is a group of configurations that do the same work on equal hardware."""
+    """Return two sentences about questions (groups of configurations that do the same work on equal hardware). The
+    first counts the questions in which each engine has the shortest measured time. The second counts the questions by
+    the verdict on all other engines, such as "slower"."""
     leading = Counter(one.fastest["engine"] for one in answered if one.fastest)
     (first, most), *others = sorted(leading.items(), key=lambda item: (-item[1], item[0]))
     rest = ", ".join(f"{engine} in {count:,}" for engine, count in others)
@@ -239,12 +240,12 @@ _SLOWER, _TIES, _UNDECIDED, _ALONE = _OTHERS = (
     "another engine has too few runs for a verdict",
     "no other engine has a time",
 )
-"""Texts for the verdict on the engines of a question other than the fastest, the most certain verdict first."""
+"""Texts for the verdict on all engines of a question except the fastest engine. The most certain verdict is first."""
 
 
 def _judge_others(one: Best) -> str:
-    """Return the verdict on the engines of a question other than the fastest engine. The least certain verdict on a
-    configuration decides."""
+    """Return a text on whether the other engines of a question are slower than the fastest engine. If configurations of
+    other engines have different verdicts, the text states the least certain verdict."""
     engine = one.fastest and one.fastest["engine"]
     verdicts = {rival.verdict for rival in one.rivals if rival.row["engine"] != engine}
     if not verdicts:

@@ -2,7 +2,7 @@
 reached.
 
 A row of the table combines the runs of one configuration on one machine, over all repeats and seeds. Rows are sorted by
-their names:
+name. Columns:
 
 runs            number of attempts (tries at a run). Failed and lost attempts are included.
 untimed         number of attempts of unknown duration. Their costs are unknown, so all sums are lower bounds.
@@ -11,16 +11,16 @@ finished        number of repeats that ended ok. A repeat is one measurement of 
 device_hours    device-hours of all attempts of known duration, from the start of their processes to their last step. An
                 attempt without recorded times counts from its start to the signal that interrupted it, or to its last
                 heartbeat.
-start_share     share of the device-hours before the first step, over the attempts with recorded times.
-failed_share    share of device_hours of attempts that did not end ok.
-cost            cost of device_hours.
+start_share     fraction of the device-hours before the first step. Only attempts with recorded times are included.
+failed_share    fraction of the device-hours that failed attempts (with an outcome other than ok) took.
+cost            cost of the device-hours.
 cost_per_run    median cost of a finished repeat, failed attempts included.
 cost_per_million_tokens
                 cost of the timed steps alone, as in the run table. Missing if all runs had background load or a
                 pause, or no timed steps.
 reached         number of repeats whose held-out loss reached the given loss at an evaluation.
-cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing unless every
-                finished repeat reached the loss: the repeats that did not reach it would have cost more.
+cost_to_loss    median cost of a repeat until that evaluation, with start-up and failed attempts. Missing if a finished
+                repeat did not reach the loss, because the median of the other repeats would be too low.
 
 Ends of intervals are in the columns `*_low` and `*_high`. For a single run, only cost_per_million_tokens has an
 interval, which is computed from the steps of the run. For two to five repeats, the interval is their range. For six or
@@ -99,8 +99,9 @@ def tabulate_costs(results: Results, price: float | None = None, loss: float | N
 
 
 def _compute_interrupted_s(record: RunRecord, folder: Path) -> float | None:
-    """Return the seconds from the start of an attempt to the signal that interrupted it, or to its last heartbeat. None
-    if neither is known. Both are in files of the attempt's folder, and in records that were written afterwards."""
+    """Return the seconds from the start of an attempt to the signal that interrupted it or to its last heartbeat,
+    whichever is later. None if neither time is known. Both times are looked up in the record, and in files of the
+    attempt's folder (`folder`)."""
     evidence = record.outcome.evidence
     notes = [evidence.get(name) for name in ("interrupted", "last_heartbeat")]
     notes += [files.read_json(folder / name) for name in (store.INTERRUPTED, store.HEARTBEAT)]
@@ -113,11 +114,12 @@ def _compute_interrupted_s(record: RunRecord, folder: Path) -> float | None:
 
 
 def _name_rows(rows: Mapping[tuple[str, str], Row], specs: Mapping[str, RunSpec]) -> list[Row]:
-    """Return the rows with their column `variant`, sorted by the columns that name a row (`_NAMES`); numbers within
-    texts are compared by value. The keys of `rows` are config_id and machine. `specs` holds the spec of each config_id.
+    """Return the rows with the additional column `variant`, sorted by the columns `_NAMES`, which name a row. The sort
+    compares numbers within texts by value, so that 2 comes before 10. The keys of `rows` are pairs of config_id and
+    machine. `specs` holds the spec of each config_id.
 
-    If several rows would have equal names, their column `variant` also lists the fields in which their configurations
-    differ.
+    The column `variant` lists fields that distinguish configurations. If several rows would still have equal names,
+    further fields are added in which their configurations differ.
     """
     variants = describe_variants(specs)
     named = {key: row | {"variant": variants[key[0]]} for key, row in rows.items()}
@@ -168,8 +170,11 @@ def _build_row(attempts: Sequence[_Attempt], price: float | None, loss: float | 
 
 def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
     """Return the seconds until one repeat of a training reached the held-out loss `loss`; None if the repeat did not
-    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included. If a resumed
-    training has an attempt of unknown duration, only the steps of its earlier attempts are included."""
+    reach this loss. `attempts` are all tries at this repeat, and the time of failed attempts is included.
+
+    Exception: earlier attempts count only with their steps and evaluations if the loss was reached before the training
+    was resumed, or if a resumed training has an earlier attempt of unknown duration.
+    """
     ended = next(one for one in reversed(attempts) if one.row["outcome"] == "ok")
     earlier = [one.seconds for one in attempts if one is not ended]
     own = compute_seconds_to_loss(ended.record, loss, own=True)
@@ -180,9 +185,9 @@ def _compute_to_loss(attempts: Sequence[_Attempt], loss: float) -> float | None:
 
 
 def _build_token_cells(rows: Sequence[Row], per_second: float | None) -> dict[str, float | None]:
-    """Return the cost of a million tokens with its interval, as cells of a row of the cost table. `rows` are the
-    attempts of this row, as rows of the run table. `per_second` is the price of a second on all ranks. Runs on a busy
-    machine or with a pause are excluded."""
+    """Return the cost of a million tokens with its interval, as cells of the cost table. `rows` holds the attempts
+    (tries at a run) of one configuration on one machine, as rows of the run table. `per_second` is the price of a
+    second on all ranks. Runs on a busy machine or with a pause are excluded."""
     name, by_seed = "cost_per_million_tokens", group_by(rows, lambda row: row["config_id"]).values()
     good = [row for seed in by_seed for row in select_answering(seed) if row["tokens_per_s"] and not is_disturbed(row)]
     allocations = group_by_allocation(good)
@@ -209,8 +214,8 @@ def _build_cells(name: str, seconds: Sequence[float], per_second: float | None) 
 
 
 class AllocatedTime(NamedTuple):
-    """Time for which the scheduler jobs of some studies held devices. `periods` counts the allocations of nodes to a
-    job."""
+    """Time for which the scheduler jobs of some studies held devices. `periods` is the number of periods in which a job
+    had nodes; a restart begins a new period."""
 
     device_hours: float
     periods: int
@@ -218,7 +223,8 @@ class AllocatedTime(NamedTuple):
 
 
 def compute_allocated_time(files: Iterable[Path]) -> AllocatedTime | None:
-    """Return the time for which the jobs of the records' studies held their devices; None if there were no jobs.
+    """Return the time for which scheduler jobs held devices; None if there were no jobs. All jobs of the studies that
+    contain the records `files` are included.
 
     The time includes parts that are in no record: the start and end of jobs, gaps between runs, and lost attempts.
     """
@@ -248,7 +254,8 @@ def _count_devices_per_node(folder: Path) -> int | None:
 
 
 def count_evaluated_once(results: Results) -> int:
-    """Return the number of trained configurations whose only evaluation after the first step is that at the end."""
+    """Return the number of trained configurations that are evaluated after the last step, but not between the first
+    step and the last."""
     learned = [spec.learning for spec in results.configurations.values() if spec.learning.tokens is not None]
     return sum((one.evaluate_every or one.tokens or 0) >= (one.tokens or 0) for one in learned)
 
@@ -256,8 +263,9 @@ def count_evaluated_once(results: Results) -> int:
 def list_remarks(
     table: pd.DataFrame, allocated: AllocatedTime | None, price: float | None, evaluated_once: int = 0
 ) -> list[str]:
-    """Return sentences on what the costs of a table include, and on what is unknown. `evaluated_once` is the number of
-    configurations without evaluations between the start and the end, if the table has the cost of reaching a loss."""
+    """Return sentences on what the costs of a table include, and on what is unknown. If the table has the cost of
+    reaching a loss, `evaluated_once` is the number of configurations that were evaluated only at the start and at the
+    end. Otherwise `evaluated_once` is 0."""
     lines = ["An attempt counts from the start of its processes to its last step, with evaluations and checkpoints."]
     hours, untimed = table["device_hours"].sum(), int(table["untimed"].sum())
     if hours:
@@ -326,8 +334,8 @@ def list_omitted_first(head: Sequence[str]) -> list[str]:
     """Return the headings that may be omitted from a table with the headings `head` to make it narrower, in the order
     in which they are omitted.
 
-    Of the cost columns in the table, the most specific one is never omitted. A table without costs always keeps the
-    device-hours.
+    A table with costs always keeps the first cost that it has in this list: to the loss, per run, per million tokens,
+    in total. A table without costs always keeps the device-hours.
     """
     found = [_HEADINGS[name] for name in _OMITTED_FIRST if _HEADINGS[name] in head]
     kept = found[-1] if _HEADINGS["cost"] in found else _HEADINGS["device_hours"]

@@ -205,8 +205,8 @@ def _list_stored_runs(client: Any, experiment: str) -> Iterator[Any]:
 
 
 def _delete_outdated(client: Any, there: Sequence[Any], digest: str) -> bool:
-    """Delete the earlier exports of a run (`there`), also incomplete exports, and return True. But if there is only one
-    earlier export, and it has the same content (`digest`), keep it and return False."""
+    """Return False if a run has exactly one earlier export, with the same content (`digest`). Otherwise delete all
+    earlier exports of the run (`there`), also incomplete exports, and return True."""
     if [run.data.tags.get(_DIGEST) for run in there] == [digest]:
         return False
     for run in there:
@@ -237,7 +237,7 @@ def write_journal(paths: Sequence[Path], out: Path) -> int:
     """Write the searches of study folders into an Optuna journal at `out`, and return the number of trials.
 
     Each search becomes an Optuna study. An existing file is replaced. Raise UserError for a folder without a search,
-    and for an archive of records alone.
+    and for an archive that contains only records.
     """
     optuna: Any = import_library("optuna", "optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -253,8 +253,8 @@ def write_journal(paths: Sequence[Path], out: Path) -> int:
 
 
 def _write_study(optuna: Any, storage: Any, path: Path, folder: Path) -> int:
-    """Write the search in `folder` into an Optuna study, and return the number of trials. `path` is the user's name of
-    the folder, for error messages."""
+    """Write the search in `folder` into an Optuna study, and return the number of trials. `path` is the folder as the
+    user wrote it, for error messages."""
     sweep = definition.find_search(definition.read(folder)) if (folder / definition.FOLDER).is_dir() else None
     section = sweep.search.study.search if sweep and sweep.search else None
     if sweep is None or section is None:

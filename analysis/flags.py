@@ -42,14 +42,14 @@ def list_notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _observed(rule: Callable[[Observations], bool]) -> Callable[[RunRecord], bool]:
-    """Return a flag's rule that applies `rule` to the observations (measured values) of a record. The returned rule
-    gives False for a record without observations."""
+    """Return a function for the rule of a flag. The function applies `rule` to the observations (measured values) of a
+    record. For a record without observations, the function returns False."""
     return lambda record: record.observations is not None and rule(record.observations)
 
 
 def _timed(rule: Callable[[TimedWindow], bool]) -> Callable[[RunRecord], bool]:
-    """Return a flag's rule that applies `rule` to the timed window (steps after warm-up) of a record. The returned rule
-    gives False for a record without a timed window."""
+    """Return a function for the rule of a flag. The function applies `rule` to the timed window (steps after warm-up)
+    of a record. For a record without a timed window, the function returns False."""
     return lambda record: (timed := get_window(record)) is not None and rule(timed)
 
 

@@ -33,10 +33,11 @@ apostrophe, by which spreadsheets recognise text."""
 
 
 class CsvLines:
-    r"""File object that collects the lines of a csv writer with `lineterminator=END`. The collected lines end in `\n`.
+    r"""File object that collects the lines of a csv writer. The writer must end lines with `\r\n`
+    (`lineterminator=END`). The collected lines end in `\n`.
 
-    A csv writer quotes a cell with a line break only if this break is a character of the line terminator. With `\r\n`
-    as terminator, the writer quotes cells with any kind of line break.
+    The reason is that a csv writer quotes a cell with `\r` or `\n` only if its line terminator contains the same
+    character. With `\r\n`, the writer quotes cells with either character.
     """
 
     END = "\r\n"
@@ -187,8 +188,9 @@ def name_briefly(row: "Row") -> str:
 
 
 class BriefNames:
-    """Short names of configurations that are compared. They contain the micro-batch if it varies, the accumulation
-    if it varies at the same micro-batch, and further settings only as far as two names would be equal without them."""
+    """Short names of configurations that are compared. If the micro-batch varies, names contain it. If the accumulation
+    varies at the same micro-batch, names contain the accumulation as well. A further setting is added only if two names
+    would otherwise be equal."""
 
     _PARTS: tuple[Callable[["Row"], str], ...] = (
         lambda row: f"micro {row['micro']}",
@@ -302,11 +304,11 @@ def format_cell(column: Column, value: Any) -> str:
 
 
 def format_interval_kind(row: "Row") -> str:
-    """Describe the intervals of a summary row: their level and kind, such as "95 %, between repeats", or that they come
-    from the steps of a single run.
+    """Return a text on the source of the intervals of a summary row. It states their confidence level and kind, such as
+    "95 %, between repeats". For a single run, it states that the intervals were computed from the steps of the run.
 
-    A run of few steps may have an interval of its rate but no interval of its median step time. The column
-    `interval_kind` of such a row is empty, and its intervals are described as coming from the steps of the run.
+    A run of few steps may have an interval of its throughput, but no interval of its median step time. The column
+    `interval_kind` is then empty, and the text is the same as for a single run.
     """
     kind = row["interval_kind"] or "within the run"
     if kind == "within the run":
@@ -326,7 +328,8 @@ def format_effect(comparison: "Comparison") -> str:
 
 
 def load_template(package: str, name: str) -> "Template":
-    """Return the jinja2 template `name` of the package `package` or, if it has none, of the report.
+    """Return the jinja2 template `name` of the package `package`. If this package has no template of this name, return
+    the template of `analysis.report`.
 
     The template escapes HTML in its values, and undefined names raise an error. Its filter `coded` shows text between
     backticks as code, and prevents line breaks within options such as --repeats. Its filter `css` returns a text as a

@@ -1,8 +1,9 @@
 """Importance of each field of a search for the search's objective, by a functional analysis of variance.
 
 The logarithm of the objective is modelled by a Gaussian process that is fitted to the trials. Its covariance is the sum
-of a constant part, a part for each field, and a part for the combination of all fields. Two numbers of a field are the
-more distant, the more candidate values lie between them. Values that are not numbers are only equal or different.
+of a constant part, a part for each field, and a part for the combination of all fields. The last two parts
+decrease as the values of a field become more distant. The distance between two numbers is the number of steps between
+them in the sorted list of the field's numbers. Values that are not numbers are only equal or different.
 
 The process is computed for several candidate scales and noises. Each candidate is weighted by its marginal likelihood
 and prior (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, sections 2.2 and 5.4.1).
@@ -73,10 +74,10 @@ class FieldImportance(NamedTuple):
 def estimate_importances(section: "SearchSection", results: Sequence["TrialResult"]) -> tuple[FieldImportance, ...]:
     """Return the importance of each field, the greatest first; empty if too few trials have a value of the objective.
 
-    The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014). Its functions are drawn from
-    the posterior of a Gaussian process that models the log objective. For each field, a function is averaged over all
-    other fields, which gives one mean per value of the field. The importance is the variance of these means, divided by
-    the total variance of the function.
+    The method is a functional analysis of variance (Hutter, Hoos and Leyton-Brown, 2014). A Gaussian process models the
+    log objective. From its posterior, functions are drawn that have a value at every point of the search space. For
+    each field, a function is averaged over all other fields, which gives one mean per value of the field. The
+    importance is the variance of these means, divided by the total variance of the function.
     """
     from bench.sweep.search.proposers import find_cost
     from bench.sweep.search.space import SearchSpace, format_key
@@ -141,8 +142,8 @@ class _Process:
 
     def draw(self, tried: Sequence[tuple[int, float, float]], count: int, generator: np.random.Generator) -> Array:
         """Draw functions (values of the log objective at all points) from the posterior of the Gaussian process, given
-        the tried points. The result has shape (functions, points). The number of functions may differ slightly from
-        `count`, because the number for each candidate scale and noise is rounded.
+        the tried points. The result has shape (functions, points). Because of rounding, the number of functions may
+        differ slightly from `count`.
 
         `tried` holds for each tried point its index, its cost (log objective) and its additional noise, which is 0 for
         a run without background load.
@@ -164,9 +165,10 @@ class _Process:
 
     def _fit(self, tried: NDArray[np.int64], costs: Array) -> list[tuple[float, float, float]]:
         """Return candidate settings of the Gaussian process as (scale, noise, weight). Scale and noise are standard
-        deviations of the log objective. The weight is the posterior probability of the candidate among all candidates,
-        given the `costs` at the points with the indices `tried`. Unlikely candidates are omitted. If there are more
-        than _MOST_FITTED trials, return only the most likely candidate."""
+        deviations of the log objective. The weight is the posterior probability of the candidate. It is computed from
+        `costs`, the values of the log objective at the points with the indices `tried`. Unlikely candidates are
+        omitted, and the weights of the other candidates add up to 1. If there are more than _MOST_FITTED trials, only
+        the most likely candidate is returned."""
         at, deviation = tried[-_MOST_FITTED:], costs[-_MOST_FITTED:]
         spreads, axes = _linalg.eigh(self._covariance(at, at, 1.0) - _SHARED**2)
         # costs and constant part in the eigenbasis of the covariance
@@ -189,8 +191,8 @@ class _Process:
 
     def _covariance(self, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: float) -> Array:
         """Return the prior covariance of the log objective between points of the search space, shape (rows, columns).
-        `rows` and `columns` are indices of points. `scale` is the standard deviation of all parts of the log objective
-        that are not constant."""
+        `rows` and `columns` are indices of points. `scale` is the standard deviation of the log objective without its
+        constant part."""
         apart, fields = np.zeros((len(rows), len(columns))), max(len(self._codes), 1)
         for level, distance in self._codes:
             apart += np.take(distance[level[rows]], level[columns], axis=1)

@@ -78,9 +78,9 @@ class MeasuredStudy:
 
     @functools.cached_property
     def summary(self) -> "DataFrame":
-        """The summary: medians over repeats, with intervals. It has one row for each configuration on each machine, by
-        environment class (device and software versions) and by whether the runs were measured, rehearsed or only
-        predicted."""
+        """The summary: medians over repeats, with intervals. It has one row for each combination of configuration,
+        machine, environment class (device and software versions) and evidence (measured, rehearsed or only predicted).
+        """
         summary = self.results.summary
         return _annotate(summary, [name for name in _SUMMARY if name in summary] if self._short else ())
 
@@ -137,7 +137,8 @@ class StudyFigures:
         return {figure.name: picture for figure, picture in sorted(build_pictures(self._results))}
 
     def _draw(self, name: str) -> "Figure":
-        """Return a figure that a notebook displays at the end of a cell, although it was made without pyplot."""
+        """Return a figure that a notebook displays if it is the last object of a cell. Raise UserError if these runs
+        have no data for the figure."""
         from analysis.drawing import compose
 
         if name not in self._shown:

@@ -138,12 +138,12 @@ def compute_energy_j(record: RunRecord) -> float | None:
 
 
 def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
-    """Return the maximum over all ranks of a field of RankMemory; None if the field is unknown for any rank."""
+    """Return the maximum over ranks of a field of RankMemory; None if the field is unknown for at least one rank."""
     return max(list_by_rank(record, quantity), default=None)
 
 
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
-    """Return the value of a field of RankMemory for every rank; empty if the field is unknown for any rank."""
+    """Return the value of a field of RankMemory for every rank; empty if the field is unknown for at least one rank."""
     ranks = record.observations.memory if record.observations else ()
     values = tuple(getattr(rank, quantity) for rank in ranks)
     return () if None in values else values

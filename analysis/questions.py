@@ -7,8 +7,8 @@ question        A group of rows with equal values in the columns `QUESTION`: the
 early failures  Attempts that failed before their environment was recorded. If another row of the same configuration
                 and machine has a known environment, the attempt was retried and its row is dropped. Otherwise the row
                 joins the rows of the same question, and may be compared with rows of any environment.
-engines         Two specs are comparable as engines if every option that both engines have is equal.
-variants        Fields in which configurations differ but that have no column of their own.
+engines         The engines of two specs may be compared if all options that both engines have are equal.
+variants        Fields in which configurations differ. Fields that have a column in the summary are omitted.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -139,8 +139,8 @@ def has_failed_early(row: Row) -> bool:
 
 
 def drop_retried(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, except attempts that failed before their environment was recorded and were tried again. A
-    rehearsal does not count as another try at a real run."""
+    """Return the rows, except attempts that failed before their environment was recorded and were tried again. If a
+    real run failed, a rehearsal of the same configuration is not another try."""
 
     def build_key(row: Row) -> tuple[str, str, bool]:
         return row["config_id"], row["machine"], row["evidence"] == "rehearsed"
@@ -153,9 +153,10 @@ def assign_environments(rows: Iterable[Row], question_of: Callable[[Row], Hashab
     """Return each row with its environment class (hash of device and software versions). Rows with a known class come
     first.
 
-    A row of attempts that failed before their environment was recorded gets a class from another row of the same
-    question. This is the first row with measured values or, without any, the first row with a known class. The class is
-    None if no row of the question has a known class. `question_of` returns the key of a row's question.
+    If all attempts of a row failed before their environment was recorded, the row gets the class of another row of the
+    same question: the first row with measured values and a known class. If there is no such row, it gets the class of
+    the first row with a known class. If no row of the question has a known class, the class is None. `question_of`
+    returns the key of a row's question.
     """
     # stable sorts keep the order of rows among those with a known and among those with an unknown environment
     ordered = sorted(rows, key=lambda row: row["environment_id"] is None)
@@ -186,9 +187,9 @@ def may_be_compared(one: RunSpec, other: RunSpec) -> bool:
     If only one of two ZeRO stages used offload, the comparison would show the effect of offload instead of that of the
     stage. The same is true for different bucket sizes.
 
-    If an option is in one spec only, the other engine may not have it, or the other spec may leave it at its default.
-    Preset files list the options that have no default. So an option that its engine's preset file lists is assumed not
-    to exist in the other engine. Any other option counts as different.
+    If only one spec has an option, the engine of the other spec may lack the option, or the other spec may leave it at
+    its default. The preset file of the option's engine decides. If this file lists the option, the option has no
+    default, so the other engine must lack it. Otherwise the option counts as different.
     """
     ours, theirs = _list_options(one), _list_options(other)
     # an option that only one of the engines has counts as unequal
@@ -204,15 +205,15 @@ def dump_without_engine(spec: RunSpec) -> str:
 
 
 def list_own_options(spec: RunSpec, other: RunSpec) -> dict[str, Any]:
-    """Return the options of a spec's engine that differ from the engine's preset file and that the engine of `other`
-    does not have."""
+    """Return the options of a spec's engine whose values differ from the engine's preset file. Options that the spec
+    `other` also has are excluded."""
     preset, ours, theirs = read_engine_preset(spec.engine.name), _list_options(spec), _list_options(other)
     return {name: value for name, value in ours.items() if name not in theirs and preset.get(name, ...) != value}
 
 
 def describe_engine(spec: RunSpec, other: RunSpec) -> str:
-    """Return the name of an engine, with the options that differ from its preset and that the engine of `other` does
-    not have."""
+    """Return the name of a spec's engine, with the options whose values differ from the engine's preset file. Options
+    that the spec `other` also has are excluded."""
     options_text = ", ".join(f"{name}={value}" for name, value in list_own_options(spec, other).items())
     return f"{spec.engine.name} ({options_text})" if options_text else spec.engine.name
 
@@ -254,7 +255,7 @@ def _list_distinct(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _build_number_key(text: str) -> tuple[bool, float, str]:
-    """Return a sort key that compares numbers by value, before all other texts."""
+    """Return a sort key for a text. Numbers come first, sorted by value; all other texts follow."""
     try:
         return False, float(text), text
     except ValueError:
@@ -285,12 +286,12 @@ def describe_protocol(specs: Iterable[RunSpec]) -> str:
 
 
 def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable[[Row], Hashable]) -> list[Row]:
-    """Return all rows of a summary with an additional column `protocol`. It distinguishes rows that have the same name,
-    where `name` returns the name of a row. The column is empty for rows whose name is unique.
+    """Return all rows of a summary with an additional column `protocol`, which distinguishes rows that have the same
+    name. `name` is a function that returns the name of a row. For rows whose name is unique, the column is empty.
 
-    If one field of the measurement protocol has a different value in each row of the same name, the column states this
-    field. Otherwise it states all protocol fields in which these rows differ. Tables show the column. Figures join rows
-    of equal name to one series.
+    For rows with the same name, the column states one field of the measurement protocol that has a different value in
+    each of these rows. If there is no such field, the column states all protocol fields in which these rows differ.
+    Tables show the column. Figures join rows of equal name to one series.
     """
     texts: dict[str, str] = {}
     for group in group_by(rows, name).values():
@@ -301,8 +302,9 @@ def tell_apart(rows: Sequence[Row], specs: Mapping[str, RunSpec], name: Callable
 
 
 def describe_differing_fields(members: Sequence[str], fields: Fields) -> dict[str, str]:
-    """Return, by config_id, a text that distinguishes the configurations `members`: the first field whose values are
-    all different, with its value. If there is no such field, the text lists all fields that differ."""
+    """Return, by config_id, a text that distinguishes the configurations `members`. The text is the name and value of
+    the first field that has a different value in each configuration. If there is no such field, the text lists all
+    fields that differ."""
     differ = _list_differing(members, fields)
     # one field is enough if its values are distinct
     sufficient = [one for one in differ if len({fields[member].get(one) for member in members}) == len(members)]

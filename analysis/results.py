@@ -135,10 +135,10 @@ class Results:
     @functools.cached_property
     def configuration_ids(self) -> dict[str, str]:
         """Mapping from the config_id of a training to the config_id that the summary uses for the training's
-        configuration.
+        configuration. Runs that are not trainings have no entry.
 
         Trainings that differ only in their seed are repeats of one configuration. The summary uses the config_id of the
-        training with the lowest seed. Other runs have no entry.
+        training with the lowest seed.
         """
         if "learning_rate" not in self.table:  # no run is a training, so no spec has to be parsed
             return {}
@@ -166,8 +166,9 @@ class Results:
         return self.table.assign(config_id=self.table["config_id"].replace(self.configuration_ids))
 
     def find_losses(self, row: Row) -> dict[int, float]:
-        """Return, for each seed, the held-out loss at the end of the trainings that a summary row combines, as the mean
-        over the repeats with this seed. Disturbed runs are included, because their losses are valid."""
+        """Return the final held-out loss of each seed, for the trainings that a summary row combines. If a seed has
+        several repeats, the mean of their losses is returned. Disturbed runs are included, because their losses are
+        valid."""
         places = self.with_disturbed.behind(row)
         return compute_seed_means(list_rows(self.table[["seed", "validation_loss"]].iloc[places]), "validation_loss")
 
@@ -194,8 +195,8 @@ class Results:
         return str(self._rows.core.column("run_started_at")[place].as_py())
 
     def record(self, row: int) -> RunRecord:
-        """Read the complete record of the run in row number `row` of the run table, and return it with the outcome that
-        the run table has."""
+        """Read the complete record of the run in row number `row` of the run table. The outcome of the run table
+        replaces the outcome in the record, because the run may have been judged invalid later."""
         record = self._load(self.get_file(row))
         return record.model_copy(update={"outcome": self._outcomes.get(row, record.outcome)})
 
@@ -213,8 +214,8 @@ class Results:
         return [place for place in self.behind(row) if not self.is_disturbed(place)]
 
     def find_hosts(self, row: Row) -> dict[str, set[str]]:
-        """Return the hosts of the runs that a summary row combines, by allocation, without runs whose times are
-        excluded."""
+        """Return the host names of each allocation, for the runs that a summary row combines. Runs whose times are
+        excluded are skipped."""
         hosts: dict[str, set[str]] = {}
         for place in self.list_timed(row):
             known = self._traces.column("trace_environment")[place].as_py()
@@ -228,9 +229,9 @@ class Results:
     def window(self, place: int) -> list[float]:
         """Return the times of the timed steps of the run in row number `place`, in seconds and in order.
 
-        The times are scaled so that their sum equals the duration of the window of timed steps. This matters for
-        records of version 1 with several ranks whose file `steps.parquet` is lost. Their step times are maxima over
-        ranks, and the sum of these maxima exceeds the duration.
+        The times are scaled so that their sum equals the duration of the window of timed steps. This matters for a
+        record of version 1 with several ranks, if the record's file `steps.parquet` is lost. The remaining step times
+        are maxima over ranks, and the sum of these maxima exceeds the duration.
         """
         steps, cut = (self._traces.column(f"trace_{name}")[place].as_py() for name in ("step_s", "cut"))
         timed: list[float] = steps[cut:]
@@ -363,8 +364,8 @@ def _add_unverified(raised: str) -> str:
 
 
 def _invalidate(table: pd.DataFrame, changes: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, Outcome]) -> None:
-    """Write the changed cells of invalid runs into the run table. Equal cells are written together, because single
-    writes are slow."""
+    """Write the changed cells of invalid runs into the run table. All cells of a column that get the same value are
+    written together, because single writes are slow."""
     single = ((place, change) for place, cells in changes.items() for change in cells.items())
     for (name, cell), group in group_by(single, itemgetter(1)).items():
         table.loc[[place for place, _ in group], name] = cell

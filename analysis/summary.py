@@ -2,23 +2,43 @@
 
 The kind of evidence is measured, rehearsed (one rank ran alone) or predicted. Trainings (runs with `learning.tokens`)
 that differ only in their seed are repeats of one configuration. Rows of different environments are never pooled. The
-columns are those of the run table that identify what was measured, and these:
+columns are those of the run table that identify what was measured, and the columns below.
+
+Repeats and outcome:
 
 variant           other fields in which configurations of an engine differ in this set (`analysis.questions`).
 n                 number of allocations with repeats that ended ok. Drills and runs disturbed by an external cause
                   (`analysis.flags.DISTURBED`) are excluded. Runs in the same allocation share its nodes, so they count
                   once, with their median. A run outside of any job counts by itself.
-times and rates   missing if all runs were disturbed. In this case n counts the disturbed runs, because their memory and
-                  losses are valid.
 runs              number of rows of the run table, all attempts (tries at a run) included.
 outcome           ok if n > 0, otherwise the outcome of the last attempt.
 reason            cause of that outcome; if n > 0, the number of excluded repeats and why they are excluded.
+seed              missing if the runs have several seeds.
+flags             flags of the combined runs. If some repeats ended ok and others did not, the flag `mixed` is added.
+notes             notes of the combined runs. The note `few` (too few steps for a reliable interval of a run) is omitted
+                  if n is large enough for a verdict, because a verdict compares runs and not steps.
+
+Times and memory. If all runs were disturbed, times and rates are missing. In this case n counts the disturbed runs,
+because their memory and losses are valid.
+
 sample_s          seconds per sample: the mean over all windows of an allocation, then the geometric mean over the
                   allocations. Configurations are ranked by it.
 step_s, rates     median over the repeats; step_s and tokens_per_s have intervals in *_low and *_high.
 step_s_p95, _p99  median over the repeats.
 step_s_max        longest step of all repeats.
-seed              missing if the runs have several seeds.
+*_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
+
+Intervals of step_s:
+
+interval_kind     "within the run" for n = 1: the interval predicts further steps in that allocation, not other
+                  allocations. If the allocation has several runs, the interval spans the intervals of all of them. For
+                  n of six or more: "between repeats". For n of two to five, which have no 95 % interval: "range of
+                  repeats". Missing if the row has no interval.
+interval_level    0.95, or the probability that the range of two to five repeats contains the median.
+interval_n        number of steps (within the run) or repeats that the interval is computed from.
+
+Trainings:
+
 learning_rate, tokens_trained, validation_loss, exact_match, token_f1 (and *_before)
                   mean over the seeds, if any run was trained to its end. Repeats with the same seed are not
                   independent, so they count once, with their mean. Disturbed runs are included, because their losses
@@ -27,16 +47,6 @@ learning_rate, tokens_trained, validation_loss, exact_match, token_f1 (and *_bef
                   end is at least 0 if no loss is negative.
 trained_s         median over the repeats.
 seeds             number of seeds with a validation_loss.
-*_bytes           maximum over the repeats, because the worst repeat decides whether a configuration fits.
-interval_kind     "within the run" for n = 1: the interval predicts further steps in that allocation, not other
-                  allocations. If the allocation has several runs, the interval spans the intervals of all of them. For
-                  n of six or more: "between repeats". For n of two to five, which have no 95 % interval: "range of
-                  repeats". Missing if the row has no interval.
-interval_level    0.95, or the probability that the range of two to five repeats contains the median.
-interval_n        number of steps (within the run) or repeats that the interval is computed from.
-flags             flags of the runs that the row combines, and `mixed` if any other repeat did not end ok.
-notes             notes of these runs. The note `few` warns that a run has too few steps for a reliable interval. It is
-                  dropped if n is large enough for a verdict, since a verdict then compares runs and not steps.
 """
 
 import itertools

@@ -104,8 +104,8 @@ class VerificationCases(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The first gradient norm or loss of a run that differs from the reference run. `found` and `expected` are None if
-    not finite."""
+    """First gradient norm or loss that differs between a run and its reference run. The run has the value `found`, and
+    the reference run has the value `expected`. A value that is not finite is None."""
 
     place: int  # index of the run
     reference: int  # index of the reference run

@@ -78,10 +78,10 @@ def plan(
 
     `study` is the name of a file in conf/study, a path of such a file, or a Study. Without a study, the points are all
     combinations of the overrides' values. `repeats` replaces the study's number of repeats (1 without a study). `prune`
-    skips a point if a smaller micro-batch already ran out of memory, or if it is predicted to exceed memory by far.
+    skips a point if a smaller micro-batch ran out of memory, or if the point is predicted to exceed memory by far.
 
     The other arguments are for launchers with a queue. `autopilot` resubmits unfinished points. `max_queued` limits the
-    jobs in the queue at a time, `nice` lowers their priority, and none of them starts before `begin`.
+    number of jobs in the queue. `nice` lowers the priority of the jobs. No job starts before `begin`.
     """
     from bench.sweep import plan
 
@@ -153,13 +153,13 @@ def resume(
     follow: Follow = _ignore_text,
     describe: Describe = describe_result,
 ) -> "SubmitResult | SweepResult":
-    """Resume a study: submit its points without a final result to the queue, or measure them on this machine.
+    """Resume a study: submit its points without a final result to the queue, or measure them on this machine. Return
+    the submitted jobs or, for a study without a queue, the outcomes of all points.
 
-    Return the submitted jobs or, for a study without a queue, the outcomes of all points. First, a record is written
-    for each attempt (one try at a run) that ended without one. The study limits the number of attempts.
-    For a study with a queue, `autopilot` resubmits points until every point has a final result. When the autopilot
-    ends, it calls `notify` (see `submit`). `patience_s` is the number of seconds to wait for a scheduler that does not
-    respond. `tell`, `follow` and `describe` are as in `run`.
+    An attempt is one try at a run. First, a record is written for each attempt that ended without a record. The study
+    limits the number of attempts. For a study with a queue, `autopilot` resubmits points until every point has a final
+    result. When the autopilot ends, it calls `notify` (see `submit`). `patience_s` is the number of seconds to wait for
+    a scheduler that does not respond. `tell`, `follow` and `describe` are as in `run`.
     """
     from bench import launchers
     from bench.sweep import definition
@@ -350,8 +350,8 @@ def predict(
     rehearsed_s: float | None = None,
     software: str | None = None,
 ) -> "list[Prediction]":
-    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. A point
-    that would run on this machine's CPU is predicted with the smaller sizes that `plan` also gives such a point.
+    """Return the predicted memory and step time of every point. A point that exceeds memory has no step time. As in
+    `plan`, points on this machine's CPU have short sequences and the precision of the smoke study by default.
 
     `straggler` is the computation time of the slowest rank divided by that of a normal rank. `data_wait_s` is the
     seconds per step spent waiting for input batches. `rehearsed_s` is the seconds of computation per step that a
@@ -420,8 +420,8 @@ def rehearse(
 
 
 def advise(question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None) -> "Answer":
-    """Return advice for a training: the best engine, micro-batch and number of nodes. The alternatives are the best
-    candidate of each other engine, the best one of each other number of nodes, and the rejected candidates.
+    """Return advice for a training: the best engine, micro-batch and number of nodes. The result also has the best
+    candidate for every engine, the best candidate for every number of nodes, and the rejected candidates.
 
     `question` consists of overrides and of these keywords: tokens, samples, epochs, loss, law (a scaling law), best
     (shortest or cheapest), deadline, node_hours, price, budget, storage, node_mtbf, restart, max_global_batch, software
@@ -437,10 +437,10 @@ def advise(question: "GivenOverrides", *, results: Folder | None = None, config_
 def compare_places(
     question: "GivenOverrides", *, results: Folder | None = None, config_dir: Folder | None = None
 ) -> "PlaceTable":
-    """Return hours and cost of a training with intervals, and whether a deadline is met. There is an entry for each
-    combination of a place (own, rented or spot nodes) and a method (full training or adapters).
+    """Return an entry for each combination of a place (own, rented or spot nodes) and a method (full training or
+    adapters). An entry has the hours and the cost of a training, both with intervals, and whether a deadline is met.
 
-    `question` is as in `advise`, but without machine, devices_per_node, price, budget, node_hours and best. Its keyword
+    `question` is as in `advise`, but without machine, devices_per_node, price, budget, node_hours and best. The keyword
     `where` lists the places: own:MACHINE:DEVICES_PER_NODE:PRICE_PER_DEVICE_HOUR, rented:NODE_TYPE, spot:NODE_TYPE.
     """
     from bench.sweep.advise import places, questions

@@ -32,8 +32,8 @@ def find_findings(results: Results) -> list[ClaimFinding]:
     """Return the findings: for every claim, machine and model, all comparisons of measured configurations that concern
     the claim.
 
-    If no comparison for any claim of a publication involves several nodes, all findings for this publication are
-    omitted. This is decided for each machine and model separately.
+    The findings of one publication with one machine and model are returned only if at least one of their comparisons
+    involves several nodes.
     """
 
     @functools.cache
@@ -133,12 +133,12 @@ def _compare(
     results: Results,
     find_starts: Callable[[Row], Starts],
 ) -> ClaimComparison:
-    """Return the comparison of two configurations. If times are compared and only one of the two configurations ran out
-    of memory, its fastest variant with another micro-batch is compared in its place.
-
-    The micro-batch of the configuration that fits into memory is not changed. So the comparison takes into account that
-    the configuration that fits needs less memory. `find_starts` returns the starts of the runs that a row of the
+    """Return the comparison of two configurations. `find_starts` returns the starts of the runs that a row of the
     summary combines.
+
+    Exception: if times are compared and exactly one configuration ran out of memory, this configuration is replaced by
+    the fastest configuration that does the same work with another micro-batch. The configuration that fits into memory
+    keeps its micro-batch. So its advantage of needing less memory shows in the comparison.
     """
     differ = [claim.differ(one.spec, other.spec), claim.differ(other.spec, one.spec)]
     # bytes and idle shares depend on the micro-batch, so only times are compared between different micro-batches

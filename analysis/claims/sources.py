@@ -108,7 +108,8 @@ def _slices_across_nodes(one: RunSpec, other: RunSpec) -> bool:
 
 
 def _has_more_stages(one: RunSpec, other: RunSpec) -> bool:
-    """Return True if `other` has more pipeline stages, with equal micro-batches per replica of the model."""
+    """Return True if `other` has more pipeline stages than `one`, and the same engine and number of micro-batches per
+    step. Both specs must use a pipeline."""
     alike = one.engine == other.engine and one.accumulation == other.accumulation
     return alike and 1 < one.parallel.pipeline < other.parallel.pipeline
 
@@ -153,9 +154,9 @@ def _always(effect: Effect, against: Effect) -> Callable[[Mapping[Effect, int]],
 
 
 def _are_all(counts: Mapping[Effect, int], effect: Effect) -> bool:
-    """Return True if all comparisons have the effect `effect`, whether above or below 3 %. For at least one comparison,
-    both configurations must have measured values. In the other comparisons, one configuration may have run out of
-    memory."""
+    """Return True if all comparisons support the effect `effect`, and at least one comparison detected it. A comparison
+    supports `effect` if it detected this effect, even below 3 %. A comparison also supports `effect` if the
+    configuration that should be slower ran out of memory."""
     detected = {effect, SMALL[effect]}
     return bool(detected & set(counts)) and set(counts) <= detected | {_NEVER_RAN.get(effect, effect)}
 

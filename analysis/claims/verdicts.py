@@ -170,9 +170,9 @@ def _format_parameters(parameters: int | None) -> str:
 
 
 def _list_model_obstacles(finding: ClaimFinding) -> Iterator[str]:
-    """Yield the conditions of the claim's publication that the model or the device of a finding does not meet, as
-    reasons why the finding does not test the claim. A finding holds all comparisons for a claim with one model on one
-    machine."""
+    """Yield reasons why a finding does not test its claim, such as "the runs were not made on GPUs". Each reason is a
+    condition of the claim's publication that the model or the device does not meet. A finding holds all comparisons for
+    a claim with one model on one machine."""
     numbers = [row for one in finding.comparisons for row in (one.before, one.after) if row["n"]]
     counts = {row["parameters"] for row in numbers}  # models of one name may have different shapes
     if finding.claim.source == STUDY:
@@ -238,8 +238,8 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[RunSpec], Any]]] = {
 
 
 def describe_coverage(claim: str, results: Results) -> str:
-    """Describe the measured values of the settings that a claim mentions, such as the learning rate. `claim` is the id
-    of the claim; the text is empty for an unknown claim."""
+    """Return a text with the settings that a claim mentions, each with its values in the measured runs, such as
+    "precision bf16, fp32". `claim` is the id of the claim; the text is empty for an unknown claim."""
     measured = [row for row in list_rows(results.table) if row["evidence"] == "measured"]
     if claim == "C4":
         sizes: dict[str, int | None] = {row["model"]: row["parameters"] for row in measured}

@@ -26,7 +26,7 @@ def add_format(parser: argparse.ArgumentParser, choices: Sequence[str] = ("text"
 
 
 def add_out(parser: argparse.ArgumentParser, folder: Path) -> None:
-    """Add the argument that names the output folder. `folder` holds the default folders of all studies."""
+    """Add the argument for the output folder. The default is a subfolder of `folder`, named after the study."""
     help_text = f"output folder; default: {folder}/<study>, or {folder}/all for several studies"
     parser.add_argument("--out", type=Path, metavar="DIR", help=help_text)
 

@@ -55,8 +55,9 @@ def _print(entries: "Sequence[Entry]") -> None:
 
 
 def _wrap(text: str, label: str = "", width: int | None = None) -> str:
-    """Return a text with its label in front, wrapped to `width` characters. By default, this is the width of the
-    terminal. In a file, the text then stays on one line, so that `grep` finds phrases."""
+    """Return a text with its label in front, wrapped to `width` characters. If `width` is None, the width of the
+    terminal is used. Exception: if `width` is None and standard output is not a terminal, the text stays on one line,
+    so that `grep` finds phrases."""
     if width is None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)

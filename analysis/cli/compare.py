@@ -21,9 +21,9 @@ every run of B exceeds that of every run of A by more than the gate. (3) A confi
 and ended ok in A. (4) There is nothing to compare.
 
 INCONCLUSIVE: neither PASS nor FAIL. For example, a configuration is not comparable, is missing in B,
-or has fewer than three runs in A or B. Three runs are needed because runs of the same configuration
-differ by more than the steps of a run show. The output then has the smallest slowdown that could be
-detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
+or has fewer than three runs in A or B. Three runs are needed to see how much runs of the same
+configuration differ; the steps of one run do not show this. The output then has the smallest slowdown
+that could be detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
 
 Runs on a busy machine are excluded.
 

@@ -4,11 +4,15 @@
   zeroscale export results/runs/smoke --to mlflow --out mlruns
   zeroscale export results/runs/search_smoke --to optuna --out search_smoke.log
 
-For TensorBoard and MLflow, each record becomes one run. For optuna-dashboard, the trials of a search
-are written; an archive of the search must be one by `zeroscale pack --whole`, because the trials are
-defined outside of the records. An exported run has parameters, metrics, series with a value per step,
-and tags such as the outcome. A second export replaces the first. Each format needs the extra of its
-name, for example pip install 'zeroscale[mlflow]'; `optuna` needs the extra `search`.
+For TensorBoard and MLflow, each record becomes one run. An exported run has parameters, metrics,
+series with a value per step, and tags such as the outcome.
+
+For optuna-dashboard, the trials of a search are written. The trials are defined in the folder of the
+search and not in its records. So an archive of the search must contain the whole folder, as
+`zeroscale pack --whole` writes it.
+
+A second export replaces the first. Each format needs the extra of its name, for example
+pip install 'zeroscale[mlflow]'; `optuna` needs the extra `search`.
 """
 
 import argparse

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_whole(paths: Sequence[Path]) -> dict[str, bytes]:
-    """Return all files of the only path, which is a folder on the disk or in an archive. Raise UserError otherwise."""
+    """Return all files of the only folder in `paths`. The folder may be in an archive. Raise UserError if `paths` is
+    not exactly one folder."""
     if len(paths) != 1:
         raise UserError("--whole", f"packs exactly one folder, but {len(paths)} are given", "give one results folder")
     if not is_folder(paths[0]):
@@ -261,8 +262,8 @@ def _pack_job(record: RunRecord, rename: _Rename) -> dict[str, str] | None:
 
 @functools.cache
 def list_own_words() -> frozenset[str]:
-    """Return all strings that zeroscale defines: fields and choices of its records and plug-ins, and texts in the files
-    of conf/ that do not describe a site."""
+    """Return all strings that zeroscale itself defines: fields and choices of its records and plug-ins, and texts in
+    some folders of conf/. Folders that describe a site, such as conf/launcher, are not read."""
     documents: list[Any] = [_MORE_WORDS, RunRecord.model_json_schema()]
     kinds: tuple[tuple[plugins.Kind[Any], str], ...] = (
         (plugins.ENGINE, "Options"), (plugins.FAMILY, "Shape"), (plugins.DATA, "Options"),

@@ -12,11 +12,11 @@ tokens and, with --loss, until a held-out loss is reached. Start-up and failed a
 If runs are trainings, the table has their held-out losses and the quality of their answers before and
 after the training.
 
-As text, the table has the main columns that fit the width of the terminal (in a file: 100 columns).
-Columns with equal values are omitted first. If the settings that fit do not distinguish all
-configurations, the table has their config_id. A long reason is cut after eight lines. --wide adds
-the other main columns, with one line per row and whole reasons. Markdown, CSV and JSON have all
-columns of the table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
+In the text format, the table has the main columns that fit the width of the terminal (in a file: 100
+characters). Columns with equal values are omitted first. If two configurations would then look equal,
+the table has the column config_id. A long reason is cut after eight lines. --wide adds the other main
+columns, with one line per row and whole reasons. Markdown, CSV and JSON have all columns of the
+table; CSV and JSON have exact numbers. `zeroscale explain COLUMN` explains a column.
 """
 
 import argparse
@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_costs(found: "Results", args: argparse.Namespace) -> int:
-    """Write the costs of each configuration. As text, remarks on what the costs include follow the table."""
+    """Write the costs of each configuration. In the format `text`, remarks on what the costs include are written below
+    the table."""
     from analysis import costs, formats
 
     costs.check_held_out(args.loss, found.table)
@@ -136,9 +137,9 @@ def _show_costs(found: "Results", args: argparse.Namespace) -> int:
 def _print(frame: "DataFrame", *, wide: bool, chosen: bool) -> None:
     """Print a table.
 
-    There is no limit of width, and one line per run, if `wide` is set or if chosen columns are written to a file.
-    Otherwise the table is fitted to the width of the terminal. If it does not fit, the reasons of failures follow in a
-    table of their own.
+    If `wide` is set, or if chosen columns are written to a file, each run has one line of any length. Otherwise the
+    table is fitted to the width of the terminal. If the table is too wide, the reasons of failures are printed below it
+    in a second table.
     """
     from analysis.columns import list_all_columns
     from analysis.formats import find_width, format_cell
@@ -197,8 +198,8 @@ class _TextTable(NamedTuple):
         return {name: max(map(len, (name, *column))) for name, *column in zip(self.names, *self.rows, strict=True)}
 
     def list_narrowest(self) -> dict[str, int]:
-        """Return the smallest width of each column at which no heading, number or word of up to `_NARROW` characters is
-        broken."""
+        """Return the smallest width of each column at which headings and numbers stay whole. Only words of more than
+        `_NARROW` characters may be broken."""
         natural, lowest = self.list_widths(), dict[str, int]()
         for name, number, *column in zip(self.names, self.right, *self.rows, strict=True):
             word = max((len(word) for cell in column for word in cell.split()), default=0)
@@ -241,10 +242,12 @@ def _list_main_columns(frame: "DataFrame") -> list[str]:
 
 
 def _choose_omitted(table: _TextTable, width: int, omitted_first: "Sequence[str]") -> list[str]:
-    """Return the columns to omit so that the others fit `width` characters, in the order in which they are omitted.
+    """Return the columns to omit so that the other columns fit `width` characters, in the order in which they are
+    omitted.
 
-    Rows of different configurations differ in the remaining columns. If settings alone do not achieve this, or leave no
-    room for held-out losses, `config_id` remains instead of settings.
+    In two cases, the column `config_id` is kept, and columns of settings may be omitted instead. In the first case, the
+    other columns cannot distinguish all configurations. In the second case, columns of held-out losses would be
+    omitted.
     """
     omitted = _omit(table, width, omitted_first)
     if "config_id" not in omitted:
@@ -260,9 +263,9 @@ def _choose_omitted(table: _TextTable, width: int, omitted_first: "Sequence[str]
 
 
 def _omit(table: _TextTable, width: int, candidates: "Sequence[str]") -> list[str]:
-    """Return the columns to omit, of `candidates` in this order, so that the others fit `width` characters.
+    """Return the columns to omit so that the other columns fit `width` characters. Only `candidates` may be omitted.
 
-    Texts become narrower than their least width before a setting or a held-out loss is omitted.
+    Before a setting or a held-out loss is omitted, columns of texts are made narrower than in `table.least`.
     """
     natural, narrow = table.list_widths(), table.list_narrowest()
     usual = _list_least_widths(natural, table.least)

@@ -22,8 +22,8 @@ _SAME_THING = {"machine": ("machine", "device")}
 
 
 class VariedField(NamedTuple):
-    """A field that may differ between result sets A and B, together with all fields nested in it. If `values` is given,
-    only configurations with its first value are selected in A, and only configurations with its second value in B."""
+    """A field that may differ between result sets A and B, together with all fields nested in it. If `values` is (x,
+    y), only configurations with value x are selected in A, and only configurations with value y in B."""
 
     name: str
     values: tuple[str, str] | None = None

@@ -62,16 +62,17 @@ def find_changes(ours: Sequence[RunRecord], theirs: Sequence[RunRecord]) -> tupl
 
 
 def is_quantity(name: str) -> bool:
-    """Return True if `name` can be the name of a quantity. Names of numbers of calls and of bytes are accepted for any
-    kind of collective."""
+    """Return True if `name` can be the name of a quantity: a name in `FIXED`, or the name of any collective followed by
+    `_calls` or `_payload_bytes`."""
     return name in FIXED or any(name.endswith(f"_{count}") for count in _COUNTS)
 
 
 def list_quantities(record: RunRecord, kinds: Sequence[str]) -> dict[str, int]:
     """Return the known quantities of a run, by name.
 
-    FLOPs are those of a step over all ranks. Calls and payload bytes are given for each of the `kinds` of collectives,
-    for one step of the rank with the most. Memory is that of the rank with the most.
+    FLOPs are those of one step, summed over all ranks. Calls and payload bytes are those of one step, for each kind of
+    collective in `kinds`. They are taken from the rank with the most payload bytes of this kind. Memory is the maximum
+    over all ranks.
     """
     observed = record.observations
     if observed is None:
@@ -125,9 +126,9 @@ class Gate(NamedTuple):
 
     @property
     def level(self) -> float:
-        """Confidence level of each judgement of the gate. While runs are added, the gate is judged `looks` times. The
-        level is so high that the probability of a wrong result in any of these judgements is at most 5 % (Bonferroni's
-        inequality)."""
+        """Confidence level of one judgement of the gate. The gate is judged repeatedly while runs are added; the field
+        `looks` is the number of judgements. The level is chosen so that the probability of at least one wrong judgement
+        is at most 5 % (Bonferroni's inequality)."""
         return 1 - (1 - LEVEL) / self.looks
 
 
@@ -211,9 +212,10 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
-    """Return a warning if repeats of A share nodes and B ran on other nodes, or the reverse; otherwise empty.
+    """Return a warning if A and B ran on different nodes, and several repeats of A or of B ran on the same node;
+    otherwise empty.
 
-    Such repeats are not independent, so a slow node looks like a slow configuration.
+    Repeats on the same node are not independent, so a slow node looks like a slow configuration.
     """
     used = [Counter(host for hosts in side.values() for host in hosts) for side in (a, b)]
     if used[0].keys() == used[1].keys():

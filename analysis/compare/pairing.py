@@ -62,12 +62,15 @@ def list_configurations(results: Results) -> list[ComparedConfiguration]:
 def pair_configurations(
     ours: Sequence[ComparedConfiguration], theirs: Sequence[ComparedConfiguration], across: Sequence[VariedField] = ()
 ) -> list[ConfigurationPair]:
-    """Return the pairs of configurations of two result sets, A (`ours`) and B (`theirs`), that are equal except for the
-    fields of `across`. Pairs are in the order of `ours`; configurations of B without a counterpart follow.
+    """Return the pairs of configurations of two result sets, A (`ours`) and B (`theirs`). Pairs are in the order of
+    `ours`; configurations of B without a counterpart follow.
 
-    Configurations may also differ in measurement protocol, machine or versions. Each is then paired with the most
-    similar configuration, so that the differences can be reported. Raise UserError if a field of `across` does not
-    exist, or if two configurations of one set differ only in the fields of `across`.
+    The two configurations of a pair may differ in the fields of `across`. They may also differ in measurement protocol,
+    machine or versions, so that these differences can be reported. All their other fields are equal. If a configuration
+    has several possible counterparts, it is paired with the most similar one.
+
+    Raise UserError if a field of `across` does not exist, or if two configurations of one set differ only in the fields
+    of `across`.
     """
     check_across(across, [one.fields for one in (*ours, *theirs)])
     a, b = (_group_members(side, members, across) for side, members in (("A", ours), ("B", theirs)))
@@ -85,8 +88,8 @@ def describe_nearest_miss(ours: Sequence[ComparedConfiguration], theirs: Sequenc
 def _match_members(
     ours: list[ComparedConfiguration], theirs: list[ComparedConfiguration], across: Sequence[VariedField]
 ) -> Iterator[ConfigurationPair]:
-    """Yield the pairs of configurations of result sets A (`ours`) and B (`theirs`). Pairs with the fewest differing
-    fields come first, not counting the fields `across`, which are allowed to differ. Configurations that remain without
+    """Yield pairs of a configuration of result set A (`ours`) and a configuration of result set B (`theirs`). Fields in
+    `across` are allowed to differ. Pairs with the fewest differences in other fields come first. Configurations without
     a counterpart come last."""
     possible = []
     for a, b in itertools.product(ours, theirs):
@@ -170,7 +173,7 @@ def label_pairs(pairs: Sequence[ConfigurationPair]) -> list[str]:
 
 def _get_fields(pair: ConfigurationPair) -> Fields:
     """Return the fields that give a pair its name. They come from the configuration of result set A or, if the pair has
-    none, from that of set B."""
+    no configuration of A, from the configuration of B."""
     one = pair.a or pair.b
     assert one is not None
     return one.fields

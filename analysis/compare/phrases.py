@@ -144,7 +144,8 @@ def _describe_gate(compared: SetComparison) -> str:
 
 
 def _describe_excluded(compared: SetComparison) -> str:
-    """Return a sentence that counts configurations which did not take part in the verdict, and excluded repeats."""
+    """Return sentences on what the verdict ignores: the number of ignored configurations, by reason, and the repeats
+    that were ignored."""
     lines = [line for _, line in compared.lines]
     named = [(side, one) for line in lines for side, one in (("A", line.a), ("B", line.b)) if one]
 

@@ -82,8 +82,9 @@ _ENDED = {"oom": "OOM", "host_oom": "host OOM"}
 class Look(NamedTuple):
     """Colour and marker of an engine: `place` is an index into COLOURS and MARKERS.
 
-    Series of the same engine have different `variant` numbers, which select line style and filling of the markers.
-    Every four variants have the next marker, because a marker has four fillings.
+    Series of the same engine have different numbers `variant`, which select line style, filling of the markers, and
+    marker. A marker has four fillings. So variants 0 to 3 have the first marker, variants 4 to 7 the next marker, and
+    so on.
     """
 
     place: int
@@ -103,7 +104,7 @@ class Look(NamedTuple):
         return {"color": self.colour, "linestyle": LINES[self.variant % len(LINES)]}
 
     def style_marks(self, *, hollow: bool = False) -> dict[str, Any]:
-        """Return the style of markers, as arguments of matplotlib's plot, without a line between them."""
+        """Return the style of markers without a connecting line, as keyword arguments of matplotlib's plot."""
         fill = "none" if hollow else (self.colour, 0.45) if self.variant % 2 else self.colour
         # Every second pair of variants has a dark outline. A hollow marker keeps its colour, since that is all it has.
         edge = INK if self.variant % 4 > 1 and not hollow else self.colour
@@ -170,8 +171,8 @@ class Picture:
 
 
 class Marks(NamedTuple):
-    """Data of a drawn element: the name of the series to which it belongs, and for each point of the element the
-    tooltip, as a row of the summary or as text."""
+    """Data of a drawn element: the name of the series to which it belongs, and the tooltips of its points. Each tooltip
+    is a row of the summary or a text."""
 
     series: str
     tips: Sequence[Row | str]
@@ -239,7 +240,8 @@ def measure_text(text: str, size: float) -> float:
 
 
 def count_letters(text: str, room_in: float, size: float) -> float:
-    """Return how many letters of a text fit this width, if all its letters have their mean width."""
+    """Return how many letters of a text fit a width of `room_in` inches in the font size `size`, if all letters have
+    the text's mean width."""
     return len(text) * room_in / measure_text(text, size)
 
 
@@ -249,10 +251,12 @@ def shorten_text(text: str, letters: float) -> str:
 
 
 def shorten_names(names: Sequence[str], rooms: Sequence[float]) -> list[str]:
-    """Return names of at most so many letters each, such that different names stay different as far as possible.
+    """Return the names, shortened so that different names stay different as far as possible. `rooms` holds the largest
+    allowed number of letters of each name.
 
-    If a name cut at its end could be another name, all names omit the keys of their options: `ddp (0.1, 8)` for
-    `ddp (lr=0.1, warmup_tokens=8)`. A name for which this is not enough is cut in its middle.
+    Names are cut at their end. If a cut name could also be the beginning of another name, all names omit the keys of
+    their options: `ddp (0.1, 8)` for `ddp (lr=0.1, warmup_tokens=8)`. If a cut name is still ambiguous, it is cut in
+    its middle instead.
     """
     cut = list(map(shorten_text, names, rooms))
     if all(_is_distinct(short, name, names) for short, name in zip(cut, names, strict=True)):
@@ -268,7 +272,7 @@ def shorten_names(names: Sequence[str], rooms: Sequence[float]) -> list[str]:
 
 
 def _is_distinct(short: str, name: str, names: Sequence[str]) -> bool:
-    """Return True unless `short`, which is `name` cut at its end, could also be another of the names."""
+    """Return False if `short` is `name` cut at its end, and another of the `names` begins with the same letters."""
     return short == name or not any(other.startswith(short[:-1]) for other in names if other != name)
 
 

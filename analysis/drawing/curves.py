@@ -92,9 +92,10 @@ class ChartPoint(NamedTuple):
 class ChartCurve(NamedTuple):
     """A curve. It consists of segments; the points of a segment are joined by a line.
 
-    `gaps` lists the ticks of the x axis at which the curve has no point, each with the row of the summary that states
-    the reason. The row is None if nothing was run at this tick. If nothing was run at any of these ticks, `gaps` is
-    empty. A predicted curve has the same label as the measured curve; its markers are hollow and its lines dashed.
+    `gaps` lists the ticks of the x axis at which the curve has no point. Each tick is listed with the row of the
+    summary that states the reason, or with None if nothing was run at this tick. Exception: if all of these rows would
+    be None, `gaps` is empty. A predicted curve has the same label as the measured curve; its markers are hollow and its
+    lines dashed.
     """
 
     label: str
@@ -213,8 +214,8 @@ def _build_curve(label: str, cells: Sequence[Sequence[Row]], quantity: PlottedQu
     """Return a curve with a point for every row that has a value of the quantity.
 
     `cells` holds the rows at each tick of the x axis. Two neighbouring ticks are joined by a line if each has exactly
-    one point. If every tick with rows has a point, the curve has no gaps. Otherwise each tick without a point is a gap,
-    even if it has no row.
+    one point. Every tick without a point is a gap of the curve. Exception: if all ticks without a point also have no
+    rows, the curve has no gaps.
     """
     segments: list[tuple[ChartPoint, ...]] = []
     gaps: list[tuple[int, Row | None]] = []
@@ -264,15 +265,16 @@ def _describe_intervals(panels: Sequence[ChartPanel]) -> str:
 
 
 def _describe_interval(row: Row) -> str:
-    """Return the confidence level of an interval between repeats, and their number, such as "75 % for 3 repeats"."""
+    """Return the confidence level of an interval, and the number of repeats from which it was computed, such as "75 %
+    for 3 repeats"."""
     if row.get("ratio_kind"):
         return f"{100 * row['ratio_level']:.0f} % for the repeats at two node counts"
     return f"{100 * row['interval_level']:.0f} % for {row['interval_n']} repeats"
 
 
 def _is_within_run(row: Row) -> bool:
-    """Return True if a point's interval was computed from the steps of runs and not from repeats. The interval of a
-    ratio, such as an efficiency, has a column for its kind."""
+    """Return True if a point's interval was computed from the steps of runs and not from repeats. For a ratio, such as
+    an efficiency, the column `ratio_kind` decides. For other quantities, the column `interval_kind` decides."""
     # A run of few steps may have an interval of its rate but no interval of its median step time, hence no kind.
     return str(row.get("ratio_kind") or row["interval_kind"] or "within the run").startswith("within")
 
@@ -333,7 +335,8 @@ def _draw_panel(axes: Axes, panel: ChartPanel, looks: Mapping[str, Look], scale:
 
 
 def _draw_curve(axes: Axes, curve: ChartCurve, look: Look, aside: float, top: float, *, hollow: bool) -> None:
-    """Draw one curve: a marker for every number, and a line along each segment.
+    """Draw one curve: a marker for every point, and a line through the points of each segment. The segments of a curve
+    are its pieces between missing points.
 
     `aside` shifts the curve along the x axis, and `top` is the upper end of the y axis. With `hollow`, points without
     an interval get hollow markers.
@@ -387,10 +390,10 @@ def build_efficiency(results: Results, law: Law) -> Picture:
 
 
 def _build_efficiency_row(curve: ScalingCurve, point: CurvePoint) -> Row:
-    """Return a point of a scaling curve as a row of the summary.
+    """Return a point of a scaling curve as a row of the summary, with the efficiency and its interval.
 
-    At the smallest node count, the efficiency is 1 by definition. The interval drawn there is that of the throughput at
-    this node count, divided by the throughput.
+    At the smallest node count, the efficiency is 1 by definition and has no interval of its own. In its place, the
+    interval of the throughput is drawn, divided by the measured throughput.
     """
     found, row = point.efficiency, point.row
     low, high = (found.interval.low, found.interval.high) if found and found.interval else (None, None)

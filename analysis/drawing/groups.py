@@ -44,8 +44,8 @@ def group_by_question(summary: pd.DataFrame) -> list[QuestionGroup]:
 def group_by_micro(summary: pd.DataFrame) -> list[QuestionGroup]:
     """Return groups of rows with equal micro-batch and equal work, on any number of nodes.
 
-    Equal work means either an equal global batch per step (strong scaling) or equal work per device (weak scaling). The
-    kind of scaling that gives fewer groups is used, because a study scales in one of these ways.
+    Equal work means either an equal global batch per step (strong scaling) or equal work per device (weak scaling).
+    Records do not state which of the two a study investigates. The kind of scaling that gives fewer groups is assumed.
     """
     groups, any_nodes = [], (({**question, "nodes": None}, rows) for question, rows in group_rows(summary))
     for question, rows in _regroup(any_nodes, "micro"):
@@ -84,8 +84,9 @@ def list_rare_flags(row: Row) -> list[str]:
 
 
 def describe_omitted(number: int, what: str, why: str, most: int) -> str:
-    """Return a sentence on how many of `number` things, such as curves, are not drawn; empty if there are at most
-    `most`. `what` names the things, and `why` their property, such as "fewest numbers"."""
+    """Return a sentence on how many of `number` things are not drawn, because a figure shows at most `most` of them;
+    empty if all are drawn. `what` names the things, such as "curves". `why` describes the omitted things, such as
+    "fewest points"."""
     return f"{number - most} of {number} {what} are omitted: those with the {why}." if number > most else ""
 
 

@@ -42,8 +42,8 @@ class Lane(NamedTuple):
 
 
 def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of simulated passes. There is one lane for each group of `ranks_per_place` ranks that hold the
-    same layers.
+    """Return the lanes of simulated passes. Each group of `ranks_per_place` ranks holds the same layers and has one
+    lane.
 
     If a rank waits for an input that has already been sent, the wait is drawn as a transfer.
     """
@@ -59,8 +59,8 @@ def build_lanes(passes: "Sequence[SimulatedPass]", ranks_per_place: int) -> list
 
 
 def build_timed_lanes(passes: "Sequence[Sequence[TimedPass]]", ranks_per_place: int) -> list[Lane]:
-    """Return the lanes of measured passes. There is one lane for each group of `ranks_per_place` ranks that hold the
-    same layers, with the passes of the first rank. Transfers were not measured, so none are drawn."""
+    """Return the lanes of measured passes. Each group of `ranks_per_place` ranks holds the same layers and has one
+    lane. The lane shows the passes of the group's first rank. Transfers were not measured, so none are drawn."""
     return [
         Lane(_name_ranks(place * ranks_per_place, 1), tuple(LaneSpan(one.kind, one.begin_s, one.end_s) for one in here))
         for place, here in enumerate(passes)

@@ -46,8 +46,9 @@ def save(figure: Figure, form: str, salt: str) -> bytes:
 def render_panel(
     name: str, panel: Panel, alt: str, describe: Describe = lambda row: "", *, halved: bool = False
 ) -> list[str]:
-    """Return a panel as one or two SVG elements of a page: one for wide screens and one for narrow screens. A panel
-    that looks the same on all screens has only the latter, and a panel that does not fit on a phone only the former.
+    """Return a panel as one or two SVG elements of a page: one for wide screens and one for narrow screens. If a panel
+    looks the same on all screens, only the element for narrow screens is returned. If a panel does not fit on a phone,
+    only the element for wide screens is returned.
 
     With `halved`, the panel takes half of the page's width on wide screens. `alt` is the label for screen readers.
     `describe` returns the HTML attributes of a point.

@@ -50,7 +50,8 @@ def build_pictures(results: Results) -> Iterator[tuple[FigureFile, Picture]]:
 
 @contextmanager
 def skipping(figure: FigureFile) -> Iterator[None]:
-    """Log a warning if the figure is part of another package and broken, in place of an exception."""
+    """Context manager for building a figure. If a figure of another package is broken, log a warning and raise no
+    exception."""
     try:
         yield
     except PluginError as error:

@@ -66,9 +66,9 @@ class AnswerMark(NamedTuple):
 
 
 class AnswerPanel(NamedTuple):
-    """One panel of the figure: a question (model, nodes and precision, for example), the fastest configuration that
-    answers it, and the fastest configuration of every other engine. If all configurations have the same engine, they
-    are its fastest configurations."""
+    """One panel of the figure. Its title names a question (model, nodes and precision, for example). It shows the
+    fastest configuration that answers the question, and the fastest configuration of every other engine. If all
+    configurations have the same engine, it shows the fastest configurations of this engine."""
 
     title: str
     marks: tuple[AnswerMark, ...]
@@ -131,8 +131,8 @@ def find_limits(marks: Sequence[AnswerMark]) -> tuple[float, float]:
 
 
 def _measure_margins(marks: Sequence[AnswerMark], shared: set[str]) -> Space:
-    """Return margins that hold the texts of all rows on a printed page. If both texts are long, the left margin is
-    smaller than the longest label, because a cut label can still be read, but a cut number is wrong."""
+    """Return margins that hold the texts of all rows on a printed page: labels in the left margin, numbers in the right
+    margin. If both are too long for the page, only labels are cut, because a cut number would be wrong."""
     right = 2 * _GAP_IN + max(measure_text(_write_words(one), _SIZE) for one in marks)
     left = 2 * _GAP_IN + max(measure_text(_write_label(one, shared), _SIZE) for one in marks)
     return Space(0, min(left, WIDTH_IN - right - _LEAST_AXIS_IN), right, 0.4)

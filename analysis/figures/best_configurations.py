@@ -51,7 +51,7 @@ def picture(results: Results) -> Picture:
     """Return a figure with one row per model and one column per node count. A model has several rows if its
     configurations differ in precision, machine or another setting that must be equal in a comparison.
 
-    The figure is empty if no two node counts have rows with equal work and equal micro-batch.
+    The figure is empty if no configurations with equal work and equal micro-batch ran on two or more node counts.
     """
     if all(len({row["nodes"] for row in group.rows}) < 2 for group in groups.group_by_micro(results.summary)):
         return Picture()

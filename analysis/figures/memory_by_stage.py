@@ -66,8 +66,8 @@ class ConfigurationBytes(NamedTuple):
 
 def picture(results: Results) -> Picture:
     """Return a figure of memory on the rank that uses most, with one panel per question (configurations that do the
-    same work on equal hardware). All panels of a model have the largest binary unit that does not exceed the model's
-    largest value."""
+    same work on equal hardware). All panels of a model have the same binary unit, such as GiB. It is the largest unit
+    in which the highest memory of these panels is at least 1."""
     ordered = groups.sort_groups([_select_one_micro(group) for group in groups.group_by_question(results.summary)])
     questions = [group.question for group in ordered]
     sizes = [[_compute_bytes(row, results.specs[row["config_id"]]) for row in group.rows] for group in ordered]

@@ -40,7 +40,7 @@ _LANE_IN, _MOST_LANES = 0.2, 16  # height of a lane; more lanes share the height
 
 class LanePair(NamedTuple):
     """Lanes (timelines of ranks) of a run: measured, and simulated from the schedule (`expected`). The simulated lanes
-    are empty if this version cannot simulate the run."""
+    are empty if this version of zeroscale cannot simulate the run."""
 
     measured: list[Lane]
     expected: list[Lane]

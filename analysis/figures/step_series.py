@@ -56,8 +56,9 @@ def picture(results: Results) -> Picture:
 
 
 def _list_titles(results: Results, chosen: Sequence[int]) -> list[list[str]]:
-    """Return the words of the title of each run. Runs whose titles would be equal also have their seed and repeat, as
-    far as these differ. Each setting is a word, so that a line can break before it."""
+    """Return the title of each run as a list of words. If several titles would be equal, seed and repeat are added to
+    these titles. A seed or repeat that all runs share is not added. Each setting is one word, so that a line can break
+    before it."""
     described = groups.describe_runs(results, chosen)
     titles = [
         [word for part in " · ".join(labels).split(" · ") for word in (_BREAK.split(part) if " (" in part else [part])]

@@ -67,13 +67,13 @@ class PlaceValue(NamedTuple):
 
     @property
     def typical(self) -> float:
-        """The geometric mean over the allocations, in seconds per sample."""
+        """Geometric mean of the times of all allocations (`sample_s`), in seconds per sample."""
         return _compute_geometric_mean(self.sample_s)
 
 
 class HistoryChange(NamedTuple):
-    """A change of a configuration's time per sample. `change` refers to the positions on the time axis (commits,
-    versions or days) by their index."""
+    """A change of a configuration's time per sample. In `change`, each commit, set of versions or day is given by its
+    index on the time axis."""
 
     change: LevelChange
     also: str  # other known differences between the runs before and after the change
@@ -97,8 +97,9 @@ class HistorySeries(NamedTuple):
         return len(self.values) < LEAST_PLACES
 
     def level(self, place: int) -> float:
-        """Return the level of the series at a place (commit, version or day), in seconds per sample. The level is the
-        geometric mean over all places that no detected change separates from this place."""
+        """Return the level of the series at a place (commit, version or day), in seconds per sample. Detected changes
+        divide the series into sections. The level is the geometric mean of the times at all places of the section that
+        contains `place`."""
         starts = [one.change.after for one in self.changes]
         part = sum(start <= place for start in starts)
         return _compute_geometric_mean(
@@ -127,8 +128,8 @@ class _Run(NamedTuple):
 
 
 def build_history(results: Results, by: By, ancestry: Ancestry = lambda commits: ()) -> History:
-    """Return the history of all measured configurations, with the detected changes. The probability that any false
-    change is reported is limited for all configurations together.
+    """Return the history of all measured configurations, with the detected changes. If no configuration became faster
+    or slower, the probability of reporting at least one change is at most 5 %.
 
     `by` is the kind of the time axis: commits, software versions or days. `ancestry` sorts commits: it takes commit
     hashes and returns those that git knows, ancestors first.
@@ -276,7 +277,7 @@ def _group_by_series(results: Results, runs: Sequence[_Run]) -> list[tuple[str, 
 
 
 def _draft(results: Results, name: str, members: Sequence[_Run], axis: HistoryAxis) -> HistorySeries:
-    """Return the series of one configuration, without changes. The changes are detected later, for all series
+    """Return the series of one configuration, with an empty list of changes. Changes are detected later, for all series
     together."""
     index = {place.key: number for number, place in enumerate(axis.places)}
     times: dict[int, dict[str, list[float]]] = {}

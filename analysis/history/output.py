@@ -40,11 +40,11 @@ def describe_change(change: HistoryChange) -> str:
 
 
 def describe_places(history: History, change: HistoryChange) -> tuple[str, str]:
-    """Return two texts, each naming the two places (commits, versions or days) between which a change happened. The
-    first text names the places directly before and after the most likely position of the change. The second text names
-    the places at the ends of the confidence interval of this position.
+    """Return two texts. Each names two places (commits, versions or days) between which a change happened. The first
+    text names the places directly before and after the most likely position of the change. The second text names the
+    places at the ends of the confidence interval of this position.
 
-    The second text is empty if both pairs are equal.
+    The second text is empty if it would name the same places as the first text.
     """
     places, found = history.axis.places, change.change
     likely = (found.before, found.after)

@@ -91,8 +91,9 @@ def load_metrics() -> dict[str, Metric]:
 
 
 def _guard_metric(metric: object, owner: str) -> Metric:
-    """Return a metric of another package whose value is None, with a warning, if it cannot be computed or has a wrong
-    type. `owner` is the plug-in's kind, name and package. Raise PluginError if it is not a Metric at all."""
+    """Return a wrapper of a metric that another package defines. If the metric cannot be computed or has a wrong type,
+    the wrapper logs a warning, and its value is None. `owner` is the plug-in's kind, name and package. Raise
+    PluginError if `metric` is not a Metric."""
     if not isinstance(metric, Metric):
         rule = f"METRICS contains {metric!r:.80}, which is not a Metric"
         raise PluginError(owner, rule, "write METRICS = (Metric(…),) with the comma, or [Metric(…)]")

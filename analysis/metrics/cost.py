@@ -1,4 +1,4 @@
-"""Cost and energy per million tokens, padding included, and the time that one attempt holds its devices.
+"""Cost and energy per million tokens, padding included, and the time for which one attempt holds its devices.
 
 Users state prices in a currency of their choice; no price is assumed. `analysis.costs` adds up the attempts (tries at a
 run) of each configuration.
@@ -81,11 +81,12 @@ def compute_startup_s(record: RunRecord) -> float | None:
 
 
 def compute_seconds_to_loss(record: RunRecord, loss: float, *, own: bool = False) -> float | None:
-    """Return the seconds of a training until the end of its first evaluation with at most this loss.
+    """Return the seconds of a training until the end of its first evaluation with at most this loss; None if no
+    evaluation reached the loss.
 
     The start-up, earlier evaluations and earlier checkpoints are included. If the training resumed from a checkpoint,
-    the steps of earlier attempts are included as well. None if no evaluation reached the loss. If `own` is true, the
-    steps and evaluations of earlier attempts are excluded, and None is returned if one of them reached the loss.
+    the steps of earlier attempts are included as well. Exception: if `own` is true, steps and evaluations of earlier
+    attempts are excluded. In this case, the result is None if an earlier attempt reached the loss.
     """
     observed = record.observations
     if observed is None or not observed.evaluations:
@@ -103,17 +104,17 @@ def compute_seconds_to_loss(record: RunRecord, loss: float, *, own: bool = False
 
 
 def is_resumed(record: RunRecord) -> bool:
-    """Return True if a training resumed from a checkpoint, so that the times of its evaluations include steps of
-    earlier attempts."""
+    """Return True if a training resumed from a checkpoint. The training times that its evaluations state then include
+    steps of earlier attempts."""
     return _compute_earlier_s(record) > 0
 
 
 def _compute_earlier_s(record: RunRecord) -> float:
-    """Return the duration of the steps of earlier attempts at a resumed training, in seconds; 0 for a training that was
-    not resumed.
+    """Return the total duration of the steps that earlier attempts made in a resumed training, in seconds. The result
+    is 0 for a training that was not resumed.
 
-    The duration is needed because the recorded times of a resumed training's evaluations include the steps of earlier
-    attempts, although the record itself lists only later steps.
+    Each evaluation in a record states the training time before this evaluation, with the steps of earlier attempts. The
+    list of steps in a record contains only the steps of the last attempt. The result is the difference.
     """
     observed = record.observations
     if observed is None or observed.steps is None or not observed.evaluations:

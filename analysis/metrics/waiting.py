@@ -59,8 +59,8 @@ def compute_moved_bytes(record: RunRecord) -> int | None:
     """Return the payload bytes of a step's collectives and sends, summed over kinds of operation. For each kind, the
     value is that of the rank with the most bytes.
 
-    The payload follows the convention of nccl-tests. In a ring, almost twice the payload crosses each link during an
-    all-reduce, but only once the payload during an all-gather.
+    The payload follows the convention of nccl-tests, so it is not the number of bytes on a link. In a ring, a link
+    carries almost twice the payload during an all-reduce, and the payload about once during an all-gather.
     """
     observed = record.observations
     if observed is None or observed.collectives is None:

@@ -32,8 +32,8 @@ class FoundRows(NamedTuple):
 
 
 def find_rows(paths: Iterable[Path], follow: Follow = lambda read, files: None) -> FoundRows:
-    """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once, and of
-    several copies of one record the first counts.
+    """Return the rows of every `record.json` at or below `paths`, also in archives. Each file is read once. If several
+    files are copies of one record, only the first file has a row.
 
     `follow` is the progress callback for files that are not cached. Raise UserError for a path that does not exist.
     """

@@ -2,7 +2,7 @@
 
 The cache is rebuilt if it is missing or corrupt, or if the source code that computes rows has changed since it was
 written. Records that changed are read again. Nothing is written into the results folder. Small folders have no cache,
-because reading their records is as fast.
+because reading their records takes no longer than reading a cache.
 """
 
 import contextlib

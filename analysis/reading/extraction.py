@@ -38,8 +38,8 @@ Follow = Callable[[int, int], None]
 
 
 class _Batch(NamedTuple):
-    """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason. `warned` are the
-    warnings of this process so far about skipped plug-ins."""
+    """Rows of up to _BATCH record files, the number of files, and the skipped files with the reason. `warned` holds the
+    warnings about skipped plug-ins that the process reading these files has logged so far."""
 
     files: int
     rows: pa.RecordBatch

@@ -179,8 +179,8 @@ def _compute_cells(record: RunRecord, known: Mapping[str, Column]) -> dict[str, 
 
 
 def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
-    """Return the new values of the run table's cells that change if the run is judged invalid. Cells with times and
-    rates become empty, and no empty cell gets a value."""
+    """Return the cells of a run's row in the run table that change if the run is judged invalid, with their new values.
+    Cells with times and rates become empty. Empty cells stay empty."""
     known = list_all_columns()
     cells = _compute_cells(record, known)
     shown = {name: column for name, column in known.items() if cells[name] is not None and name != "outcome"}
@@ -189,9 +189,10 @@ def compute_invalid_cells(record: RunRecord) -> dict[str, Any]:
 
 
 def _share_spec(spec: RunSpec) -> tuple[RunSpec, str]:
-    """Return a spec and its JSON text. If the previous record has an equal spec, return the object of that record.
+    """Return a spec and its JSON text. If the spec equals the spec of the previous record, return the previous spec
+    object and its text instead.
 
-    Records of repeats follow each other, so most specs equal the previous one. The cache
+    Records of repeats follow each other, so most specs equal the previous spec. The cache
     `analysis.observed.remember_latest` recognises equal specs only if they are the same object.
     """
     if not _latest_spec or _latest_spec[0][0] != spec:

@@ -1,7 +1,7 @@
 """Listing of a results folder or archive: its records, attempts without a record, and detection of later changes.
 
 Changes are detected by ctime, the file system's time of the last change, which programs cannot set. Equal ctimes mean
-equal contents. The ctime of a folder changes whenever a name in it does.
+equal contents. The ctime of a folder changes whenever an entry in it is added, removed or renamed.
 
 A file or folder that changed during the listing, or shortly before, may change again within the resolution of the
 clock, without a new ctime. So it always counts as changed.
@@ -90,8 +90,8 @@ def is_unchanged(root: Path, tree: FolderTree, records: Iterable[tuple[str, int,
 
 def _add_members(root: Path, path: str, latest: int, tree: FolderTree) -> list[str]:
     """Add the records in the archive `path` to `tree`. Return the folders of all attempts (tries at a run) in the
-    archive, also of those without a record. An archive that changed after `latest`, a ctime in ns, is marked as
-    UNSETTLED, because its ctime may not reveal further changes."""
+    archive, with or without a record. If the archive's ctime in ns is above `latest`, it is too recent: a further
+    change might not alter it. In this case, UNSETTLED is added to `tree` instead of the ctime."""
     beginning, list_files = (f"{path}/", files.list_packed) if path else ("", files.list_members)
     try:
         tree.archives[path] = changed_ns = _round_unsettled(_read_changed_ns(root / path), latest)
@@ -111,9 +111,9 @@ def _read_changed_ns(path: Path) -> int:
 
 
 def _list_entries(root: Path, folder: str, latest: int, tree: FolderTree) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield the path and entry of everything in a folder; nothing if the folder was deleted. The folder's ctime is
-    added to `tree`. A ctime above `latest`, in ns, is replaced by UNSETTLED, because it may not reveal further changes.
-    """
+    """Yield the path and entry of everything in a folder; nothing if the folder was deleted. The folder's ctime in ns
+    is added to `tree`. A ctime above `latest` is too recent: a further change might not alter it. In this case,
+    UNSETTLED is added to `tree` instead of the ctime."""
     path = f"{root}/{folder}"
     try:
         # the ctime is read before the entries, so that later changes are noticed

@@ -1,5 +1,6 @@
-"""The report's section on claims of the published ZeRO study: the verdict on each claim, and caveats. Comparisons of
-other models or machines are analogues of the study and do not reproduce it."""
+"""The report's section on claims of the published ZeRO study: the verdict on each claim, and caveats. A comparison of
+runs with other models or on other machines than in the study is called an analogue. An analogue does not reproduce the
+study."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, get_args

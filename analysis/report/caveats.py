@@ -40,8 +40,8 @@ def list_caveats(found: ReportFindings) -> list[str]:
 
 
 def list_unfinished_sweeps(results: Results) -> list[str]:
-    """Return a sentence for each study of which runs have no final result yet. Studies in archives, and results without
-    the definition of a sweep, are skipped."""
+    """Return one sentence per study in which some runs have no final result yet. Studies in archives, and results
+    without the definition of a sweep, are skipped."""
     answered: dict[Path, set[RunKey]] = {}
     table = results.table
     keys = zip(table["config_id"], table["machine"], table["repeat"], strict=True)

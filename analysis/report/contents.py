@@ -63,9 +63,10 @@ class Facet(NamedTuple):
 class TableRow(NamedTuple):
     """A row of a table on the page.
 
-    `facets` lists, for each filter of the page, the row's values in the filter's column, as indices in `Facet.values`
-    (format: `find_place`). `opens` names the details that a click on the row opens; empty for none. If all runs of a
-    row were made on a busy machine, the row is `disturbed`. It is shown in grey, and its times are not compared.
+    `facets` lists, for each filter of the page, the values that the row has in the filter's column. Each value is
+    written as its index in `Facet.values` (format: `find_place`). `opens` names the details that a click on the row
+    opens; empty for none. `disturbed` is True if all runs of the row were made on a busy machine. The page shows a
+    disturbed row in grey, and its times are not compared.
     """
 
     facets: str
@@ -139,10 +140,11 @@ def find_facets(rows: Iterable[Row]) -> tuple[Facet, ...]:
 
 def find_place(rows: Sequence[Row], page_facets: Sequence[Facet]) -> str:
     """Return a text that lists, for each filter of the page, the values that these rows have in the filter's column. A
-    value is given by its index in the filter. Filters are separated by commas, and the indices of one filter by "|".
+    value is written as its index in `Facet.values`. Commas separate filters, and "|" separates values. For example,
+    "0|2,1" means values 0 and 2 of the first filter, and value 1 of the second filter.
 
-    If no row has a value in the column of a filter, the list of that filter is empty, and the filter hides none of
-    these rows.
+    If no row has a value for a filter, the text is empty at this filter, as in "0|2,". Such a filter never hides these
+    rows.
     """
     values = ((facet, dict.fromkeys(row.get(facet.column) for row in rows)) for facet in page_facets)
     return ",".join(
@@ -155,8 +157,8 @@ def build_page_table(
 ) -> PageTable:
     """Return a table as the page shows it.
 
-    `rows` holds, for each row of `content`, the rows of the run table or summary from which it was built. `facets` are
-    the filters of the page. A filter hides a row of the page if it excludes all rows from which the row was built.
+    `rows` holds the sources of each row of `content`: the rows of the run table or summary from which it was built.
+    `facets` are the filters of the page. If a filter excludes all sources of a row, the filter hides the row.
     `all_rows` is the number of rows that the table would have if the page were not limited to MOST_ROWS. If `opens` is
     set, a click on a row opens its details.
     """
@@ -179,7 +181,7 @@ def build_page_table(
 
 
 def find_text_limit(runs: int) -> int:
-    """Return the most bytes of records and logs on a page with this number of runs, before compression."""
+    """Return the maximum number of bytes of records and logs on a page with `runs` runs, before compression."""
     return max(_TEXT_BYTES - _ROW_BYTES * runs, _LEAST_TEXT_BYTES)
 
 
@@ -192,9 +194,9 @@ def build_details(
     """Return the details that the page's script shows for a row of the summary or of the run table.
 
     `evidence` holds the records and logs of `runs`. If all records and logs together are too long for the page, those
-    of failed runs are included first, then those of runs with background load or a pause. `configuration_ids` maps the
-    config_id of a training to the config_id of its configuration in the summary, which trainings with different seeds
-    share.
+    of failed runs are included first, then those of runs with background load or a pause. Trainings that differ only in
+    their seed have one config_id in the summary. `configuration_ids` maps the config_id of each training to this
+    config_id.
     """
     # Failures and disturbed runs come first, since readers want to know their causes.
     texts, spent, limit = {}, 0, find_text_limit(len(runs))

@@ -54,8 +54,8 @@ class Provenance(NamedTuple):
 
     @property
     def differences(self) -> tuple[ProvenanceFact, ...]:
-        """Facts, such as versions, that differ between the environment classes, because of which runs of different
-        classes must not be pooled."""
+        """Facts, such as versions, that differ between the environment classes. Because of these differences, runs of
+        different classes must not be pooled."""
         return tuple(fact for fact in self.facts if fact.differs and fact.decides)
 
 

@@ -238,8 +238,8 @@ def _build_summary(
 
 
 def title_page(studies: Sequence[str], questions: Sequence[str]) -> str:
-    """Return the title of the page: the names of the studies and, if it is the same for all studies, the question that
-    they investigate. A list of more than MOST_STUDIES names is cut and ends in "and N more"."""
+    """Return the title of the page. The title lists the names of the studies. If all studies have the same question,
+    the question follows. A list of more than MOST_STUDIES names is cut and ends in "and N more"."""
     omitted = len(studies) - MOST_STUDIES
     names = ", ".join(studies[:MOST_STUDIES]) + f" and {omitted} more" * (omitted > 0)
     return f"{names}: {questions[0]}" if len(questions) == 1 else names

@@ -174,8 +174,8 @@ def build_scaling_table(curves: Sequence[ScalingCurve]) -> TextTable:
 
 
 def _describe_scaling_intervals(curves: Sequence[ScalingCurve]) -> str:
-    """Return a note on the intervals of a scaling table; empty if it has none. An interval is within runs if one of the
-    two compared configurations has too few repeats."""
+    """Return a note on the intervals of a scaling table; empty if the table has no intervals. If one of two compared
+    configurations has too few repeats, the interval is computed from the steps within their runs."""
     estimates = [point.speedup for curve in curves for point in curve.points if point.speedup]
     kinds = {one.interval.kind for one in estimates if one.interval}
     if not kinds:

@@ -8,13 +8,16 @@
     build_curve_table(…), build_crossover_table(…), best.as_table(…) of these modules return DataFrames
 
 A question is a group of configurations that do the same work on equal hardware. All results are computed from T(n), the
-mean seconds per sample on n nodes, over all timed steps, slow steps included. So strong and weak scaling have the same
-formula of efficiency, relative to the smallest node count n0: E(n) = T(n0) n0 / (T(n) n). Only measured runs are used.
-Failed configurations remain in the tables as rows without values.
+mean seconds per sample on n nodes, over all timed steps, slow steps included.
+
+The efficiency on n nodes is E(n) = T(n0) n0 / (T(n) n), where n0 is the smallest node count. The formula is the same
+for strong and weak scaling, because T(n) is a time per sample and not per step.
+
+Only measured runs are used. Failed configurations remain in the tables as rows without values.
 
 In tables, the columns `*_low` and `*_high` are the ends of the interval of a value. The columns `ratio_kind`,
-`ratio_level` and `ratio_n` describe the intervals of all ratios of a row. Columns of the summary keep their names, and
-the columns `interval_*` describe their intervals.
+`ratio_level` and `ratio_n` describe the intervals of all ratios of a row. Columns copied from the summary have the same
+name as in the summary. The columns `interval_*` describe the intervals of the copied columns.
 """
 
 import functools
@@ -63,22 +66,23 @@ class IntervalEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per sample of every timed step of a configuration, in order, by allocation.
+    """Seconds per sample of one configuration, at every timed step. `runs` maps each allocation to its values, in the
+    order of the steps.
 
-    Each value is the step time divided by the global batch. If all compared configurations do the same work per step,
-    the values may also be the step times themselves. Keys of `runs` are allocations.
+    A value is the step time divided by the global batch. If all compared configurations do the same work per step, the
+    values may also be step times that are not divided.
     """
 
     runs: Mapping[str, Sequence[float]]
 
     @functools.cached_property
     def means(self) -> dict[str, float]:
-        """The mean of the seconds per sample over all timed steps of an allocation, for each allocation."""
+        """Mean seconds per sample of each allocation, over all its timed steps."""
         return {name: float(np.mean(run)) for name, run in self.runs.items()}
 
     @functools.cached_property
     def typical(self) -> float:
-        """The geometric mean of the allocations' means, in seconds per sample."""
+        """Geometric mean of `means` over all allocations, in seconds per sample."""
         return statistics.geometric_mean(self.means.values())
 
 

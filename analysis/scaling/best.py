@@ -1,14 +1,15 @@
 """Best configurations of a question: the fastest, its ties, and the Pareto front of throughput and memory. For
-trainings also the configuration with the lowest held-out loss, and its ties.
+trainings, also the configuration with the lowest held-out loss, and its ties.
 
 A question is a group of configurations that do the same work on equal hardware. The table has a row per configuration
 of each question, the fastest first and failures last. It has the columns of the summary and these:
 
 question        name of the question.
 standing        fastest, equal within 3 %, tied, slower, failed, busy, or too few repeats to tell.
-ratio           seconds per sample, divided by those of the fastest configuration.
+ratio           seconds per sample, divided by the seconds per sample of the fastest configuration.
 pareto          front, tied, dominated, or too few repeats to tell.
-memory_ratio    seconds per sample, divided by those of the fastest configuration that needs no more memory.
+memory_ratio    seconds per sample, divided by the seconds per sample of another configuration: the fastest of all
+                others that need as much memory as this configuration or less.
 memory_verdict  the verdict on memory_ratio.
 """
 
@@ -67,8 +68,8 @@ class Rival(NamedTuple):
 
 
 class RankedFamily:
-    """Configurations with enough repeats that are ranked together. The probability that the verdict on any of their
-    pairs is wrong is at most 1 - `level`.
+    """Configurations with enough repeats that are ranked together. The probability that at least one verdict on a pair
+    of them is wrong is limited to 1 - `level`.
 
     The configurations are compared within the allocations that all of them share. If they share too few allocations,
     all runs of each configuration are compared.
@@ -133,9 +134,9 @@ class Ranking(NamedTuple):
     def ties(self) -> tuple[Row, ...]:
         """The rivals that are not detectably slower than the fastest.
 
-        If all configurations have enough repeats, then in at least 95 of 100 rankings no rival that is truly as fast as
-        the fastest is called slower. The measured time of the fastest itself is biased, because the shortest of several
-        noisy times was selected.
+        If all configurations have enough repeats, errors are rare: in at most 5 of 100 rankings, a rival is called
+        slower although it is truly as fast as the fastest. The measured time of the fastest itself is biased, because
+        the shortest of several noisy times was selected.
         """
         return tuple(rival.row for rival in self.rivals if rival.verdict in TIES)
 
@@ -157,10 +158,11 @@ def compare_fastest(ours: Sequence[Pace], theirs: Sequence[Pace], level: float =
     """Compare the fastest configuration of `ours` with the fastest of `theirs`. The first element of each sequence is
     the fastest.
 
-    The interval of the ratio allows for the fact that both configurations were selected from the same data, as follows.
-    The log ratio of the truly fastest two is a minimax: the minimum over `ours` of the maximum over `theirs` of the
-    pairs' true log ratios. The intervals of all pairs hold simultaneously. So the minimax of the lower ends of these
-    intervals and the minimax of the upper ends enclose the log ratio.
+    The interval of the ratio allows for the fact that both configurations were selected from the same data. For each
+    configuration of `ours`, take the largest of its true ratios to the configurations of `theirs`. The smallest of
+    these largest ratios is the true ratio of the fastest two. The lower end of the interval is found in the same way
+    from the lower ends of the intervals of all pairs, and the upper end from the upper ends. The result holds because
+    the intervals of all pairs hold simultaneously.
     """
     plain = compare_paces(ours[0], theirs[0], level)
     if len(ours) == len(theirs) == 1 or not plain.decides:
@@ -208,7 +210,7 @@ class ParetoPoint(NamedTuple):
     front."""
 
     row: Row
-    leaner: Row | None  # the fastest configuration that needs no more memory; None if `row` needs least
+    leaner: Row | None  # fastest of the others that need as much memory as `row` or less; None if `row` needs least
     comparison: Comparison | None  # seconds per sample of `row`, divided by those of `leaner`
     verdict: Verdict | None  # on `comparison`, corrected for the number of configurations
 
@@ -282,8 +284,8 @@ class LossRanking(NamedTuple):
     """Trainings of one model on equally many tokens, ranked by their held-out loss. All are evaluated on the same
     samples.
 
-    The number of independent values of a configuration is its number of seeds. `ranking` compares perplexities, which
-    are exp(loss), because comparisons are ratios: the logarithm of a ratio is the difference of the mean losses.
+    Each seed of a configuration counts as one independent value. `ranking` compares perplexities, which are exp(loss).
+    A comparison yields a ratio, and the logarithm of a ratio of perplexities is the difference of the losses.
     """
 
     ranking: Ranking
@@ -351,9 +353,10 @@ def as_table(found: Sequence[Best]) -> pd.DataFrame:
 
 
 def _list_pareto_points(ranking: Ranking, pace: Paces) -> tuple[ParetoPoint, ...]:
-    """Return the ranked configurations with known memory, the least memory first. Each is compared with the fastest of
-    the configurations that need no more memory. If this fastest one does not beat the configuration, no other
-    configuration that needs no more memory does. `pace` returns the seconds per sample of a row at each timed step."""
+    """Return the ranked configurations with known memory, the least memory first. Each configuration is compared with
+    the fastest of the other configurations that need as much memory or less. One comparison is enough, because a
+    configuration that is faster than the fastest is also faster than the others. `pace` returns the seconds per sample
+    of a row at each timed step."""
     sized = [row for row in ranking.rows if row["peak_allocated_bytes"] is not None]
     front: tuple[Row, Pace] | None = None
     points = []

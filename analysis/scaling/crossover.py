@@ -70,8 +70,8 @@ class Crossover(NamedTuple):
 
     @property
     def any_row(self) -> Row | None:
-        """Any summary row of the comparison, for reading columns that are equal in all of them; None if there is no
-        row."""
+        """Any summary row of the comparison; None if there is no row. Read only columns that are equal in all rows of
+        the comparison."""
         return next(iter(self.rows), None)
 
     @property
@@ -149,10 +149,10 @@ def _compare_tracks(one: Track, other: Track, pace: Paces) -> Crossover:
 
 def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: Paces) -> list[Verdict]:
     """Return the verdict for each node count. The verdicts are corrected for the number of node counts, so that the
-    probability of any wrong verdict is limited.
+    probability of at least one wrong verdict is limited.
 
-    On curves of the best micro-batch, the micro-batch was selected from the same data. Verdicts are then based on
-    intervals that allow for the selection, with Bonferroni's correction.
+    On curves of the best micro-batch, the same times that are compared have also selected the micro-batch. Verdicts are
+    then based on intervals that allow for this selection, with Bonferroni's correction.
     """
     if one.batch == "equal micro-batch":
         return verdicts([at.comparison for at in compared if at.comparison])
@@ -164,11 +164,12 @@ def _decide(one: Track, other: Track, compared: Sequence[NodeComparison], pace: 
 
 
 def _rank(track: Track, nodes: int, pace: Paces) -> tuple[Row | None, list[Pace]]:
-    """Return the summary row of a track (the rows of one scaling curve) at a node count, and the measured seconds per
-    sample of all its micro-batches at this node count, the fastest first. `pace` returns the seconds per sample of a
-    row.
+    """Return two results for a track (the rows of one scaling curve) at a node count. The first is the summary row of
+    the fastest micro-batch. If all micro-batches failed, the row of the smallest micro-batch is returned. If the track
+    has no row at this node count, None is returned.
 
-    The row is the fastest one or, if all failed, the one with the smallest micro-batch.
+    The second result is the measured seconds per sample of all micro-batches, the fastest first. `pace` returns the
+    seconds per sample of a row.
     """
     rows = track.by_nodes.get(nodes, ())
     ranking = ranked(rows, pace)

@@ -70,7 +70,7 @@ COLUMNS = (
 
 
 class Track(NamedTuple):
-    """Rows of the summary that one scaling curve joins, by node count, the smallest first.
+    """Rows of the summary that form one scaling curve, grouped by node count. The smallest node count is first.
 
     A track at equal micro-batch has one row per node count. A track at the best micro-batch has a row for each measured
     micro-batch at each node count.
@@ -104,8 +104,8 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Engine, micro-batch and work of the track (the rows of one scaling curve). The work is a number of samples
-        per step or micro-steps, such as "256 samples per step" in "zero2, micro 4, 256 samples per step"."""
+        """Engine, micro-batch and work of the track, such as "zero2, micro 4, 256 samples per step". The work is the
+        amount that is equal at all node counts: samples per step, samples per step and device, or micro-steps."""
         if self.law == "strong":
             work = f"{format_count(self.fixed_work, 'sample')} per step"
         elif self.micro is None:
@@ -119,18 +119,18 @@ class Track(NamedTuple):
 @read_once
 def list_tracks(results: Results) -> tuple[Track, ...]:
     """Return every track of at least two node counts, in the order of the tracks' rows in the summary. A track is the
-    set of rows that one scaling curve joins.
+    set of rows that form one scaling curve.
 
-    A track for the curve of the best micro-batch at each node count exists only if some node count has two
-    micro-batches, and some micro-batch was run at two node counts. Without these, there is no choice of micro-batch.
+    A track at the best micro-batch exists only if two conditions hold. At least one node count has several
+    micro-batches, so there is a choice. At least one micro-batch was run at several node counts.
     """
     found = (_list_tracks_of_law(results, rows, law) for rows in list_families(results) for law in LAWS)
     return tuple(track for of_law in found for track in of_law)
 
 
 def list_families(results: Results) -> list[list[Row]]:
-    """Return the measured rows in groups. The rows of a group are equal in everything except nodes and batch, so they
-    may be compared as node counts grow."""
+    """Return the measured rows in groups. The rows of a group differ only in the number of nodes and in the batch, so
+    they can be points of one scaling curve."""
     measured = drop_retried([row for row in list_rows(results.summary) if row["evidence"] == "measured"])
     specs = {row["config_id"]: results.specs[row["config_id"]] for row in measured}
     family_keys = {config_id: canonical(_drop_nodes_and_batch(spec)) for config_id, spec in specs.items()}
@@ -144,8 +144,8 @@ def list_families(results: Results) -> list[list[Row]]:
 
 
 def differ_in_engine(one: Track, other: Track) -> bool:
-    """Return True if two tracks (rows of one scaling curve each) differ only in the engine, and the options that both
-    engines have are equal (`analysis.questions.differ_in_engine`)."""
+    """Return True if the engine is the only difference between two tracks (rows of one scaling curve each). Options
+    that both engines have must be equal, too (`analysis.questions.differ_in_engine`)."""
     same = (one.law, one.batch, one.fixed_work, one.micro, one.any_row["machine"])
     return (
         same == (other.law, other.batch, other.fixed_work, other.micro, other.any_row["machine"])

@@ -2,15 +2,18 @@
 an allocation.
 
 Change points. A series has one value per place, such as a commit: the logarithm of a time. Each segment of a series is
-tested for its most likely single change. It is also tested for its most likely pair of changes, after which the level
-returns (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change splits the segment, and the new
-segments are tested in turn. The p-value of Student's t is multiplied by the number of possible positions of the change.
-The score of the change is minus the logarithm of that product.
+tested for its most likely single change. The segment is also tested for its most likely pair of changes, of which the
+second change restores the old level (Olshen, Venkatraman, Lucito & Wigler, Biostatistics 5, 2004). A detected change
+splits the segment, and the new segments are tested in turn.
 
-The score that a change must exceed comes from permutations of the places, the same permutations for all series. So the
-probability of any false change is limited for all series together. The limit holds for any noise with exchangeable
-places, also with heavy tails. It also holds if a bad day affects all series (Westfall & Young, Resampling-Based
-Multiple Testing, 1993). It does not hold for autocorrelated places; see `tests/benchmarks/histories.py`.
+Score. The p-value of Student's t is multiplied by the number of possible positions of the change. The score of the
+change is minus the logarithm of that product. A change is detected if its score exceeds a threshold. The threshold
+comes from random permutations of the places. Each permutation is used for all series.
+
+Guarantee. The probability of any false change is limited for all series together. The limit holds for any noise with
+exchangeable places, also with heavy tails. The limit also holds if a bad day affects all series (Westfall & Young,
+Resampling-Based Multiple Testing, 1993). The limit does not hold for autocorrelated places; see
+`tests/benchmarks/histories.py`.
 """
 
 import math
@@ -49,8 +52,8 @@ class Drift(NamedTuple):
 
     @property
     def detected(self) -> bool:
-        """True if the interval of the change excludes zero. In this case, comparisons of runs that are far apart in
-        time are uncertain by the size of the change."""
+        """True if the interval of the drift (`change`) excludes zero. In this case, a comparison of two runs that are
+        far apart in time may be wrong by up to `change`."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
@@ -88,8 +91,8 @@ class LevelChange(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """A segment of a series that may have a single level. `series` is the index of the series. `places` are the places
-    of the segment's values in the series, without missing values."""
+    """A segment of a series. The segment is tested for a change of its level. `series` is the index of the series.
+    `places` are the indices of the segment's values within the series. Missing values are skipped."""
 
     series: int
     places: NDArray[np.intp]
@@ -122,12 +125,13 @@ def find_changes(series: Sequence[Array], level: float = LEVEL, draws: int = DRA
 def _select_changed(
     stretches: Sequence[_Stretch], values: Sequence[Array], keys: Array, level: float
 ) -> list[tuple[_Stretch, list[int]]]:
-    """Return those of the segments `stretches` in which a change is detected, each with the indices within the segment
-    where a new level begins.
+    """Return the segments with a detected change. Each segment comes with a list of indices within the segment. A new
+    level begins at each of these indices.
 
-    `values` are the series, with NaN at places (such as commits) without a value. `keys` has shape (draws, places) and
-    holds random numbers. Sorting a row gives a permutation of the places, which all series share. The probability of
-    any false detection is at most 1 - `level`.
+    `stretches` are the tested segments, and `values` are the series. A series has NaN at places (such as commits)
+    without a value. `keys` has shape (draws, places) and holds random numbers. Sorting a row of `keys` gives a
+    permutation of the places, which is used for all series. The probability of any false detection is at most 1 -
+    `level`.
     """
     highest, found = np.zeros(len(keys)), []
     for stretch in stretches:
@@ -154,11 +158,11 @@ def _select_changed(
 
 
 def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return for each row the most likely single change of the level. The change is given by the part of the row's sum
-    of squares that it explains, shape (rows,), and by the index where the new level begins, shape (rows, 1).
+    """Return the most likely single change of the level in each row. The first returned array has the sum of squares
+    that the change explains, shape (rows,). The second array has the index where the new level begins, shape (rows, 1).
 
-    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero; the other rows are
-    permutations of it.
+    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero. The other rows are
+    permutations of row 0.
     """
     n = orders.shape[1]
     at = np.arange(SIDE, n - SIDE + 1)
@@ -167,12 +171,12 @@ def _search_single(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 
 def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Return for each row the most likely pair of changes, between which the level differs from the common level
-    outside them. The pair is given by the part of the row's sum of squares that it explains, shape (rows,), and by the
-    indices of both changes, shape (rows, 2).
+    """Return the most likely pair of level changes in each row. The level is the same before the first and after the
+    second change, but different between the two changes. The first returned array has the sum of squares that the pair
+    explains, shape (rows,). The second array has the indices of both changes, shape (rows, 2).
 
-    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero; the other rows are
-    permutations of it.
+    `orders` has shape (rows, places). Row 0 holds the values of a segment, with mean zero. The other rows are
+    permutations of row 0.
     """
     n, sums, rows = orders.shape[1], np.pad(np.cumsum(orders, axis=1), ((0, 0), (1, 0))), np.arange(len(orders))
     explained, borders = np.zeros(rows.size), np.zeros((rows.size, 2), np.intp)
@@ -188,11 +192,11 @@ def _search_pair(orders: Array) -> tuple[Array, NDArray[np.intp]]:
 
 def _compute_scores(explained: Array, total: float, n: int, positions: int) -> Array:
     """Return the score of the most likely change (or pair of changes) in each row, shape (rows,). A row holds the `n`
-    values of a segment, or a permutation of them. The score is minus the logarithm of the two-sided p-value of
-    Student's t, which is multiplied by the number of possible positions of the change, `positions`.
+    values of a segment, or a permutation of them. The two-sided p-value of Student's t is multiplied by `positions`,
+    the number of possible positions of the change. The score is minus the logarithm of this product.
 
-    `explained` holds for each row the part of the sum of squares that the change explains. `total` is the whole sum of
-    squares, which is equal in all rows.
+    `explained` holds, for each row, the sum of squares that the change explains. `total` is the total sum of squares of
+    a row, which is equal in all rows.
     """
     left = np.maximum(total - explained, 1e-12 * total)
     t = np.sqrt((n - 2) * explained / left)
@@ -253,11 +257,11 @@ def _get_neighbours(starts: Sequence[int], place: int, end: int) -> tuple[int, i
 
 
 def _measure_borders(logs: Array, starts: Sequence[int], level: float) -> list[_Border]:
-    """Return the interval of each change's position and size, given the positions `starts` where a new level begins.
+    """Return the interval of each change's position and size. A new level begins at each of the indices `starts`.
 
-    The residual sum of squares is smallest for the most likely position. Another position is possible if its residual
-    sum of squares is larger by at most a limit. The limit is the variance around the levels times the squared quantile
-    of Student's t.
+    The residual sum of squares is smallest at the most likely position of a change. The interval also contains a
+    position whose residual sum of squares is larger by at most v · q². Here v is the variance around the levels, and q
+    is the quantile of Student's t.
     """
     if not starts:
         return []

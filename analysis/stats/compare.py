@@ -89,13 +89,13 @@ class _Side(NamedTuple):
 
 
 def ratio_of_steps(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Ratio:
-    """Return the ratio of the mean step times of two series of steps. Its interval holds for further steps of the same
-    runs only, not for further runs.
+    """Return the ratio of the mean step times of two series of steps. The interval of the ratio holds for further steps
+    of the same runs, but not for further runs.
 
-    Each end of the interval is computed from the intervals of both means, which count as independent estimates (MOVER:
-    Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value is 1 minus the confidence level at
-    which an end of the interval would be exactly 1. There is no interval if one of the two series has fewer than six
-    steps, or if the interval of one of the means reaches zero.
+    Each end of the interval is computed from the intervals of both means. The two means count as independent estimates
+    (MOVER: Donner & Zou, Statistical Methods in Medical Research 21, 2012). The p-value belongs to the null hypothesis
+    that the ratio is 1. The p-value is below 1 - `level` exactly if the interval excludes 1. There is no interval if
+    one of the two series has fewer than six steps, or if the interval of one of the means reaches zero.
     """
     n = len(one) + len(other)
     value = float(np.mean(one) / np.mean(other))
@@ -130,9 +130,9 @@ def _build_side(steps: Array, level: float) -> _Side | None:
 class Comparison(NamedTuple):
     """Comparison of the times of two configurations, `one` and `other`.
 
-    If `unit` is "run", the means of runs were compared, and the result also holds for further runs. If `unit` is
-    "step", single steps were compared. The result then holds only for further steps of the same runs, and includes the
-    effect of the nodes of these runs.
+    If `unit` is "run", the mean times of runs were compared. The result then also holds for further runs. If `unit` is
+    "step", the times of single steps were compared. The result then holds only for further steps of the same runs. In
+    this case, a difference between the nodes of the runs may look like a difference between the configurations.
     """
 
     ratio: float  # time of `one` divided by time of `other`; below 1, `one` is faster

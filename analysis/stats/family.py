@@ -99,12 +99,12 @@ class Family:
 
     @functools.cached_property
     def selection_bias(self) -> float:
-        """Estimated amount by which the fastest configuration's mean is too low because it was selected as the lowest.
-        The amount is a difference of logarithms, because the means are logarithms of times.
+        """Estimated amount by which the fastest configuration's mean is too low because this configuration was selected
+        for its low mean. The amount is a difference of logarithms, because the means are logarithms of times.
 
-        The amount is simulated: pooled noise is added to the means, and the lowest sum is selected. Before that, the
-        means are shrunk towards their common mean, by the part of their spread that noise explains (the James-Stein
-        estimator).
+        The amount is simulated. A part of the spread of the means is noise. To remove this part, the means are first
+        shrunk towards their common mean (the James-Stein estimator). Then random noise of the pooled variance is added
+        to the shrunk means, and the lowest sum is selected. The amount is minus the mean noise of the selected sums.
         """
         errors = np.sqrt(self._pooled / self._counts)
         scatter = float(self.means.var(ddof=1)) if self.means.size > 1 else 0.0
@@ -139,9 +139,10 @@ class Family:
 def correct_p_values(gaps: Sequence[float], noises: Sequence[Sequence[Noise]], own: Sequence[float]) -> list[float]:
     """Return the p-values of pairs that were chosen before the measurement, corrected for the number of pairs.
 
-    `gaps` holds the logarithm of each pair's ratio. `noises` holds two entries for each pair, the noise of either side.
-    A pair whose sides ran in the same allocations has one entry: the noise of the differences within allocations. `own`
-    holds the p-value of each pair from its own repeats, without correction.
+    `gaps` holds the logarithm of each pair's ratio. `noises` holds the noise of each pair. If both sides of a pair ran
+    in the same allocations, `noises` has one entry for the pair: the noise of the differences within allocations.
+    Otherwise `noises` has two entries for the pair, the noise of each side. `own` holds the p-value of each pair from
+    its own repeats, without correction.
     """
     pooled, moderate = np.ones(len(gaps)), np.ones(len(gaps))
     # variances of differences (1 noise) and of single sides (2) are not comparable, so they are not pooled
@@ -168,8 +169,9 @@ def compute_equivalence(gaps: Sequence[float], noises: Sequence[Sequence[Noise]]
 
     A small p-value shows that the two sides differ by less than `margin`. `gaps` (log ratios) and `noises` are as in
     `correct_p_values`. The method is two one-sided tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics
-    15, 1987). Each of them is done with pooled, moderate and own variances, which are explained at the beginning of
-    this module. Pairs must have been chosen before the measurement.
+    15, 1987). Each pair is tested with three estimates of its variance, and the largest p-value counts. The estimates
+    are called pooled, moderate and own at the beginning of this module. Pairs must have been chosen before the
+    measurement.
     """
     left = [margin - abs(gap) for gap in gaps]
     own = [compute_pair_p_value(one, sides) for one, sides in zip(left, noises, strict=True)]
@@ -271,8 +273,9 @@ def _range_quantile(level: float, count: int, degrees_of_freedom: int) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _critical(counts: tuple[int, ...], degrees_of_freedom: float, level: float) -> float:
-    """Return the critical value for the log ratio of a configuration to the fastest one, as a multiple of its standard
-    error. The standard error comes from moderate variances, which are shrunk towards the common variance.
+    """Return the critical value for the log ratio of a configuration to the fastest configuration. The critical value
+    is a multiple of the standard error of this log ratio. The standard error comes from moderate variances, which are
+    shrunk towards the common variance.
 
     If all configurations are truly equal, the largest log ratio stays below the critical value with probability
     `level`. The value is simulated from a fixed seed. `counts` holds the number of repeats of each configuration.
@@ -291,12 +294,13 @@ def _list_batches(count: int) -> list[int]:
 
 
 def _draw_gaps(rng: np.random.Generator, repeats: NDArray[np.int64], degrees_of_freedom: float, rows: int) -> Array:
-    """Return simulated log ratios of configurations to the fastest one of their family (the configurations compared
-    with each other), each divided by the standard error of the ratio. Shape (families, configurations).
+    """Return simulated log ratios of configurations to the fastest configuration of their family. A family is a set of
+    configurations that are compared. Each log ratio is divided by its standard error. The shape is (families,
+    configurations).
 
     The configurations of a family have equal true times, but their variances differ. The variances are drawn from a
-    scaled inverse chi-square distribution with `degrees_of_freedom`. If this number is infinite, they are all equal.
-    `rows` is the number of families, and `repeats` holds the number of repeats of each configuration.
+    scaled inverse chi-square distribution with `degrees_of_freedom`. If `degrees_of_freedom` is infinite, all variances
+    are equal. `rows` is the number of families, and `repeats` holds the number of repeats of each configuration.
     """
     shape = (rows, repeats.size)
     finite = np.isfinite(degrees_of_freedom)

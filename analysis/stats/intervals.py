@@ -46,8 +46,9 @@ class Interval(NamedTuple):
 
 
 class StepIntervals(NamedTuple):
-    """Confidence intervals of the median and the mean step time of one window of timed steps, and facts about its
-    steps: too few, changed within the window, quantiles, stalls."""
+    """Confidence intervals of the median and the mean step time of one window of timed steps. The other fields describe
+    the steps: whether there are too few, whether their times changed within the window, quantiles, and time lost in
+    stalls."""
 
     median: Interval | None  # of the median step time; None for too few steps
     mean: Interval | None  # of the mean step time
@@ -138,11 +139,11 @@ def _build_intervals(bounds: SeriesBounds, n: int) -> Iterator[Interval | None]:
 
 
 def rate_interval(mean: Interval | None, step_s: Sequence[float], rate: float) -> Interval | None:
-    """Return the interval of a rate over the window, such as tokens per second, from the interval of its mean step
-    time.
+    """Return the interval of a rate, such as tokens per second, over a window of timed steps. `mean` is the interval of
+    the mean step time. `step_s` holds the step times of the window. `rate` is the rate over the window.
 
-    A rate is a fixed amount per step divided by the mean step time. `rate` is its value over the window. The result is
-    None if the interval of the mean is unknown or reaches zero.
+    A rate is a fixed amount per step divided by the mean step time, so the interval of the rate follows from `mean`.
+    The result is None if `mean` is None or reaches zero.
     """
     if mean is None or mean.low <= 0:
         return None

@@ -59,8 +59,8 @@ class PredictionComparison(NamedTuple):
 
 
 class ComparisonSummary(NamedTuple):
-    """Summary of a comparison: counts of points, errors and verdict. Errors are None if predictions and true values are
-    texts, such as `fits`."""
+    """Summary of a comparison: the verdict, the numbers of points, and the errors of the predictions. Errors are None
+    if predictions and true values are texts, such as `fits`."""
 
     points: int
     exceptions: int
@@ -89,8 +89,8 @@ def build_comparison(name: str, points: Iterable[PredictionPoint], **values: Any
 
 
 def judge_point(point: PredictionPoint, each: float | None, error_unit: str = "%") -> PredictionPoint:
-    """Return a point with its errors in `error_unit`. Its verdict is `exception` if the error exceeds the bound `each`.
-    A point with the verdict `ok` has no reason."""
+    """Return a copy of a point with its errors in `error_unit`. If the absolute error exceeds the bound `each`, the
+    verdict becomes `exception`. `point.reason` explains a possible exception, and is removed if the verdict is `ok`."""
     if point.verdict == "not testable":
         return point
     error, rival_error = (_compute_error(one, point.truth, error_unit) for one in (point.predicted, point.rival))
@@ -113,12 +113,12 @@ def compute_error_percent(predicted: float, truth: float) -> float:
 
 
 def judge(right: bool) -> Verdict:
-    """Return the verdict on a point whose prediction is right or wrong."""
+    """Return the verdict on a point: `ok` if its prediction is right, otherwise `exception`."""
     return "ok" if right else "exception"
 
 
 def summarise_comparison(comparison: PredictionComparison) -> ComparisonSummary:
-    """Return the summary of a comparison: counts, errors and verdict."""
+    """Return the summary of a comparison: its verdict, the numbers of points, and the errors of the predictions."""
     points = comparison.points
     errors = [point.error for point in points if point.error is not None]
     rivals = [abs(point.rival_error) for point in points if point.rival_error is not None]

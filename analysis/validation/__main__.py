@@ -41,15 +41,15 @@ HEAD = """\
 
 The table has one row per comparison; the list below it explains each comparison. A point is one predicted value, \
 which is compared with one true value. Its error is predicted ÷ true − 1, in percent. Efficiencies are compared by \
-their difference, in percentage points. No point is omitted. A point is not testable if the recorded or published \
-facts do not determine its true value or a setting that this value depends on.
+their difference, in percentage points. No point is omitted. A point is not testable in two cases: its true value is \
+not known, or a setting on which the true value depends is not known.
 
-Each comparison has a bound, the largest error allowed, which was set before anything was compared: *each* is the \
-bound of the error of every point, *mean* that of the mean absolute error. A point whose error exceeds *each* is an \
-exception. The last column has the errors of another formula for the same points. No constant was fitted to the \
-points on which it is tested, except where the text says so. If a comparison showed that the memory formulas had \
-missed an allocation, the allocation was added to the formulas. `make predictions` writes this page and the tables \
-again.
+Each comparison has a bound, the largest error allowed. All bounds were set before anything was compared. For example, \
+*each 5 %* means that the error of every point may be at most 5 %, and *mean 2 %* means that the mean absolute error \
+may be at most 2 %. A point whose error exceeds the bound *each* is an exception. The last column has the errors of \
+another formula for the same points. No constant was fitted to the points on which it is tested, except where the text \
+says so. If a comparison showed that the memory formulas had missed an allocation, the allocation was added to the \
+formulas. `make predictions` writes this page and the tables again.
 
 Several comparisons use these words. *Live tensor bytes* are the bytes of all tensors that exist at the same time. \
 *Steady steps* are the steps after the warm-up, so their memory peak excludes the construction of model and engine. \
@@ -141,12 +141,12 @@ def _list_summary_cells(comparison: PredictionComparison) -> list[str]:
 
 
 def _format_rival(comparison: PredictionComparison, totals: ComparisonSummary) -> str:
-    """Return the table cell that shows how well another, usual formula predicts the same values. For example, the usual
+    """Return a table cell that shows how well the usual formula predicts the same values. For example, the usual
     formula for FLOPs is 6·N·tokens.
 
-    The cell has the mean error of this formula, from `totals` (the summary of the comparison). If the predicted values
-    are words, such as `fits`, it states for how many points the formula is right. If the formula predicts no point, it
-    is a dash.
+    The cell has the mean error of the usual formula, from `totals` (the summary of the comparison). If the predicted
+    values are words, such as `fits`, the cell states for how many points the usual formula is right. If the usual
+    formula predicts no point, the cell is a dash.
     """
     if totals.rival_mean is not None:
         return f"{comparison.rival}: {totals.rival_mean:.3g} {comparison.error_unit}"

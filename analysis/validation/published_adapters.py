@@ -1,7 +1,7 @@
 """Published memory and step times of LoRA and QLoRA compared with predictions.
 
-`results/published/adapters.csv` has the sources. Two of them, torchtune and Unsloth, were set aside before any of these
-predictions was computed. No constant was chosen on any of the sources.
+`results/published/adapters.csv` names the sources. No constant of the predictions was fitted to any of them. Two
+sources, torchtune and Unsloth, are also held out: they were selected before any of these predictions was computed.
 """
 
 from analysis.claims.sources import read_published

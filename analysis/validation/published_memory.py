@@ -1,5 +1,5 @@
-"""Published memory compared with predictions. Published are the table of model states in the ZeRO paper, and users'
-reports on whether a run fitted a device.
+"""Published memory compared with predictions. The published numbers are the table of model states in the ZeRO paper,
+and users' reports on whether a run fitted a device.
 
 The published numbers are also compared with DeepSpeed's memory estimators. The formulas here are those of DeepSpeed
 0.19.8: estimate_zero2_model_states_mem_needs in runtime/zero/stage_1_and_2.py, and
@@ -70,7 +70,8 @@ def estimate_memory(spec: RunSpec, parameters: int) -> int | None:
 
 
 def count_largest_layer(shape: dict[str, Any]) -> int:
-    """Return the number of parameters of a T5's largest module that holds a single matrix, such as the embedding."""
+    """Return the number of parameters in a T5's largest weight matrix, such as the embedding. In a T5, each weight
+    matrix is a module of its own."""
     widest: int = max(shape["vocab"], shape["d_ff"], shape["heads"] * shape["d_kv"])
     return int(shape["d_model"]) * widest
 
@@ -106,7 +107,8 @@ def compare_zero_table() -> PredictionComparison:
 
 
 def is_printed_form(printed: str, exact: Decimal) -> bool:
-    """Return True if `printed` is `exact`, either rounded or truncated to the number of digits printed."""
+    """Return True if the printed number equals `exact` after `exact` is rounded or truncated to the same number of
+    digits."""
     return Decimal(printed) in {exact.quantize(Decimal(printed), how) for how in (ROUND_HALF_UP, ROUND_DOWN)}
 
 
@@ -148,8 +150,9 @@ class FitReport(NamedTuple):
 
 
 def _build_zero3_options(width: int, **offload: Any) -> dict[str, Any]:
-    """Return the options of ZeRO stage 3. For options with the value "auto", these are the values that transformers
-    sets for a model of this `width` (d_model). `offload` adds further options."""
+    """Return the options of ZeRO stage 3. Bucket sizes and the persistence threshold are the values that transformers
+    inserts for "auto" in a DeepSpeed config. transformers computes them from the model's d_model, which is `width`.
+    `offload` adds further options."""
     return {
         "stage": 3, "overlap_comm": True, "reduce_bucket_size": width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2), "stage3_param_persistence_threshold": 10 * width,
@@ -222,11 +225,12 @@ def _build_report_point(row: dict[str, str]) -> PredictionPoint:
 def _judge_report(
     parameters: int, report: FitReport, candidates: Sequence[RunSpec], found: Sequence[bool | None], truth: bool
 ) -> tuple[Verdict, str]:
-    """Return the verdict on the predictions for a report, and the reason unless all of them are right.
+    """Return the verdict on the predictions for a report, and a reason. If all predictions are right, the verdict is
+    `ok` and the reason is empty.
 
-    A report may leave the sequence lengths or the checkpointing open. `candidates` holds one spec for each possible
-    combination of them. `found` holds for each spec whether it is predicted to fit (None: uncertain), and `truth` is
-    whether the reported run fitted. `parameters` is the model's number of parameters.
+    A report may not state the sequence lengths, or whether activations were checkpointed. `candidates` holds one spec
+    for each combination of possible lengths and checkpointing. `found` holds for each spec whether it is predicted to
+    fit (None: uncertain). `truth` is True if the reported run fitted. `parameters` is the model's number of parameters.
     """
     if set(found) == {truth}:
         return "ok", ""

@@ -1,8 +1,9 @@
-"""Runs of other software from published tables, each with spec, machine and class of software. A class of software
-groups programs whose kernels are optimized to the same degree (`bench.predict.workload.Software`).
+"""Published runs of programs other than zeroscale. Each run has a spec, a machine and a class of software. A class of
+software groups programs whose kernels are optimized to the same degree (`bench.predict.workload.Software`).
 
-The step times of these runs are predicted like those of any run (`bench.predict.step_time`). Their spec has the engine
-`pipeline`, which divides model states as the other software does. The engine's schedule is simulated.
+The step times of these runs are predicted like those of any run (`bench.predict.step_time`). The spec of a published
+run has the engine `pipeline`, because this engine divides model states in the same way as these programs. The
+prediction simulates the engine's pipeline schedule.
 """
 
 import math
@@ -83,7 +84,8 @@ the rate of the best matrix product, which is taken as 0.8 of the peak."""
 
 
 class PublishedRun(NamedTuple):
-    """A training run of other software from a published table. `step_s` is NaN if its step time is not published."""
+    """A training run of a program other than zeroscale. Its numbers come from a published table. `step_s` is NaN if its
+    step time is not published."""
 
     what: str
     spec: RunSpec

@@ -132,10 +132,11 @@ def summarise_sources(found: Sequence[PublishedStep]) -> dict[str, SourceErrors]
 
 
 def build_question(overrides: str) -> tuple[RunSpec, Machine]:
-    """Return the spec and the machine that `zeroscale predict` would compose from these overrides, without Hydra.
+    """Compose the spec and the machine of a run from overrides, without Hydra. For the same overrides,
+    `zeroscale predict` composes the same spec and machine.
 
     Overrides select files of config groups (`model=…`) and set single keys (`batch.micro=…`). A test compares the
-    result with that of Hydra, which would take a minute for all rows.
+    result with that of Hydra. Hydra would take a minute for all published runs.
     """
     given = _split(overrides)
     groups = {name: dict(_read_group(name, given.pop(name))) for name in ("model", "engine", "machine")}

@@ -1,19 +1,21 @@
 """Published traces of GPT and steps of T5-3B compared with predictions from a machine's published numbers alone.
 
-A seeded random draw holds out a third of the traces of GPT: no constant was chosen on them.
+A seeded random draw holds out a third of the traces of GPT: no constant of the predictions was fitted to these traces.
 
-The scaling efficiency of T5-3B is predicted from the first row of its published table alone, which is the row of one
-node. A step on n nodes takes A(n) · c + F(n) seconds. A(n) is the number of micro-steps, c is the time of a micro-step,
-and F(n) is the time of the update after the last micro-step. Two devices share every layer, so a node of 8 devices has
-4 replicas of the model. The 4 n replicas divide the 2,160 samples of a step into micro-batches of 27, so A(n) = 20 / n.
-Each device holds half of the parameters.
+The scaling efficiency of T5-3B is predicted from one row of its published table alone, the row of one node. A step on n
+nodes takes A(n) · c + F(n) seconds. A(n) is the number of micro-steps, c is the time of a micro-step, and F(n) is the
+time of the update after the last micro-step. The row of one node gives c, so c includes the transfers of tensor
+parallelism inside a node.
 
-F(n) is the time to reduce gradients, gather weights, and read and write the optimizer's states. The published
-configuration is NeMo-Framework-Launcher, launcher_scripts/conf/training/t5/3b.yaml; only its batch differs. It sets
-distributed_fused_adam with overlap_grad_sync off, so no communication overlaps with computation, and bucket_cap_mb 200.
-Buckets are assumed to be reduced one after another, as in the first versions of apex; later versions launch all of them
-as one group. The value of c comes from the row of one node, so it includes the transfers of tensor parallelism inside a
-node.
+A(n) is 20 / n. A step has 2,160 samples, which are 80 micro-batches of 27 samples. Two devices share every layer, so a
+node of 8 devices has 4 replicas of the model. The 4 n replicas share the 80 micro-batches. Each device holds half of
+the parameters.
+
+F(n) is the time to reduce gradients, gather weights, and read and write the optimizer's states. Except for the batch,
+the published configuration is launcher_scripts/conf/training/t5/3b.yaml of NeMo-Framework-Launcher. Its optimizer is
+distributed_fused_adam with two settings. bucket_cap_mb is 200. overlap_grad_sync is off, so no communication overlaps
+with computation. Buckets are assumed to be reduced one after another, as in the first versions of apex; later versions
+launch all buckets as one group.
 """
 
 import random
@@ -55,12 +57,13 @@ INSIDE = (
 
 
 def compare_steps() -> list[PredictionComparison]:
-    """Return four comparisons of published step times with predictions. They cover the held-out traces of GPT, the same
-    traces with another host time, the traces of GPT that were not held out, and the steps of T5-3B.
+    """Return four comparisons of published step times with predictions. The first is for the held-out traces of GPT.
+    The second is for the same traces with another host time. The third is for the other traces of GPT, which were not
+    held out. The fourth is for the steps of T5-3B.
 
-    The host time is the host's seconds to start one operation. In the other comparisons of traces, it was chosen to fit
-    the traces that were not held out. In the second comparison, it is the middle of the range HOST_S, which does not
-    come from the source of the traces.
+    The host time is the host's seconds to start one operation. In the first and the third comparison, the host time was
+    fitted to the traces that were not held out. In the second comparison, the host time is the middle of the range
+    HOST_S, which does not come from the source of the traces.
     """
     steps, host_s = predict_gpt_steps(), statistics.fmean(HOST_S)
     aside = draw_set_aside(len(steps))

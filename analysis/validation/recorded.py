@@ -19,8 +19,8 @@ PARTS = ("init_peak", "resident", "peak")
 
 
 class MemoryRun(NamedTuple):
-    """Bytes of live tensors in one run, on the rank with the highest value of each field. A field is None if it was not
-    recorded."""
+    """Bytes of live tensors in one run. Each field is the maximum over the run's ranks, so two fields may come from
+    different ranks. A field is None if it was not recorded."""
 
     spec: RunSpec
     parameters: int
@@ -78,7 +78,7 @@ class RecordedRuns(NamedTuple):
         return self.results / "predictions" / "inputs"
 
     def table(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of the table of recorded numbers with this name."""
+        """Return the rows of a table of recorded numbers. `name` is the table's file name without `.csv`."""
         lines = (self.inputs / f"{name}.csv").read_text(encoding="utf-8").splitlines()
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
@@ -88,7 +88,7 @@ class RecordedRuns(NamedTuple):
         return sorted(map(MemoryRun.of_record, records), key=_build_sort_key)
 
     def tabled(self, name: str) -> Iterator[MemoryRun]:
-        """Yield the recorded memory of every run in the table with this name in the folder `inputs`."""
+        """Yield the recorded memory of every run in a table of recorded numbers. `name` is as in `table`."""
         yield from map(MemoryRun.of, self.table(name))
 
     def of_several_ranks(self) -> Iterator[MemoryRun]:
@@ -187,8 +187,8 @@ def _compare(
     compared quantity, which is a field of MemoryRun. DeepSpeed has no estimate for the peak while an engine is built
     (`init_peak`).
 
-    `name` is the comparison's name in `comparisons.yaml`. `reasons` holds the reason for an error beyond the bound, by
-    the run's ZeRO stage. `rehearsed` is True if the runs are rehearsals, each of which ran one rank alone.
+    `name` is the comparison's name in `comparisons.yaml`. `reasons` maps a ZeRO stage to the reason for errors beyond
+    the bound. `rehearsed` is True if the runs are rehearsals, each of which ran one rank alone.
     """
     points = []
     for run in runs:
@@ -203,7 +203,7 @@ def _compare_pairs(
     name: str, reasons: dict[int, str], pairs: Iterable[tuple[MemoryRun, int, int]]
 ) -> PredictionComparison:
     """Return the comparison of predicted with true bytes. `pairs` holds for each run the run itself, the predicted
-    bytes and the true bytes. `reasons` holds the reason for an error beyond the bound, by the run's ZeRO stage."""
+    bytes and the true bytes. `reasons` maps a ZeRO stage to the reason for errors beyond the bound."""
     points = (
         PredictionPoint(format_label(run), predicted, truth, reason=reasons.get(run.stage, ""))
         for run, predicted, truth in pairs

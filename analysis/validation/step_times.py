@@ -125,7 +125,7 @@ def compare_testbed(recorded: RecordedRuns) -> list[PredictionComparison]:
 
     The first three compare step times: at the bandwidth without a calibration, at the two calibrated bandwidths, and at
     all three. The third predicts compute times from calibrated rates instead of rehearsals, which run one rank alone.
-    The fourth states for pairs of engines which one is predicted to be faster, and which one was.
+    The fourth compares, for pairs of engines, the engine predicted to be faster with the engine measured to be faster.
     """
     found = predict_steps(recorded)
     calibrated = [one for one in found if one.rate in (SLOW, FAST)]

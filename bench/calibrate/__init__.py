@@ -74,9 +74,9 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
     """Return the machine `published` under a new name, with the measured numbers in place of the published numbers. The
     field `calibrated` lists the replaced numbers.
 
-    Numbers that were not measured are kept, including those of an earlier calibration. As the speed of a link, the
-    machine gets the best bus bandwidth of an all-reduce over this link. So this speed is the rate that a collective
-    reaches, and not the rate of the cable.
+    Numbers that were not measured are kept, including those of an earlier calibration. The speed of each link becomes
+    the best bus bandwidth of an all-reduce over this link. The new speed is therefore the rate of a collective, and not
+    the rate of the cable.
     """
     new, old = measured.calibration, published.calibration or Calibration()
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
@@ -113,12 +113,14 @@ def compute_bus_bytes_per_s(row: CollectiveTime) -> float:
 
 
 def find_best_bus_bytes_per_s(calibration: Calibration, *, between_nodes: bool) -> float | None:
-    """Return the best measured bus bandwidth of an all-reduce in bytes/s; None if there is no such measurement. If
-    `between_nodes` is true, only measurements over the largest number of nodes count. Otherwise only measurements
-    within a node count.
+    """Return the best measured bus bandwidth of an all-reduce in bytes/s; None without a measurement.
 
-    For each group of ranks only the largest payload counts, since a smaller payload may be sent faster in a burst. In a
-    ring over nodes, each node sends at this rate, whatever the number of its ranks.
+    If `between_nodes` is True, only the measurements over the largest number of nodes are used. Otherwise only the
+    measurements within one node are used. For each group of ranks, only the largest payload is used, since a smaller
+    payload may be sent faster in a burst.
+
+    In a ring all-reduce over several nodes, each node sends data to the next node at the bus bandwidth. This holds for
+    any number of ranks per node.
     """
     largest: dict[tuple[int, int], CollectiveTime] = {}
     for row in sorted(calibration.collectives, key=lambda row: row.payload_bytes):

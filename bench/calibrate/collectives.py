@@ -169,12 +169,15 @@ def list_payloads(device: str, ranks: int) -> list[int]:
 
 
 def count_calls(expected_s: float, left_s: float, *, last: bool) -> int:
-    """Return the number of timed calls for a payload. `expected_s` is the time that one call may take, and `left_s` is
-    the remaining time, both in seconds. `last` is true for the last payload. Return 0 if the minimum number of calls
-    does not fit.
+    """Return the number of timed calls for a payload; 0 if the minimum number of calls does not fit into the remaining
+    time.
 
-    A payload may use one part in GROWTH of the remaining time. The rest is kept for the next payload, whose calls take
-    up to GROWTH times as long. The last payload may use all remaining time.
+    `expected_s` is the longest expected time of one call, and `left_s` is the remaining time, both in seconds. `last`
+    is True for the last payload.
+
+    More calls than the minimum are made only if all calls together need at most 1/GROWTH of the remaining time. The
+    rest is kept for the next payload, whose calls take up to GROWTH times as long. Exception: the calls for the last
+    payload may use all remaining time.
     """
     if expected_s * (_WARM_CALLS + _MIN_CALLS) > left_s:
         return 0

@@ -89,7 +89,8 @@ _MEMORY_BYTES = 2**29  # bytes of a copy, larger than any cache
 
 
 def measure_memory(device: "torch.device") -> float:
-    """Return the rate of a copy within the device's memory in bytes/s, read and written bytes together."""
+    """Return the bytes/s of a copy within the device's memory. Each byte counts twice, because it is read and
+    written."""
     import torch
 
     source = torch.ones(_MEMORY_BYTES // 4, device=device)
@@ -176,8 +177,8 @@ def spread(shapes: Sequence[Shape]) -> list[Shape]:
 def measure_within(
     shapes: Sequence[Shape], time_product: Callable[[Shape], float], seconds: float, clock: Callable[[], float]
 ) -> dict[Shape, float]:
-    """Return the FLOP/s of as many shapes as can be measured in `seconds` of `clock`, but of at least one shape.
-    `time_product` measures a shape and returns its seconds per product.
+    """Measure as many shapes as possible in `seconds`, but at least one. Return the FLOP/s of each measured shape.
+    `time_product` measures a shape and returns its seconds per product. `clock` returns the current time in seconds.
 
     The measured shapes are spread evenly over all shapes. A shape that needs much of the remaining time is measured
     only if no cheaper shape is left. The time of a shape is estimated from the measured shape with the nearest number

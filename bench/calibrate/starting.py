@@ -150,7 +150,8 @@ def _show_progress(folder: Path, seconds: float, follow: Callable[[Progress], No
 
 
 def _read_reason(folder: Path) -> str:
-    """Return the reason that the first failed rank wrote, or else the last line of any log."""
+    """Return the reason that the first failed rank wrote. If no rank wrote a reason, return the last line of the
+    logs."""
     with contextlib.suppress(OSError):
         return (folder / FAILURE).read_text() or "no reason given"
     logs = [*sorted(folder.glob("ranks.*.log")), folder / _LOG]

@@ -12,23 +12,25 @@ changes. An environment is an interpreter or a folder with bin/python, and it ru
 folder.
 
 Overrides are those of `zeroscale run`. Keys without an override have the values of a small point of
-the smoke study on two CPU processes. Outside of Slurm, each round starts fresh processes of both
-sides on this machine, in alternating order. A verdict holds for this machine. `zeroscale compare`
-compares the sides round by round, and its exit code becomes the exit code of this command.
+the smoke study on two CPU processes. Each round starts new processes for both sides on this
+machine, in alternating order. At the end, `zeroscale compare` compares the sides round by round.
+The verdict holds for this machine.
 
-The gate checks time per sample and peak memory. It also fails for any change of the number of
-parameters, the FLOPs by formula, the calls and bytes of a collective, or live memory. `--allow`
-names quantities that may change. (On a CPU, 64 KiB of live memory belong to the harness, and peak
-memory depends on timing.)
+The comparison has a gate, which passes, fails or is inconclusive. Its exit code becomes the exit
+code of this command. The gate checks that time per sample and peak memory do not grow by more than
+`--gate` (default: 3%). The gate also fails for any change of the number of parameters, the FLOPs by
+formula, the calls and bytes of a collective, or live memory. `--allow` names quantities that may
+change. (On a CPU, 64 KiB of live memory belong to the harness, and peak memory depends on timing.)
 
 A round on a busy machine (background load, steal time, pressure) is measured again, at most twice.
 If the machine is still busy, both sides of the round are kept, and the verdict reports the number
 of such rounds.
 
 With --most-rounds the sides are compared after 5, 10, 20, … rounds, until the gate passes or fails.
-Each comparison is strict enough that the error of all comparisons together stays below 5 %.
+Each comparison uses a stricter threshold, so that the probability of any wrong verdict stays below
+5 %.
 
-Under Slurm, submit it like any command: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on
+Under Slurm, submit the command as a job: sbatch --wrap "zeroscale ab HEAD~1 HEAD". Its runs stay on
 one node.
 """
 

@@ -249,11 +249,9 @@ def _name_adapter(advice: Advice, spec: RunSpec) -> str:
 
 
 def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
-    """Yield the lines of a table of configurations on a terminal. An arrow marks the advised configuration.
-
-    A row ends with the layout and the comparison with the advised configuration. If a row would be longer than a line,
-    this text is below the row.
-    """
+    """Yield the lines of a table of configurations on a terminal. An arrow marks the advised configuration. Each row
+    has a text: the layout, and the comparison with the advised configuration. If all rows fit the terminal with their
+    texts, each text is at the end of its row. Otherwise each text is below its row."""
     head, *rows = _build_table(advice, choices)
     # A row fits on a line only without these columns and, for a whole training, without the rate's interval.
     dropped, rate = head.index("checkpoint"), head.index("tokens/s/device")
@@ -272,7 +270,8 @@ def _list_compared(advice: Advice, choices: list[Choice]) -> Iterator[str]:
 
 
 def list_lines(cells: list[list[str]], details: Sequence[str]) -> list[list[str]]:
-    """Return the lines of each row of a table. The `details` are its last column or, if long, lines of their own."""
+    """Return the lines of each row of a table. `details` has a text for each row. If all rows fit the terminal with
+    their texts, the texts are the last column. Otherwise each text is below its row."""
     rows = list(zip(cells, details, strict=True))
     beside = terminal.align([[*row, more] for row, more in rows], indent=2).splitlines()
     if max(map(len, beside)) <= terminal.WIDTH:

@@ -15,19 +15,21 @@ search to its values. batch.global is kept exactly. More keys:
 
 {words}
 
-With a deadline, the advice needs the fewest node-hours among the configurations that keep the
-deadline. With node_hours, a budget or best=shortest, the advice is the fastest training. Otherwise
-it is the configuration with the most tokens per second and device. With storage (the
-bytes per second of checkpoint writes), hours and costs include failures and checkpoints.
+With a deadline, the advised configuration keeps the deadline with the fewest node-hours. With
+node_hours, a budget or best=shortest, the fastest configuration is advised. Otherwise, the
+configuration with the most tokens per second and device is advised. With storage (the bytes per
+second of checkpoint writes), hours and costs include failures and checkpoints.
 
-With where, a table compares places: own:MACHINE:DEVICES:PRICE (price per device and hour, or without
-it), rented:NODE_TYPE and spot:NODE_TYPE. Each place has one node, or the given numbers of nodes.
-Prices of node types are those of machine files: `zeroscale explain a3-highgpu-8g`.
+With where, a table compares places: own:MACHINE:DEVICES:PRICE (price per device and hour, or
+without it), rented:NODE_TYPE and spot:NODE_TYPE. Each place has one node, or the given numbers of
+nodes. Prices of node types are those of machine files: `zeroscale explain a3-highgpu-8g`.
 
-If predictions cannot distinguish two configurations, the more certain configuration is advised: the
-lower stage, or a measured point. Of the others, those within 5 % of the best count as equal: fewer
-nodes are preferred, then a larger micro-batch. If --results has runs of the same machine, their
-measurements are used in place of predicted values.
+Configurations are ranked by the slow end of their predicted interval. So the more certain of two
+equal predictions is advised, such as a lower stage or a measured point. Configurations within 5 %
+of the best configuration count as equal. Among equal configurations, fewer nodes are preferred,
+then a measured step time, weights without quantisation, and a larger micro-batch.
+
+If --results has runs of the same machine, their measurements replace predicted values.
 """
 
 import argparse
@@ -89,10 +91,12 @@ def _print_places(args: argparse.Namespace) -> int:
 
 
 def _build_measuring_command(answer: Answer, args: argparse.Namespace) -> list[str]:
-    """Return the words of a command that measures the advised configuration. Empty if it was measured already.
+    """Return a command that measures the advised configuration, as a list of words. Return an empty list if the advised
+    configuration was measured already.
 
     The command also measures configurations that are predicted to be equally good and differ from the advised
-    configuration only in the engine. If this machine cannot run them, the command submits them to a scheduler.
+    configuration only in the engine. If this machine cannot run the configurations, the command submits them to a
+    scheduler.
     """
     winner = answer.advice.winner
     if winner.estimate.evidence == "measured":

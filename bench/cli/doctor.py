@@ -80,7 +80,8 @@ def _check_tools() -> Iterator[Check]:
 
 
 def _confirm(none: Check, found: str | None) -> Check:
-    """Return a check with the text `found`, such as a version; if it is empty or None, return `none`."""
+    """Return an `ok` check with the text `found`, such as a version. If `found` is empty or None, return the check
+    `none` instead. Both checks have the same subject."""
     return Check(none.subject, "ok", found) if found else none
 
 

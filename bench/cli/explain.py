@@ -141,9 +141,9 @@ _STATES = {
 
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
-    """Yield the meaning of every verb, option, word of `advise` and of reports, config group, column, flag, note,
-    outcome, figure, plug-in, config key and config file. Config files are those of zeroscale and those in the user's
-    folder `config_dir`."""
+    """Yield all explanations of `zeroscale explain`. The explanations cover commands (verbs, options, words of
+    `advise`), results (columns, flags, notes, outcomes, figures, words of reports) and configs (groups, keys, files,
+    plug-ins). Config files are those of zeroscale and those in the user's folder `config_dir`."""
     from analysis.columns import DERIVED, list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES

@@ -4,11 +4,14 @@
   zeroscale logs 3fa9c1d27b/0.1 --rank 3 --lines 50
   zeroscale logs 3fa9c1d27b results/runs/paper --follow
 
-A point is named by its config_id or by an unambiguous beginning of it. To select one attempt,
-append a slash and the name of the attempt's folder. `zeroscale status --json` shows both names, and
-`zeroscale table DIR --columns config_id,repeat,attempt` their parts: attempt 1 of repeat 0 has the
-folder 0.1. `run.log` has the lines of all ranks, each with its rank in front. It may be empty for a
-run that ended ok. The exit code is 0 if a log was found.
+A point is named by its config_id or by an unambiguous beginning of the config_id. To select one
+attempt, append a slash and the name of the attempt's folder. The folder of attempt 1 of repeat 0 is
+0.1. `zeroscale status --json` shows config_ids and names of folders.
+`zeroscale table DIR --columns config_id,repeat,attempt` shows config_ids and the numbers of repeats
+and attempts.
+
+`run.log` has the lines of all ranks, each with its rank in front. `run.log` may be empty for a run
+that ended ok. The exit code is 0 if a log was found.
 """
 
 import argparse

@@ -198,12 +198,11 @@ def format_outcomes(counts: Counter[str], flags: Mapping[str, int]) -> str:
 
 
 def print_ended(done: "SweepResult", *, as_json: bool) -> bool:
-    """Print the outcomes and quality flags of a sweep that ran on this machine. Then print what the results of its
-    points say about the question for which the study was made, such as which engine is fastest. Return True if every
-    point ended `ok`.
+    """Print the outcomes and quality flags of a sweep that ran on this machine. Then print the answer to the study's
+    question, for example which engine is fastest. Return True if every point ended `ok`.
 
     A run whose losses or gradient norms deviate from those of a reference run in the same folder counts as `invalid`.
-    Results of other points in the same folder are excluded: all sweeps without a study share a folder.
+    All sweeps without a study share a folder. Therefore, results of points that are not in this sweep are excluded.
     """
     from analysis import results
     from analysis.answer import describe_answer  # here: pandas takes longer to import than most commands to run
@@ -229,7 +228,8 @@ def print_ended(done: "SweepResult", *, as_json: bool) -> bool:
 
 
 def _count_flags(found: "Results", places: Sequence[int]) -> Counter[str]:
-    """Return the number of `ok` runs with each quality flag, among the runs with the row numbers `places`."""
+    """Return, for each quality flag, the number of `ok` runs with this flag. Only the rows `places` of the run table
+    are counted."""
     table = found.table.iloc[list(places)]
     return Counter(flag for flags in table["flags"][table["outcome"] == "ok"].fillna("") for flag in flags.split())
 
@@ -243,8 +243,9 @@ def format_ended(done: "SweepResult", flags: Mapping[str, int]) -> str:
 
 
 def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> str:
-    """Return a text, or JSON, on a submission: the submitted jobs, the number of attempts that had ended without a
-    record and now have one, points that are left, and the next command."""
+    """Return a text, or JSON, on a submission: the submitted jobs, the points that were not submitted, and the next
+    command. The text also has the number of attempts that had ended without a record. A record was written for each of
+    these attempts."""
     if as_json:
         plain = {
             "folder": str(folder),
@@ -317,7 +318,7 @@ class BusyWarning:
     measurement."""
 
     def __init__(self, remedy: str = "to wait for a quiet machine, add launcher.quiet_within_s=600") -> None:
-        """Start measuring the load. `remedy` ends the warning."""
+        """Start measuring the load. `remedy` is the advice at the end of the warning."""
         from bench.measure.surroundings import CommandMonitor  # here: few verbs measure
 
         self._remedy = remedy
@@ -374,8 +375,9 @@ def explain_end(folder: Path) -> Iterator[None]:
 def follow_runs(
     args: argparse.Namespace, folder: Path, launcher: Mapping[str, Any], busy: BusyWarning
 ) -> Iterator[dict[str, Any]]:
-    """Context in which runs of the study in `folder` are measured or submitted. Yield the arguments `tell`, `follow`
-    and `describe` of functions of `bench.api`, which show the runs to the user."""
+    """Context in which runs of the study in `folder` are measured or submitted. Yield the keyword arguments `tell`,
+    `follow` and `describe` for functions of `bench.api`. With these arguments, the user sees the progress of the
+    runs."""
     with explain_end(folder), terminal.progress(quiet=args.json) as follow:
         printer = terminal.build_printer(quiet=args.json)
         yield {"tell": printer, "follow": busy.before(follow, launcher), "describe": describe_run}

@@ -1,15 +1,15 @@
-"""Predict memory and step time of a point before it runs, with the terms of both and their
-intervals.
+"""Predict memory and step time of a point before it runs.
 
   zeroscale predict model=mt5_xxl engine=zero3 nodes=8 devices_per_node=8 machine=a100_80
   zeroscale predict model=mt5_xl engine=ddp,zero1,zero2,zero3 devices_per_node=8 machine=h100
   zeroscale predict study=paper
   zeroscale predict model=mt5_xl engine=zero3 devices_per_node=8 machine=h100 --page prediction.html
 
-For a single point all terms are printed, for several points two lines each. Memory is in GB (10^9
-bytes) of the rank that needs most. An uncertain number is followed by its interval, from the best
-case to the worst. For a point that does not fit in memory, no step time is predicted. Instead, the
-command prints changes with which the point would fit.
+For a single point, the command prints all terms of memory and step time. For several points, it
+prints two lines per point. Memory is printed for the rank that needs the most, in GB (10^9 bytes).
+An uncertain number is followed by its interval, from the best case to the worst. For a point that
+does not fit in memory, no step time is predicted. Instead, the command prints changes with which
+the point would fit.
 """
 
 import argparse
@@ -184,8 +184,8 @@ def _list_time(one: Prediction) -> list[str]:
 
 
 def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
-    """Return lines on what is assumed for the predicted step times: rates that machine files lack, and the class of the
-    training software. Each line is returned once."""
+    """Return lines on the assumptions of the predicted step times, each line once. An assumption is a rate that a
+    machine file does not state, or the degree to which the training software is optimised."""
     lines: dict[str, None] = {}
     for one in found:
         machine, precision = one.point.composed.machine, one.point.composed.spec.precision

@@ -5,10 +5,10 @@ collectives.
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31
   zeroscale rehearse model=gpt_22b engine=pipeline parallel.pipeline=8 devices_per_node=8 --shapes-only
 
-The record has the evidence `rehearsed`. It contains memory by phase, the computing time of a step,
-and the bytes that each collective would have moved. Losses and communication times are unknown and
-stay empty. With `--shapes-only` the rank may also be larger than this machine. Then no step is
-computed, and tensors are counted without allocating memory for them.
+The record is marked as `rehearsed` instead of `measured`. It contains memory by phase, the compute
+time of a step, and the bytes that each collective would have moved. Losses and communication times
+are unknown and stay empty. With `--shapes-only`, the rank may need more memory than this machine
+has. Then no step is computed, and tensors are counted without allocating memory for them.
 """
 
 import argparse
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format_rehearsal(record: RunRecord, folder: Path) -> str:
-    """Return the result of a rehearsal as text: computing seconds of a step, memory in GB by phase, and GB that each
-    kind of collective moves per step."""
+    """Return the result of a rehearsal as text: compute time of a step in seconds, memory in GB by phase, and GB that
+    each kind of collective moves per step."""
     if record.outcome.kind != "ok" or record.observations is None:
         return f"{record.outcome.kind}: {record.outcome.reason}\n{folder}"
     seen = record.observations

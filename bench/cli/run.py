@@ -112,8 +112,8 @@ def _describe_interruption(interruption: Interrupted) -> list[str]:
 
 
 def find_memory(predicted: "Prediction") -> "tuple[MemoryForecast, int | None, str] | None":
-    """Return the predicted memory of a run on this machine, the memory that the run may use (None if unknown), and the
-    place of this memory as text. None if there is no prediction."""
+    """Return the predicted memory of a run on this machine, the bytes that the run may use (None if unknown), and a
+    text that names the memory, such as `of the device`. Return None if there is no prediction."""
     from bench.sweep.forecast import MemoryForecast
 
     if predicted.memory is None:
@@ -127,8 +127,8 @@ def find_memory(predicted: "Prediction") -> "tuple[MemoryForecast, int | None, s
 
 
 def check_far_out(predicted: "Prediction") -> None:
-    """Raise UserError if a run is predicted to exceed the memory by a wide margin, at which a sweep skips a point too.
-    On a CPU, such a run would use all memory of the machine until the kernel ends processes."""
+    """Raise UserError if a run is predicted to exceed the memory by a wide margin. A sweep skips a point by the same
+    margin. On a CPU, the run would use all memory of the machine until the kernel ends processes."""
     from bench.sweep.forecast import FAR_OUT_FACTOR
 
     found, spec = find_memory(predicted), predicted.point.composed.spec
@@ -144,7 +144,8 @@ def check_far_out(predicted: "Prediction") -> None:
 
 
 def list_unused(spec: RunSpec) -> list[str]:
-    """Return a line for each setting of a training that has no effect on a single run."""
+    """Return a message for each key of `spec.learning` that has no effect in `zeroscale run`. For example,
+    `checkpoint_every` has an effect only in a sweep."""
     learning, found = spec.learning, []
     if learning.checkpoint_every is not None:
         rule = "has no effect, because `resume` continues only trainings of a sweep; start it with `zeroscale sweep`"
@@ -224,7 +225,7 @@ def _describe_trained(record: RunRecord) -> list[str]:
 
 def _describe_data(record: RunRecord) -> list[str]:
     """Return a line with the size of a training's data, the number of held-out documents or samples, and the number of
-    epochs. Empty for other runs, and for a mixture of texts."""
+    epochs. Empty if the run is not a training, or if its data are a mixture of texts."""
     observed = record.observations
     data = (observed and observed.data) or {}
     each, corpus, held_out = (
@@ -241,8 +242,8 @@ def _describe_data(record: RunRecord) -> list[str]:
 
 
 def _describe_evaluations(record: RunRecord) -> list[str]:
-    """Return lines with the held-out loss and the quality of answers before and after a training. Empty for other
-    runs."""
+    """Return lines with the held-out loss and the quality of answers before and after a training. Empty if the run is
+    not a training."""
     evaluations = (record.observations and record.observations.evaluations) or ()
     if not evaluations:
         return []
@@ -304,9 +305,9 @@ def _list_reference_overrides(spec: RunSpec, overrides: Sequence[str]) -> list[s
     """Return the overrides for the same point with the reference engine, in which every rank has a full copy of the
     model.
 
-    With this engine all ranks are data-parallel. If the run had fewer data-parallel ranks, each rank of the reference
-    computes fewer micro-batches of the same size. Return None if the micro-batches of a step do not divide evenly among
-    the ranks.
+    With the reference engine, all ranks are data-parallel. A run with tensor or pipeline parallelism has fewer
+    data-parallel ranks. Its reference run then has fewer micro-batches per rank, of the same size. Return None if the
+    micro-batches of a step do not divide evenly among the ranks.
     """
     kept = [text for text in overrides if not text.startswith(("engine=", "engine."))]
     if spec.parallel == Parallel():

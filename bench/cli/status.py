@@ -192,8 +192,8 @@ def estimate_time_left(view: StudyState) -> TimeLeft | None:
     finished points, use the plan's time limits.
 
     The estimate assumes that the number of points that run at the same time stays as it is now, and is at least one.
-    Return None if no point is left, if the time of a point is unknown, if no job is in the queue of a sweep with jobs,
-    or if the scheduler did not answer.
+    Return None if no point is left, or if the time of a point is unknown. If the sweep uses a scheduler, also return
+    None if none of its jobs is in the queue, or if the scheduler did not respond.
     """
     if view.seen.jobs and not (view.is_reached and view.live):
         return None

@@ -1,15 +1,16 @@
-"""Measure every point of a study or of comma lists, on this machine or as jobs of a scheduler.
+"""Measure every point of a study or every combination of comma lists, on this machine or as jobs of
+a scheduler.
 
   zeroscale sweep study=smoke
   zeroscale sweep model=tiny engine=ddp,zero1,zero2,zero3 batch.micro=2,4,8 --dry-run
   zeroscale sweep study=paper launcher=slurm launcher.gpus=--gres=gpu:{devices} --dry-run
   zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
-On a CPU, comma lists without a study use the sequence lengths, precision and measurement protocol
-of the smoke study, as `zeroscale run` does. Points of comma lists run once, which gives indicative
-results only. The last printed line is the command for five repeats, with its cost.
+Without a study, every point runs once, which gives indicative results only. The last printed line
+is the command for five repeats, with its cost. On a CPU, points without a study have the sequence
+lengths, precision and measurement protocol of the smoke study, unless you set them.
 
-Points that already have a final answer on this machine in this environment are skipped, so that an
+Points that already have a final result on this machine in this environment are skipped, so that an
 interrupted sweep continues where it ended. A point that is predicted to exceed memory by far is
 recorded as infeasible and not run, unless `--no-prune` is given. With a scheduler, the command
 returns once the jobs are submitted: `zeroscale status` shows their progress.
@@ -118,8 +119,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_earlier(sweep: SweepDefinition, folder: Path) -> None:
-    """Print the number of runs of earlier sweeps in the folder that are not in this sweep, as after a change of the
-    study. Print nothing for sweeps without a study, which share a folder."""
+    """Print the number of runs of earlier sweeps in the folder that this sweep does not include. Such runs exist, for
+    example, after a change of the study. Print nothing for sweeps without a study, because these sweeps share a
+    folder."""
     if sweep.study == "adhoc" or not folder.exists():
         return
     with contextlib.suppress(UserError):  # the folder has no sweep yet
@@ -131,8 +133,8 @@ def _print_earlier(sweep: SweepDefinition, folder: Path) -> None:
 
 
 def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
-    """Print the command and cost of five repeats, if the sweep has several points from comma lists and runs each point
-    once."""
+    """Print the command and cost of five repeats. Print nothing if the sweep has a study, has a single point or repeats
+    its points, or if the output is JSON."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
         print(_format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
@@ -261,9 +263,10 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
 
 
 def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
-    """Return a text with the command that runs every point five times (`options.ENOUGH`), and with its node-hours.
+    """Return a text with a command and its node-hours. The command runs every point five times (`options.ENOUGH`).
 
-    The node-hours follow from recorded runs if every point has been run, otherwise from predictions.
+    If every point has been run, the node-hours follow from recorded runs. Otherwise the node-hours follow from
+    predictions.
     """
     times = options.ENOUGH
     command = ["zeroscale", "sweep", *overrides, "--repeats", str(times)]
@@ -279,9 +282,10 @@ def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: P
 
 
 def _find_answers(sweep: SweepDefinition, folder: Path) -> tuple[list[RunKey], str]:
-    """Return the runs of a sweep that would not start because the study's folder has their final result already. Also
-    return a text with the number of results from a busy machine, or on a spent budget, and a remedy; empty if neither
-    applies. The scheduler is not queried."""
+    """Return the runs of a sweep that would not start because the study's folder already has their final result. Also
+    return a text, with a remedy. With a scheduler, the text states that the budget is spent. Without a scheduler, the
+    text states how many results come from a busy machine. The text is empty if there is nothing to state. The scheduler
+    is not queried."""
     wanted = list(sweep.wanted())
     if launchers.load(str(sweep.launcher["name"])).QUEUES:
         seen = read_snapshot(folder)
@@ -438,6 +442,7 @@ def _format_on_this_host(room: MemoryForecast, ranks: int, verdict: str) -> str:
 
 
 def _format_range(low: float, high: float) -> str:
-    """Return a range with three digits, or a single number if both ends round to the same text."""
+    """Return a range with three significant digits at each end (a whole number from 1,000 on). If both ends round to
+    the same text, return a single number."""
     ends = [f"{end:.3g}" if end < 1000 else f"{end:.0f}" for end in (low, high)]
     return "–".join(dict.fromkeys(ends))

@@ -97,8 +97,8 @@ tokens."""
 
 
 def _explain_syntax(shown: str, error: Exception) -> str:
-    """Return the reason why Hydra's parser refused an override. `shown` is the override in one line, and `error` the
-    parser's error. Its message may list names of tokens in Hydra's grammar, which are omitted from the reason."""
+    """Return the reason why Hydra's parser refused an override. `shown` is the override in one line, and `error` is the
+    parser's error. The error's message may list names of tokens in Hydra's grammar. These names are omitted."""
     if re.search(r"(?:^|[,\[({])\s*,|,\s*$", shown.partition("=")[2]):
         return "an empty value before or after a comma"
     reason = format_reason(error)
@@ -204,7 +204,8 @@ def _check_merged(
     kept: StudyPoint, composed: Request, pairs: Sequence[Pair], expanded: Sequence[Sequence[Pair]]
 ) -> None:
     """Raise UserError if a point has the same spec and machine as the point `kept`, but another launcher or other
-    properties of the machine. The error names the first key with several values in the `expanded` points."""
+    properties of the machine. The error names the first key whose value differs between these two points, and lists the
+    values of this key in all `expanded` points."""
     machine, options = composed.machine, composed.launcher_options
     earlier = kept.composed
     if (earlier.machine, earlier.launcher, earlier.launcher_options) == (machine, composed.launcher, options):

@@ -320,8 +320,9 @@ def _decode_plugin_part(name: str, flat: dict[str, Any]) -> BaseModel:
 
 
 def _read_shape_file(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return the section of a model with its shape, read from the Hugging Face config file `config_file` or from the
-    checkpoint's config.json. A shape in the section is kept; raise UserError if it is not the checkpoint's shape."""
+    """Return a config's model section `flat` with a shape. The shape is read from the Hugging Face config file
+    `config_file` or from the checkpoint's config.json. Without `config_file`, a shape that the section already has is
+    kept. Raise UserError if this shape is not the checkpoint's shape."""
     path, checkpoint = flat.pop("config_file", None), flat.get("checkpoint")
     if path is None and not checkpoint:
         remedy = "give the path of a config.json, or set model.checkpoint to a folder that has one"
@@ -390,12 +391,9 @@ DeepSpeed has 60 options."""
 
 
 def decode_model(kind: type[_Model], plain: Any, path: str = "", also: Collection[str] = ()) -> _Model:
-    """Decode plain data into a frozen model. Raise UserError for the first error in it, with the key as the user writes
-    it.
-
-    `path` is the dotted key of the data. `also` are other keys of the same YAML section, which are suggested for a
-    misspelt key.
-    """
+    """Decode plain data into a frozen model. Raise UserError for the first error in the data. The UserError has the
+    full dotted name of the wrong key, such as `batch.micro`. `path` is the dotted key of the data. `also` are other
+    keys of the same YAML section, which are suggested for a misspelt key."""
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
@@ -438,8 +436,8 @@ def _suggest_key(name: str, kind: type[BaseModel], location: Sequence[Any], also
 
 
 def _find_choices(group: str, word: str) -> list[str]:
-    """Return the names of those files of a config group (a folder of conf/) that name a plug-in with the config key
-    `word`. For example, the plug-in of `data=text` has keys that the plug-in of `data=hub` lacks."""
+    """Return the names of the files in a config group (a folder of conf/) whose plug-in has the config key `word`. For
+    example, the plug-in of `data=text` has keys that the plug-in of `data=hub` lacks."""
     if group not in PLUGIN_GROUPS or PLUGIN_GROUPS[group].holder == "shape":
         return []
     known, found = PLUGIN_GROUPS[group], []

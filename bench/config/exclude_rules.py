@@ -1,11 +1,11 @@
-"""Exclude rules: expressions in a study's file that exclude points, and the fields that they may name.
+"""Exclude rules: expressions in a study's file that exclude points, and the names that a rule may use.
 
     engine == 'ddp' and model in ['mt5_xl', 'mt5_xxl']
     batch.global % (batch.micro * world_size) != 0
 
 The library simpleeval evaluates the rules, with an allow list of operators. A rule that cannot be evaluated is reported
-as an error, and does not count as false. Such a rule has an unknown name, compares the order of a word and a number, or
-has null in place of a number.
+as an error, and does not count as false. For example, a rule uses an unknown name, compares a text with a number by
+`<`, or uses null in a calculation.
 """
 
 import ast
@@ -236,10 +236,11 @@ def _count(value: Any) -> int:
 
 @functools.cache
 def list_field_names() -> dict[str, tuple[str, ...]]:
-    """Return every dotted name that an exclude rule may use, with its path through a point's values.
+    """Return every dotted name that an exclude rule may use, with the path of its value in a point. For example,
+    `batch.micro` has the path ("batch", "micro").
 
-    Options of all engines are included. The name of a config group, such as `engine`, stands for the name of the chosen
-    file.
+    Options of all engines are included. The value of a config group's name, such as `engine`, is the name of the chosen
+    file, such as `zero2`.
     """
     kinds: list[tuple[str, type[BaseModel]]] = [("", RunSpec), ("machine.", Machine)]
     kinds += [("engine.", engine.Options) for _, engine in plugins.list_usable(plugins.ENGINE)]

@@ -1,10 +1,10 @@
 """Reference of every config key of a run, study, machine or site, for the reference pages, `zeroscale explain`,
 completion and editors.
 
-Each key has a type, a default and a meaning. The module also builds JSON schemas of the YAML files that a user writes,
-with which an editor completes, explains and checks the files. The schemas are generated from the classes that decode
-these files, and from comments in the shipped files. Entries `$ref` are replaced by what they refer to, and
-keys of installed plug-ins are included.
+Each key has a type, a default and a meaning. The module also builds JSON schemas of the YAML files that a user writes.
+An editor uses the schemas to complete, explain and check the files. The schemas are generated from the classes that
+decode these files, and from comments in the shipped files. Each `$ref` entry is replaced by its definition. Keys of
+installed plug-ins are included.
 """
 
 import re
@@ -64,8 +64,9 @@ def list_sections() -> Iterator[KeySection]:
 
 def read_plugin_comments(group: str, name: str) -> dict[str, str]:
     """Return the meanings of a plug-in's config keys, by dotted key, from the comments in YAML files of conf/. `group`
-    is the config group (a folder of conf/). `name` is the plug-in; if empty, the keys that its group shares are read.
-    All other keys are documented in the fields of their classes."""
+    is the config group (a folder of conf/), and `name` is the name of the plug-in. If `name` is empty, the comments on
+    keys that all files of the group share are read. Only data sources and launchers have such comments. The keys of
+    other groups are documented in the fields of their classes."""
     folder = find_conf_folder() / group
     # Data sources share keys with different meanings, so the comments in a source's own file take precedence.
     files = [folder / f"{name}.yaml", *(sorted(folder.glob("*.yaml")) if group == "data" else ())]
@@ -98,8 +99,8 @@ def _list_group(name: str, group: PluginGroup) -> Iterator[KeySection]:
 
 
 def _add_presets(key: ConfigKey, presets: Mapping[str, Mapping[str, Any]]) -> ConfigKey:
-    """Return an engine's key with a longer meaning: the values of this key in the engine files of conf/ (presets) are
-    added in brackets. Values equal to the default are omitted."""
+    """Return an engine's config key with an extended description in the field `meaning`. The engine files of conf/
+    (presets) set values for this key. These values are added in brackets. Values equal to the default are omitted."""
     said: dict[str, list[str]] = {}
     for file, plain in presets.items():
         value: Any = plain
@@ -124,7 +125,8 @@ def list_keys(
 ) -> list[ConfigKey]:
     """Return the keys of a class. Keys of nested classes follow with dotted names, unless `flat` is True.
 
-    Fields named in `skip` are omitted. Meanings in `said`, by dotted key, take precedence over field descriptions.
+    Fields named in `skip` are omitted. `said` maps dotted keys to meanings. A meaning in `said` replaces the
+    description of the field.
     """
     schema = kind.model_json_schema(by_alias=True)
     found = []

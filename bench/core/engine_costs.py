@@ -97,8 +97,8 @@ def sum_bytes(terms: Terms) -> int:
 
 
 class SegmentBytes(NamedTuple):
-    """Bytes in memory in addition to activations during each segment (such as a sub-layer) of one forward or backward
-    pass, by use."""
+    """Bytes in memory during each segment (such as a sub-layer) of one forward or backward pass. Activations are
+    excluded. Each field is one use of the memory."""
 
     gradients: Array
     buckets: Array
@@ -106,8 +106,8 @@ class SegmentBytes(NamedTuple):
 
 
 class BackwardWork(NamedTuple):
-    """Memory and gradients of one rank's backward pass in each segment of the model, from which an engine computes its
-    own memory."""
+    """Working memory and gradients of one rank's backward pass, for each segment of the model (such as a sub-layer).
+    From these values, an engine computes the memory that it needs in addition to activations."""
 
     working: Array  # bytes of working memory, besides the activations saved by this and earlier segments
     standing: Array  # part of `working` that stays live between two operations
@@ -135,12 +135,12 @@ class EngineMemory(Protocol):
         `discarded` elements that the finished model does not have."""
 
     def forward(self, segments: int) -> SegmentBytes:
-        """Return the bytes in memory in addition to activations during the forward pass of each segment of the model,
-        in the last micro-step. A segment is a sub-layer, for example; `segments` is the number of segments."""
+        """Return the bytes in memory during the forward pass of the last micro-step, for each segment of the model
+        (such as a sub-layer). Activations are excluded. `segments` is the number of segments."""
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes in memory in addition to activations during the backward pass of each segment of the model,
-        in the last micro-step. A segment is a sub-layer, for example. Gradients of its parameters are included."""
+        """Return the bytes in memory during the backward pass of the last micro-step, for each segment of the model
+        (such as a sub-layer). Activations are excluded. Gradients of the segment's parameters are included."""
 
     def after_backward(self) -> int:
         """Return the bytes of communication buckets at the end of the backward pass, when all activations are freed."""
@@ -149,16 +149,16 @@ class EngineMemory(Protocol):
         """Return the bytes in memory at the peak of the optimizer's update, without the bytes of `kept_buckets`."""
 
     def host(self) -> dict[str, ByteRange] | None:
-        """Return the bytes that one rank keeps in host memory instead of GPU memory (offload), by use, each as lower
-        and upper bound; None if unknown."""
+        """Return the bytes that one rank keeps in host memory instead of GPU memory (offload); None if unknown. Keys
+        are the uses of this memory. Values are lower and upper bounds."""
 
 
 StepPass = Literal["forward", "backward", "update"]
 
 
 class Transfer(NamedTuple):
-    """Collectives of one kind in one pass: a forward pass, a backward pass or an update. A step contains this pass, and
-    thus these collectives, `passes` times: once per micro-step, for example."""
+    """Collectives of one kind in one pass. The pass is a forward pass, a backward pass or an update. A step runs the
+    pass `passes` times, for example once per micro-step, and each pass runs these collectives."""
 
     kind: CollectiveKind
     when: StepPass

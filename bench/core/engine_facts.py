@@ -65,16 +65,16 @@ class Division(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """Ranks of a job that can run alone, without their peers and with simulated collectives, to measure memory or
-    computation."""
+    """Rehearsals that an engine supports: of any rank, of the first rank only, or of no rank. A rehearsal runs one rank
+    of a job alone, with simulated collectives, to measure memory or computation."""
 
     ranks: Literal["any", "first", "none"]
     why: str = ""  # reason why not every rank can run alone, for a message
 
 
 class FrozenWeights(NamedTuple):
-    """Forms of frozen weights that an engine supports. A form is a value of `adapter.quantization`. If `forms` is
-    empty, the engine always trains all weights, so it supports neither adapters nor frozen parts."""
+    """Values of `adapter.quantization` that an engine supports for frozen weights, such as `nf4`. If `forms` is empty,
+    the engine always trains all weights. Such an engine supports neither adapters nor frozen parts."""
 
     forms: frozenset[str] = frozenset()
     why: str = "facts.py of the engine lists none"  # reason why other forms are not supported, for a message
@@ -83,12 +83,12 @@ class FrozenWeights(NamedTuple):
 _NOT_REHEARSED = Rehearsal("none", "facts.py of this engine declares no rehearsal")
 _NOT_FROZEN = FrozenWeights()
 FROZEN_FORMS = frozenset({"none", "nf4", "int8"})
-"""Forms of frozen weights for engines whose ranks hold whole weights."""
+"""Values of `adapter.quantization` for engines whose ranks hold whole weights."""
 WITHOUT_INT8 = FrozenWeights(
     FROZEN_FORMS - {"int8"},
     "bitsandbytes keeps a whole copy of int8 weights on every rank, so that nothing is partitioned",
 )
-"""Forms of frozen weights for engines that partition weights: all forms except int8."""
+"""Values of `adapter.quantization` for engines that partition weights: all values except int8."""
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,8 @@ def _find_article(text: str) -> str:
 
 
 def _find_field(kind: type[BaseModel], location: Sequence[Any]) -> _Field:
-    """Return the field at pydantic's location of an error. A location also contains names of union members, which are
-    not keys and are skipped."""
+    """Return the field in which pydantic found an error. `location` is pydantic's path of the error. The path also
+    contains names of union members, which are not keys and are skipped."""
     schema = _get_schema(kind)
     known, parts, declared = schema.get("$defs", {}), list[str](), list[str]()
     for part in location:
@@ -239,8 +239,8 @@ def _suggest_default(name: str, default: Any) -> str:
 
 
 def list_fields(kind: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Return the keys of the model class at `location` within `kind`. `location` is a path of field names, dict keys
-    and list indices; any dict key or index is accepted."""
+    """Return the keys of a model class that is nested in the model class `kind`. `location` is the path of the nested
+    class: field names, dict keys and list indices. Any dict key or index is accepted."""
     parts = iter(location)
     for part in parts:
         annotation = getattr(kind.model_fields.get(str(part)), "annotation", None)

@@ -1,6 +1,6 @@
-"""File access: results folders and their zip archives, users' YAML files, and the configuration that ships.
+"""File access: results folders and their zip archives, users' YAML files, and zeroscale's own config files.
 
-Of a results folder, only regular files are read. Reading a pipe would block for ever, a device file has no end, and a
+Only regular files of a results folder are read. Reading a pipe would block for ever, a device file has no end, and a
 link may lead outside the folder.
 """
 
@@ -30,7 +30,7 @@ ARCHIVE = ".zip"
 """File name suffix of a results archive."""
 
 _MEMBER_LIMIT_BYTES = 2**28  # a small archive may unpack to more than fits into memory
-# zipfile documents BadZipFile alone, but raises any of these for torn, encrypted or foreign archives.
+# zipfile documents BadZipFile alone, but raises any of these for truncated, encrypted or unsupported archives.
 _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
 
 
@@ -151,8 +151,8 @@ def list_members(path: Path) -> dict[str, int]:
 
 
 def list_packed(archive: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files in an archive by name. A file is excluded if it also exists unpacked, next
-    to the archive or in a folder of the archive's name."""
+    """Return the size in bytes of each file in an archive, by file name. If an unpacked copy of a file exists, the file
+    is excluded. The copy may be next to the archive, or in a folder with the name of the archive."""
     folders = archive.with_suffix(""), archive.parent
     found = list_members(archive).items()
     return {name: size for name, size in found if not any((folder / name).exists() for folder in folders)}
@@ -197,7 +197,8 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 def read_whole(folder: Path) -> dict[str, bytes]:
     """Return the content of all files below a folder by relative path. Links and hidden files are excluded.
 
-    Access tokens are masked in logs and other text files, because a scheduler writes job logs unmasked.
+    In the returned logs and other text files, access tokens are masked. On the disk, job logs may have unmasked tokens,
+    because a scheduler writes these logs.
     """
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
@@ -221,8 +222,8 @@ def _open_version(path: str, *version: int) -> zipfile.ZipFile:
 
 @contextlib.contextmanager
 def _as_os_error(path: Path, rule: str = "is not a readable archive") -> Iterator[None]:
-    """Convert errors that `zipfile` raises for torn, encrypted or foreign archives to OSError with the message `rule`.
-    `path` is the archive, or the damaged file in it."""
+    """Convert errors of `zipfile` to OSError with the message `rule`. `zipfile` raises these errors for truncated,
+    encrypted or unsupported archives. `path` is the archive, or the damaged file in it."""
     try:
         yield
     except _NO_ARCHIVE as error:

@@ -49,7 +49,8 @@ def describe_result(record: RunRecord) -> str:
 
 def describe_quiet_remedy(repeats: int) -> str:
     """Return a remedy for measurements on a busy machine: more repeats on a quiet machine. `repeats` is the number of
-    repeats so far. Since all of them may be disturbed, the added repeats alone are enough for a comparison."""
+    repeats so far. All repeats so far may be disturbed. The remedy therefore adds as many repeats as a comparison
+    needs."""
     # --repeats is a total: a sweep adds repeats up to it, and does not replace disturbed runs.
     added = f"--repeats {repeats + LEAST_RUNS} launcher.quiet_within_s=600"
     return f"to add repeats without background load, run the same sweep command again with {added}"
@@ -142,9 +143,9 @@ difference of 9 is ten times as much."""
 
 
 def format_extra(share: float, unit: str) -> str:
-    """Return extra time or cost as text, such as `+12 % time` for a `share` of 0.12. `share` is the extra divided by
-    the original time or cost, and `unit` names what is measured, such as `time`. From a share of `TIMES` on, the text
-    is a ratio to the original, such as `130 times as long`."""
+    """Return an increase of time or cost as text, such as `+12 % time` for a `share` of 0.12. `share` is the increase
+    divided by the original time or cost. `unit` names the quantity, such as `time`. If `share` is at least `TIMES`, the
+    text is a ratio to the original, such as `130 times as long`."""
     if share < TIMES:
         return f"{format_percent(share)} {unit}"
     return f"{format_number(1 + share)} times {'as long' if unit == 'time' else f'the {unit}'}"

@@ -69,8 +69,8 @@ def name_installed(kind: str, name: str) -> str | None:
 
 
 def list_installed_files(kind: str, name: str | None = None) -> list[Path]:
-    """Return the Python files of all installed packages that declare plug-ins of a kind, or of those that declare the
-    plug-in `name`, sorted, without importing them."""
+    """Return the Python files of all installed packages that declare plug-ins of `kind`, sorted. If `name` is given,
+    only packages that declare the plug-in `name` are included. No package is imported."""
     declared = itertools.chain.from_iterable(find_entries(kind).values())
     roots = {entry.module.partition(".")[0] for entry in declared if name in (None, entry.name)}
     found: set[Path] = set()
@@ -84,10 +84,13 @@ def list_installed_files(kind: str, name: str | None = None) -> list[Path]:
 
 
 def guard(function: Callable[..., Any], plugin: str, task: str, result: Any = Any) -> Callable[..., Any]:
-    """Return a plug-in's function with PluginErrors in place of exceptions and of results that are not of the type
-    `result`. `plugin` is the plug-in's kind, name and package; `task` names the function in messages.
+    """Return a function that calls a plug-in's `function`. The returned function raises PluginError if `function`
+    raises an exception, or if its result is not of the type `result`. `plugin` is the plug-in's kind, name and package.
+    `task` names the function in messages.
 
-    Errors for users keep their type. So do a lack of memory and a full disk, which are outcomes of a run."""
+    UserErrors are raised unchanged. Errors due to a lack of memory or a full disk are also raised unchanged, because
+    they are outcomes of a run.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -110,8 +113,9 @@ def guard(function: Callable[..., Any], plugin: str, task: str, result: Any = An
 
 
 def guard_all(module: types.ModuleType, plugin: str, protocol: type[object]) -> types.ModuleType:
-    """Return a copy of a plug-in's module whose functions are guarded. Raise PluginError if a member of `protocol` that
-    is not a function has a wrong type. `plugin` is the plug-in's kind, name and package."""
+    """Return a copy of a plug-in's module in which `guard` wraps every public function. Raise PluginError if a constant
+    of the module does not have the type that `protocol` declares for it. `plugin` is the plug-in's kind, name and
+    package."""
     known = {name: member for base in reversed(protocol.__mro__) for name, member in vars(base).items()}
     copy = types.ModuleType(module.__name__, module.__doc__)
     for name, value in vars(module).items():
@@ -128,8 +132,8 @@ def guard_all(module: types.ModuleType, plugin: str, protocol: type[object]) -> 
 
 
 def is_of_type(value: object, kind: Any) -> bool:
-    """Return True if a value fits a type annotation. Elements of a tuple are checked, those of other collections are
-    not. An annotation that is a text fits every value, because its names may be unknown here."""
+    """Return True if a value fits a type annotation. Elements of a tuple are checked; elements of other collections are
+    not. For an annotation that is a string, return True, because names in the string may be unknown in this module."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any or isinstance(kind, str):
         return True

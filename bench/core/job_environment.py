@@ -88,8 +88,8 @@ class _ClusterSpec(BaseModel):
 def _read_vertex(environment: Mapping[str, str]) -> JobContext:
     """Return the custom job of a Vertex AI replica. Each replica is a node.
 
-    The replicas are numbered through all worker pools, one pool after the other. The first pool has one replica, the
-    leader.
+    The replicas of all worker pools are numbered consecutively, one pool after the other. The first pool has one
+    replica, the leader.
     """
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
     spec = _parse(_ClusterSpec, "CLUSTER_SPEC", environment)

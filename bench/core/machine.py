@@ -29,7 +29,8 @@ class MatmulRate(Frozen):
 
 
 class CollectiveTime(Frozen):
-    """Measured seconds of one collective with fp32 elements: the median over calls of the slowest rank's time.
+    """Measured seconds of one collective with fp32 elements. A call takes as long as its slowest rank. `s` is the
+    median over several calls.
 
     The payload is counted as in nccl-tests: the reduced tensor, the gathered output, or the input of a scatter.
     """

@@ -1,8 +1,8 @@
-"""Description of a model family's network by its sizes, for prediction, pipeline partitions and tensor slices.
+"""Networks of model families, described by their sizes, for prediction, pipeline partitions and tensor slices.
 
 A family describes its network once, as `Stacks`. From this description, the module derives parameters, modules and
-units (the embedding, each block, and the head). The package bench.predict derives FLOPs, memory and time from it. The
-module also defines `TokenKind`, with which a training objective describes the tokens of its samples.
+units (the embedding, each block, and the head). The package bench.predict derives FLOPs, memory and time from the same
+description. The module also defines `TokenKind`, with which a training objective describes the tokens of its samples.
 """
 
 import itertools
@@ -137,7 +137,7 @@ class Stacks:
 
     @property
     def norm_sizes(self) -> list[int]:
-        """Number of elements of each parameter of a norm."""
+        """Number of elements of each parameter of a norm layer. All norm layers of the network are equal."""
         return [self.width, self.width] if self.norm == "layer" else [self.width]
 
 
@@ -293,11 +293,11 @@ def _list_part_weights(network: Stacks, part: Attention | Mlp, layer: int) -> li
 
 
 def _list_matrix_weights(network: Stacks, part: Attention | Mlp, name: str, shape: tuple[int, int]) -> list[_Weight]:
-    """Return the parameters of the matrix `name` in a sub-layer (`part`), in forward order. A module without parameters
-    is an entry with 0 elements.
+    """Return entries for the matrix `name` in a sub-layer (`part`), in forward order. Each parameter has an entry. A
+    module without parameters also has an entry, with 0 elements.
 
-    With an adapter (peft's lora.Linear), the entries are the lora.Linear module itself, the matrix with its bias, the
-    dropout, and the adapter's two matrices.
+    With an adapter, the matrix belongs to a module lora.Linear of peft. The entries are then lora.Linear (0 elements),
+    the matrix with its bias, the dropout (0 elements), and the adapter's two matrices.
     """
     (inputs, outputs), adapter = shape, network.adapter
     own = _join([Matrix(size, 1, adapter is None) for size in (inputs * outputs, *[outputs] * part.biases)])
@@ -358,7 +358,7 @@ class Matrix(NamedTuple):
         return self.rows * self.columns
 
     def padded(self, ranks: int) -> int:
-        """Return the number of elements after padding the rows to a multiple of `ranks`."""
+        """Return the number of elements after the number of rows is rounded up to a multiple of `ranks`."""
         return pad_elements(self.rows, ranks) * self.columns
 
 
@@ -374,8 +374,8 @@ class Unit(NamedTuple):
         return self.padded(1)
 
     def padded(self, ranks: int, *, frozen: bool = True) -> int:
-        """Return the number of elements after padding the rows of every parameter to a multiple of `ranks`. If `frozen`
-        is False, only trained parameters count."""
+        """Return the number of elements after the number of rows of every parameter is rounded up to a multiple of
+        `ranks`. If `frozen` is False, only trained parameters count."""
         return sum(one.padded(ranks) * number for one, number in self.matrices if frozen or one.trained)
 
 
@@ -396,8 +396,8 @@ def units(network: Stacks) -> list[Unit]:
 
 
 def count_part_elements(network: Stacks, parts: Sequence[Part], tensor: int = 1) -> int:
-    """Return the number of parameter elements on a rank that has these pipeline parts and one of `tensor` slices of
-    each matrix.
+    """Return the number of parameter elements on a rank with the pipeline parts `parts`. Each matrix is divided into
+    `tensor` slices, and the rank has one slice of each matrix.
 
     A parameter that several parts of the rank use counts once. A table of position biases is in every part with a block
     of its stack. A tied embedding is in the first and the last part. Norms, learned positions and the bias of a

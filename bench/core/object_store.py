@@ -59,16 +59,17 @@ class ObjectStore:
         """Time until which calls are repeated, in seconds since the epoch. If not None, it replaces `patience_s`."""
 
     def without_patience(self) -> "ObjectStore":
-        """Return an object for the same store that does not repeat failed calls."""
+        """Return a copy of this `ObjectStore` that does not repeat failed calls."""
         single = copy.copy(self)
         single._patience_s, single.give_up_at = 0.0, None
         return single
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write an object unless it exists. Return False if an object with another content has this name.
+        """Write an object unless it exists. Return False if an object with this name and other content exists.
 
-        A call that is repeated after a lost response recognises its own object by the content. The content must
-        therefore differ from that of every other process, for example by a random word.
+        An existing object with equal content counts as written by this call, because the call may be the repetition of
+        a call whose response was lost. Two processes must therefore never write equal contents. A random word in the
+        content is enough.
         """
         if self._write(lambda: self._backend.create(name, content)):
             return True
@@ -137,7 +138,8 @@ class ObjectStore:
 
 
 def _explain_refusal(error: Exception) -> tuple[str, str] | None:
-    """Return rule and remedy for a refused request, which is useless to repeat; None for any other error."""
+    """Return the reason and the remedy for an error message if the store has refused the request. A refused request is
+    not repeated. Return None for any other error."""
     code = str(getattr(error, "code", "") or getattr(error, "status", ""))
     if (type(error).__name__ in _NO_LOGIN and not getattr(error, "retryable", False)) or code == "401":
         remedy = "log in, for example with `gcloud auth application-default login`"

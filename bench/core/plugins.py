@@ -88,8 +88,9 @@ def load_all(kind: Kind[Plugin]) -> Iterator[tuple[str, Plugin]]:
 
 @functools.cache  # readers of many records load the same plug-in for each record
 def _import_complete(kind: Kind[Any], name: str) -> ModuleType:
-    """Import the module that defines a plug-in's members. Functions of a plug-in of another package are guarded
-    (`guard_all`), except those of builders: the type of their exceptions decides the outcome of a run."""
+    """Import the module that defines a plug-in's members. Unexpected exceptions in functions of an installed plug-in
+    become PluginErrors (`guard_all`). Exception: functions of builders, because the type of their exceptions decides
+    the outcome of a run."""
     entries = find_entries(kind.name).get(name, [])
     if not entries:
         return _import_shipped(kind, name)
@@ -110,8 +111,8 @@ def _import_shipped(kind: Kind[Any], name: str) -> ModuleType:
 
 
 def _import_module(kind: Kind[Any], name: str, path: str, remedy: str, refusal: type[UserError]) -> ModuleType:
-    """Import the module at `path`, or its submodule `kind.part`. Raise a `refusal` if the import fails, or if the
-    module lacks a member of its kind, which would otherwise fail in the middle of a run."""
+    """Import the module at `path`, or its submodule `kind.part`. Raise an error of the class `refusal` if the import
+    fails, or if the module lacks a member that plug-ins of this kind must have."""
     owner = path = f"{path}.{kind.part}" if kind.part else path
     try:
         module = importlib.import_module(path)
@@ -145,9 +146,9 @@ def _list_shipped(kind: Kind[Any]) -> frozenset[str]:
 class EnginePlugin(Protocol):
     """A training engine: a folder of bench/engines with `facts.py`. The folder's `__init__` does not import torch.
 
-    `__init__` may define `FITTED_TO_MODEL`, the names of options that are a number of elements, such as a bucket size.
-    If a preset sets such an option above the model's number of parameters, it is reduced to that number. A value that
-    the study or the user sets is kept (`bench.config.decode.fit_engine`)."""
+    `__init__` may define `FITTED_TO_MODEL`: the names of options that count tensor elements, such as a bucket size. If
+    a preset gives such an option a value above the model's number of parameters, the value is lowered to that number. A
+    value from the study or the user is never lowered (`bench.config.decode.fit_engine`)."""
 
     Options: type[BaseModel]
     """Keys of conf/engine that a user may set."""
@@ -164,9 +165,9 @@ class EngineBuilder(Protocol):
     """Builder of an engine: the module `engine` in the engine's folder, which may import torch."""
 
     def construction(self, spec: RunSpec) -> AbstractContextManager[Any]:
-        """Return the context in which the model is built. It creates parameters on this rank's device, in the run's
-        precision, and partitioned if the engine partitions at construction. The caller must import the model classes
-        before it enters the context."""
+        """Return the context in which the model is built. In this context, parameters are created on this rank's device
+        and in the run's precision. Some engines also partition each parameter as soon as it is created. The caller must
+        import the model classes before it enters the context."""
 
     def whole(self, parameters: "Sequence[Parameter]") -> AbstractContextManager[Any]:
         """Return a context in which every rank has the whole `parameters` instead of partitions. At the end of the
@@ -246,13 +247,12 @@ class DividedFamilyBuilder(FamilyBuilder, Protocol):
         among: "TensorRanks | None" = None,
     ) -> "Module":
         """Return the uninitialised module of one pipeline part. Its parameters have the same names as in the whole
-        model.
+        model. If `among` (the ranks of this rank's tensor-parallel group) is given, the module holds only this rank's
+        slice of each matrix.
 
-        `among` are the ranks of this rank's tensor-parallel group. If they are given, the module holds only this rank's
-        slice of each matrix. The module's `forward` takes the hidden states from the previous part and, as keyword
-        arguments, a micro-batch. The states are one tensor for each stack of blocks (encoder, decoder); the first part
-        takes no states. `forward` returns a tuple of states or, in the last part, the loss as a 0-d tensor.
-        """
+        The module's `forward` takes the hidden states from the previous part, one tensor for each stack of blocks
+        (encoder, decoder). The first part takes no hidden states. A micro-batch follows as keyword arguments. `forward`
+        returns a tuple of hidden states. In the last part, `forward` returns the loss as a 0-d tensor."""
 
     def find_shared(self, spec: RunSpec, parts: "Sequence[Part]") -> dict[str, list[int]]:
         """Return the parameters that several of the model's pipeline `parts` share: for each name, the indices of the
@@ -286,7 +286,7 @@ class DataPlugin(Protocol):
         DataLoader."""
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
-        """Return facts about the data for the record as plain values, such as the corpus hash and the tokenizer."""
+        """Return plain values that describe the data in the record, such as the corpus hash and the tokenizer."""
 
 
 class HeldOutDataPlugin(DataPlugin, Protocol):
@@ -297,8 +297,8 @@ class HeldOutDataPlugin(DataPlugin, Protocol):
         `first`, at which a resumed run continues."""
 
     def held_out_batches(self, spec: RunSpec, data_rank: int) -> list[Any]:
-        """Return a data-parallel rank's `MicroBatch`es of the first `learning.evaluation_samples` held-out samples. The
-        samples do not depend on the run's seed or number of ranks."""
+        """Return one data-parallel rank's share of the first `learning.evaluation_samples` held-out samples, as a list
+        of `MicroBatch`es. The samples of all ranks together do not depend on the run's seed or number of ranks."""
 
 
 class PromptDataPlugin(HeldOutDataPlugin, Protocol):
@@ -306,7 +306,7 @@ class PromptDataPlugin(HeldOutDataPlugin, Protocol):
     (`learning.quality`)."""
 
     def held_out_prompts(self, spec: RunSpec, data_rank: int) -> Any:
-        """Return a data-parallel rank's `Prompts` of the first `learning.evaluation_samples` held-out samples."""
+        """Return one rank's share of the first `learning.evaluation_samples` held-out samples, as `Prompts`."""
 
 
 class LauncherPlugin(Protocol):
@@ -346,9 +346,9 @@ class StartingLauncherPlugin(LauncherPlugin, Protocol):
 class QueueingLauncherPlugin(LauncherPlugin, Protocol):
     """A launcher whose work a scheduler starts later, on nodes that can read the study's folder (see `Work`).
 
-    The scheduler's names for jobs and states are used only inside the launcher. `bench.core.job_environment` reads
-    which job a process belongs to, from the variables of a known system or from ZEROSCALE_JOB. The launcher of any
-    other system sets ZEROSCALE_JOB in its jobs.
+    The scheduler's names for jobs and states are used only inside the launcher. A process finds its own job in
+    environment variables (`bench.core.job_environment`). The variables of some schedulers, such as Slurm, are
+    supported. For any other scheduler, the launcher must set ZEROSCALE_JOB in its jobs.
 
     Functions raise SchedulerUnavailable if the scheduler does not respond. The states of jobs are then unknown. If the
     scheduler refuses a request, the functions raise UserError with the scheduler's message."""
@@ -363,12 +363,12 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         """Write the files of a plan, submit the job, and return the scheduler's handle of the job."""
 
     def ask(self, names: Collection[str], options: Any) -> Mapping[tuple[str, int | None], JobState]:
-        """Query the scheduler once, and return the states of all jobs with these names by name and task.
-
-        The task is None for a job without tasks. A name that is missing from the result is unknown to the scheduler."""
+        """Query the scheduler once. Return the state of every job with one of these names. For a job array, return the
+        state of every task. The key is (name, index of the task); the index is None for a job without tasks. A name
+        that is missing in the result is unknown to the scheduler."""
 
     def find_log(self, folder: Path, handle: str, task: int | None) -> Path:
-        """Return the path of a job's output file in this folder, which may not exist yet. `handle` is the result of
+        """Return the path of a job's output file in `folder`. The file may not exist yet. `handle` is the result of
         `submit`. If `task` is the index of a task of a job array, return the path of that task's output file."""
 
     def cancel_all(self, handles: Iterable[str], options: Any) -> None:
@@ -379,17 +379,17 @@ class QueueingLauncherPlugin(LauncherPlugin, Protocol):
         so that a sweep can be planned there."""
 
     def job_setup(self, options: SchedulingOptions) -> JobSetup:
-        """Return the environment of a job's command, which `zeroscale prepare` checks."""
+        """Return the environment in which the command of a job runs. `zeroscale prepare` checks this environment."""
 
     def spread(self, command: Sequence[str], nodes: int) -> list[str]:
-        """Return a command line that runs `command` once on each of the `nodes` of this process's job. Raise UserError
-        if the scheduler cannot do this."""
+        """Return a command line that runs `command` once on each node of this process's job. `nodes` is the number of
+        these nodes. Raise UserError if the scheduler cannot do this."""
 
 
 @runtime_checkable
 class StoringLauncherPlugin(Protocol):
-    """Optional part of a `QueueingLauncherPlugin` whose jobs cannot read the study's folder. The jobs use a copy of the
-    folder in an object store (`bench.core.study_store`)."""
+    """Additional members of a `QueueingLauncherPlugin`, for jobs that cannot read the study's folder. These jobs use a
+    copy of the folder in an object store (`bench.core.study_store`)."""
 
     Options: type[SchedulingOptions]
 

@@ -84,8 +84,9 @@ def flatten(spec: BaseModel | Mapping[str, Any], path: str = "") -> Iterator[tup
 
 
 def select(plain: Mapping[str, Any], question: Question) -> dict[str, Any]:
-    """Return the fields of a plain spec on which the property `question` of a run depends: its identity (config_id),
-    losses or step time. Keys are the names in YAML, such as `global` instead of `global_`."""
+    """Return the fields of a spec on which one property of a run depends. `plain` is the spec as a nested dict.
+    `question` names the property: the identity (config_id), the losses or the step time. Keys are the names in YAML,
+    such as `global` instead of `global_`."""
     chosen = dict(plain)
     for field in (field for field, role in FIELDS.items() if not getattr(role, question)):
         group, _, name = field.partition(".")

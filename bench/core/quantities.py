@@ -1,7 +1,7 @@
 """Quantities of a run, derived from its record: step time with its confidence interval, throughput, memory and loss.
 
-This module also decides when a run's machine counts as busy, and when a rank or a node's network counts as slow. None
-means that a quantity is unknown.
+This module also decides whether a machine was busy during a run, whether a rank is slow, and whether the network link
+of a node is slow. None means that a quantity is unknown.
 """
 
 import math
@@ -91,9 +91,9 @@ class RunQuantities(NamedTuple):
 
 
 def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> float | None:
-    """Return the work per step that the throughput `name` counts. For `samples_per_s`, for example, it is the number of
-    samples. The throughput is this work divided by the step time. Return None for a quantity that does not depend on
-    the step time. `samples` and `tokens` are numbers per step."""
+    """Return the numerator of the throughput `name`. The denominator is the step time in seconds. For `samples_per_s`,
+    for example, the numerator is the number of samples per step. Return None for a quantity that does not depend on the
+    step time. `samples` and `tokens` are numbers per step."""
     if name in _TIMELESS:
         return None
     if name == "samples_per_node_hour":
@@ -102,8 +102,8 @@ def compute_work(name: str, samples: int, tokens: float | None, nodes: int) -> f
 
 
 def predict_quantity(name: str, spec: RunSpec, step_s: float | None, peak_bytes: int | None) -> float | None:
-    """Return the predicted value of a quantity: of `peak_bytes` from the predicted peak memory, of any other quantity
-    from the predicted step time. None if this prediction is unknown."""
+    """Return the predicted value of a quantity; None if it is unknown. The value of `peak_bytes` is the predicted peak
+    memory. Every other quantity is computed from `step_s`, the predicted step time."""
     if name == "peak_bytes":
         return peak_bytes
     if step_s is None or name == "step_s":
@@ -192,9 +192,10 @@ def explain_busy_node(load: NodeLoad, window_s: float) -> str:
 def is_busy(observed: Observations, window_s: float) -> bool:
     """Return True if any node was busy during the window of `window_s` seconds.
 
-    A node counts as busy if one of these is too high: its background load, the time that processes wait for memory or
-    for input and output, or the time that a control group's CPU quota stops them. Another process on a device also
-    counts, and so does a user's later note in the record.
+    A node was busy if one of these values is too high: its background load; the time for which processes wait for
+    memory, or for input and output; the time for which the CPU quota of a control group stops processes. A node was
+    also busy if another process used much memory of a device (`FOREIGN_BYTES`). A user's note in the record that the
+    machine was busy also counts.
     """
     if observed.known_busy is not None:
         return True
@@ -217,12 +218,12 @@ _SLOW_LINK = 0.5
 
 
 def find_slow_ranks(outside_s: Sequence[float], parts: int = 1) -> list[int]:
-    """Return the ranks that spend far more time outside collectives than other ranks with the same work. `outside_s` is
-    this time in seconds per step, by rank.
+    """Return the ranks that spend far more time outside collectives than the other ranks of the same pipeline part.
+    `outside_s` is this time in seconds per step, by rank.
 
-    Far more means both 20 % and 20 ms above the median of the other ranks. If the number of other ranks is even, the
-    larger of the two middle values counts as the median. `parts` is the number of pipeline parts. The ranks of one part
-    have the same work and successive numbers.
+    `parts` is the number of pipeline parts. The ranks of one part have the same work and successive numbers. Far more
+    means both 20 % and 20 ms above the median of the other ranks of the part. If the number of these other ranks is
+    even, the larger of the two middle values counts as the median.
     """
     alike = len(outside_s) // parts or 1
     found = []

@@ -8,8 +8,8 @@ History of the format (`schema_version`); `bench.core.record_checks` converts re
 2  The time of a step is the difference between the slowest rank's completions of successive steps. There are new fields
    for the fastest and slowest rank of a step, background load, device use, transport, phases, idle time, trainable
    parameters, evaluations, checkpoints and traces. The field `before_collectives_s` is removed.
-3  The length of a window is fixed before the run. `measure` has `window_s` and `gpu_warmup_s` in place of `min_s`,
-   `max_steps`, `width` and `warmup_max_steps`. `stopped` may be `window`. `steady` is no longer written.
+3  The length of a window is fixed before the run. In `measure`, `window_s` and `gpu_warmup_s` replace `min_s`,
+   `max_steps`, `width` and `warmup_max_steps`. The field `stopped` may be `window`. The field `steady` is unused.
 """
 
 from collections.abc import Mapping
@@ -164,7 +164,8 @@ class ScheduledJob(Frozen):
 
     @property
     def allocation(self) -> str | None:
-        """Name of the allocation, one start of a job: a requeued job gets new nodes. None if `job_id` is empty."""
+        """Name of the allocation; None if `job_id` is empty. Each start of a job has its own allocation, because a
+        requeued job gets new nodes."""
         parts = (self.cluster, self.job_id, str(self.restart or ""))
         return ".".join(part for part in parts if part) if self.job_id else None
 
@@ -254,12 +255,12 @@ class Tokens(RootModel[dict[str, float]]):
 
     @property
     def all(self) -> float:
-        """Number of tokens of all kinds, padding included."""
+        """Number of tokens, padding included, summed over all kinds of tokens."""
         return sum(count for name, count in self.root.items() if not name.endswith(_PADDING))
 
     @property
     def padding(self) -> float:
-        """Number of padding tokens of all kinds."""
+        """Number of padding tokens, summed over all kinds of tokens."""
         return sum(count for name, count in self.root.items() if name.endswith(_PADDING))
 
 
@@ -303,7 +304,7 @@ class NodeLoad(Frozen):
 
 
 class DeviceUse(Frozen):
-    """Clock, power, temperature and other processes of one rank's device during the window."""
+    """Use of one rank's device during the window: clock, power, temperature, and processes of other programs."""
 
     rank: int = Field(description="rank, from 0")
     uuid: str | None = Field(None, description="the driver's identifier of the device")

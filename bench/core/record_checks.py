@@ -3,9 +3,9 @@
 Each migration converts plain JSON from schema version n to n + 1. It may read each rank's own step times from the file
 `steps.parquet` next to the record.
 
-The types in `RunRecord` check most rules. This module adds rules between fields, and limits of measured numbers, within
-which their sums, products and squares stay finite. Code that reads a checked record therefore needs no checks of its
-own.
+The types in `RunRecord` check most rules. This module adds rules between fields, and limits of measured numbers. Sums,
+products and squares of numbers within these limits are finite. Code that reads a checked record therefore needs no
+checks of its own.
 """
 
 import math
@@ -74,7 +74,7 @@ def _correct_steps(steps: Plain, spec: Plain, path: Path) -> Plain:
 
 
 def _read_own_steps(path: Path) -> Any:
-    """Return each rank's own seconds of each step, shape (steps, ranks); None if the file is unreadable."""
+    """Return each rank's own time for each step in seconds, shape (steps, ranks); None if the file is unreadable."""
     import pyarrow as pa  # imported here: it is slow, and records of the current version do not need it
     import pyarrow.parquet as pq
 
@@ -137,7 +137,8 @@ def _list_size_rules(record: RunRecord) -> _Rules:
 
 def _list_outcome_rules(record: RunRecord) -> _Rules:
     """Yield rules for the observations of a run with the outcome `ok`. A measured run must have a measurement window. A
-    rehearsal (one rank run alone) must have compute times or, with `shapes_only`, memory."""
+    rehearsal (one rank run alone) must have measured compute times. Exception: a rehearsal with `shapes_only` must have
+    measured memory instead."""
     if record.outcome.kind != "ok":
         return
     observed = record.observations
@@ -192,8 +193,8 @@ def _list_step_rules(steps: Steps) -> _Rules:
 
 
 def _list_plain_rules(record: RunRecord) -> _Rules:
-    """Yield rules for those fields of a record that may hold any JSON value, such as engine options. They are checked
-    here because other code computes with their values."""
+    """Yield rules for fields whose types permit any JSON value, such as engine options. Numbers in these fields must be
+    finite, because other code computes with the numbers. The commit of the code must be text."""
     spec, environment = record.spec, record.environment
     commit = (environment.git or {}).get("commit") if environment else None
     yield not isinstance(commit, str | None), "environment.git.commit: must be text"

@@ -207,11 +207,10 @@ _NUMBERS = re.compile(r"\[([^\]]*)\]")
 
 
 def find_foreign(hosts: Sequence[str], nodelist: str) -> tuple[str, ...]:
-    """Return the hosts on which a run was, but which are not in its job's list of nodes. `hosts` begins with the first
-    node.
+    """Return those hosts of a run that are not in `nodelist`, the scheduler's list of the job's nodes.
 
-    The list of nodes comes from the first node. If the first node itself is not in the list, host names differ from the
-    scheduler's node names. The result is then unknown, so it is empty.
+    `nodelist` was read on the first node of the run, `hosts[0]`, so it must contain this node. If this node is missing,
+    host names cannot be compared with the scheduler's node names. Return an empty tuple in this case.
     """
     # Host names differ, for example, in a container with its own host name.
     if not hosts or not is_listed(hosts[0], nodelist):

@@ -359,8 +359,8 @@ class RunSpec(Extensible):
     @model_validator(mode="before")
     @classmethod
     def _complete_defaults(cls, plain: Any) -> Any:
-        """Add the default lengths of the default objective. If the protocol is AdaptiveMeasure (from a record with
-        schema version 1 or 2), also add the `loss_mean` of all such records."""
+        """Add missing sequence lengths if the objective is the default objective. If the protocol is AdaptiveMeasure
+        (from a record with schema version 1 or 2), also add `loss_mean`, which had a fixed value in these versions."""
         if not isinstance(plain, Mapping):
             return plain
         given, objective, measure = plain.get("sequence", {}), plain.get("objective", OBJECTIVE), plain.get("measure")

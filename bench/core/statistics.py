@@ -1,14 +1,17 @@
 """Confidence intervals of a median or mean, for independent values and for the autocorrelated step times of one run.
 
-Printed lines, tables and reports all use these intervals. The interval of a series is an equally weighted cosine
-estimate (Müller, Journal of Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business & Economic
-Statistics 36, 2018). The series is projected on its lowest-frequency cosines. The square of each coefficient is a
-nearly independent estimate of the long-run variance of the mean. The mean of these squares is the variance estimate.
-The number of squares is the number of degrees of freedom for Student's quantile.
+Printed lines, tables and reports all use these intervals. For a series, the variance of the mean is estimated with K
+equally weighted cosines (Müller, Journal of Econometrics 141, 2007; Lazarus, Lewis, Stock & Watson, Journal of Business
+& Economic Statistics 36, 2018). There are three steps:
 
-Unlike in the papers, the number of cosines is the square root of the effective size (the number of independent values
-with the same information), not a function of the number of steps n. The period of every cosine is then longer than the
-time over which steps are correlated. `tests/benchmarks/coverage.py` compares these intervals with other methods.
+1. The series is projected on its K lowest-frequency cosines, which gives K coefficients.
+2. The square of each coefficient estimates the long-run variance. These K estimates are nearly independent. Their mean
+   is the final estimate.
+3. The width of the interval follows from this estimate and Student's quantile for K degrees of freedom.
+
+In the papers, K is a function of the number of steps. Here, K is the square root of the effective size (the number of
+independent values with the same information). The period of every cosine is then longer than the time over which steps
+are correlated. `tests/benchmarks/coverage.py` compares these intervals with other methods.
 
 Importing this module imports scipy, which is slow.
 """
@@ -52,11 +55,12 @@ class SeriesBounds(NamedTuple):
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the confidence interval of the median of independent values, from their order; None for too few values
-    (below six at 95 %).
+    """Return the confidence interval of the median of independent values. Return None for too few values (below six at
+    95 %).
 
-    Its bounds are the two order statistics closest to the middle that cover the median with probability `level`
-    (Hoefler & Belli, SC'15, section 3.1.3). This holds for any distribution.
+    The bounds are the r-th smallest and the r-th largest value. r is the largest number for which the interval contains
+    the median with a probability of at least `level` (Hoefler & Belli, SC'15, section 3.1.3). This holds for any
+    distribution.
     """
     rank = _find_rank(len(values), level)
     ordered = sorted(values)
@@ -76,13 +80,14 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis.
 
-    About half of the values lie below the true median. The number of these values has a margin of error, which follows
-    from the autocorrelation of the signs of the values (function `signs`: above or below the sample median). The margin
-    is a number of ranks (positions in the sorted series). The bounds of the interval are the values that lie this
-    number of ranks below and above the middle of the sorted series, interpolated.
+    About half of the n values of a series lie below the true median. The number of values below the median has a margin
+    of error, which follows from the autocorrelation of the signs of the values (function `signs`: above or below the
+    sample median). The bounds of the interval are two values of the sorted series, interpolated. For a margin of m,
+    their positions are m below and m above the middle position (n + 1) / 2.
 
-    A series of fewer than `SHORT` values gets at least a minimum margin. There is no interval for a series of fewer
-    than `_LEAST_STEPS` values, for an effective size below `LEAST`, or for a margin beyond the ends of the series.
+    A series of fewer than `SHORT` values gets at least a minimum margin. There is no interval in three cases: the
+    series has fewer than `_LEAST_STEPS` values, its effective size is below `LEAST`, or one of the two positions is
+    outside the sorted series.
     """
     n = series.shape[-1]
     error, degrees_of_freedom, size = _compute_spread(signs(series))
@@ -99,11 +104,12 @@ def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
 def mean_bounds(series: Array, level: float = LEVEL, correction: float = 0.5) -> SeriesBounds:
     """Return the interval of the mean of each series along the last axis. A series needs at least three values.
 
-    Step times are skewed, mostly by rare slow steps, and so is their mean. Hall's transformation (Journal of the Royal
-    Statistical Society B 54, 1992) removes skewness. For a hundred steps with a few slow steps, Student's interval
-    contains the true mean too rarely, and Hall's too often. A `correction` of 0.5, half of Hall's, came closest to the
-    confidence level. No interval is correct if slow steps are so rare that some windows contain three of them and
-    others none.
+    Step times are skewed, mostly by rare slow steps. Their mean is skewed, too. Hall's transformation (Journal of the
+    Royal Statistical Society B 54, 1992) removes skewness. `correction` scales the transformation: 0 gives Student's
+    interval, and 1 gives Hall's interval. For a hundred steps with a few slow steps, Student's interval contains the
+    true mean too rarely, and Hall's interval contains it too often. The default of 0.5 came closest to the confidence
+    level. No interval is correct if slow steps are so rare that some windows contain three of them and other windows
+    contain none.
     """
     mean, (error, degrees_of_freedom, size) = series.mean(axis=-1), _compute_spread(series)
     skew = correction * _compute_skewness(series) / np.sqrt(size)
@@ -137,8 +143,9 @@ def effective_size(series: Array) -> Array:
     """Return the effective size for the mean of each series along the last axis: n / (1 + 2 Σ ρ), at most n.
 
     The sum of the autocorrelations ρ is Geyer's initial monotone sequence (Statistical Science 7, 1992, section 3.3).
-    It sums pairs of neighbouring lags up to the first pair that is not positive, and limits each pair to the previous
-    pair. Negative autocorrelations could give a size above n. This would be too optimistic, so the size is at most n.
+    Neighbouring lags are added in pairs, up to the first pair whose sum is not positive. If the sum of a pair exceeds
+    the sum of the previous pair, the previous sum is used instead. With negative autocorrelations, the formula can give
+    a size above n. This would be too optimistic, so the size is at most n.
     """
     n = series.shape[-1]
     correlation = autocorrelation(series)
@@ -185,8 +192,8 @@ def _compute_skewness(series: Array) -> Array:
 
 
 def _invert_hall(x: Array, skew: Array) -> Array:
-    """Return the solution t of t + skew t²/3 + skew² t³/27 + skew/6 = x, which inverts Hall's transformation; `x` is
-    Student's quantile and `skew` the scaled skewness."""
+    """Return the number t that Hall's transformation maps to `x`: t + skew t²/3 + skew² t³/27 + skew/6 = x. `x` is
+    Student's quantile, and `skew` is the scaled skewness."""
     is_skewed = np.abs(skew) > 1e-6  # without skewness, the solution is x, and the formula would divide by 0
     divisor = np.where(is_skewed, skew, 1)
     return np.where(is_skewed, 3 / divisor * (np.cbrt(1 + divisor * (x - divisor / 6)) - 1), x)
@@ -205,8 +212,8 @@ def _interpolate_order_statistic(ordered: Array, position: Array) -> Array:
 
 @functools.cache
 def _find_rank(n: int, level: float) -> int:
-    """Return the highest rank r, counted from 1, with P(fewer than r of n values are below the median) ≤ (1 - level) /
-    2. Return 0 if no rank satisfies this."""
+    """Return the highest rank r, counted from 1, for which the r-th smallest of n values is above the true median with
+    a probability of at most (1 - level) / 2. Return 0 if this probability is too high even for r = 1."""
     tail, rank = 0.0, 0
     while rank < n // 2 and tail + math.comb(n, rank) / 2**n <= (1 - level) / 2:
         tail += math.comb(n, rank) / 2**n

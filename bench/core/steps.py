@@ -40,8 +40,8 @@ def compute_learning_rate(spec: RunSpec, step: int) -> float:
 
 
 def list_evaluations(spec: RunSpec) -> Iterator[int]:
-    """Yield the numbers of completed steps at which the held-out loss is computed: 0, multiples of the steps for
-    `learning.evaluate_every` tokens, and the number of steps at the end of the run."""
+    """Yield the numbers of completed steps at which the held-out loss is computed: 0, every multiple of n, and the
+    number of steps at the end of the run. n is the number of steps that process `learning.evaluate_every` tokens."""
     every, last = spec.learning.evaluate_every, find_last_step(spec)
     yield from range(0, last, spec.count_steps(every) if every else last)
     yield last
@@ -68,9 +68,10 @@ class StepTimes:
     step over all ranks lasts from the slowest rank's completion of the previous step to the slowest rank's completion
     of this step.
 
-    The maximum of the ranks' own times is not used, because it can be longer than the step. If the other ranks wait for
-    a delayed rank only in the next step, the delay is part of both maxima. The sum over all steps would then exceed the
-    length of the window, and the more ranks there are, the larger the excess.
+    The maximum of the ranks' own times is not used, because it can be longer than the step. Example: one rank is
+    delayed in step n, and the other ranks wait for this rank only in step n + 1. The maximum of step n and the maximum
+    of step n + 1 then both contain the delay. The sum of the maxima would exceed the length of the window. The excess
+    would grow with the number of ranks.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class StepTimes:
         self._completed_s = 0.0  # maximum of `_own_s`
 
     def append(self, own_s: ArrayLike, *, together: bool) -> None:
-        """Add a block of steps. `own_s` is each rank's own seconds of each step, shape (steps, ranks).
+        """Add a block of steps. `own_s` has each rank's own time for each step in seconds, shape (steps, ranks).
 
         If `together` is True, all ranks began the block at the same time, after a barrier. Otherwise each rank began it
         as soon as it had completed the previous block.
@@ -99,11 +100,11 @@ class StepTimes:
 
 
 def compute_step_s(own_s: ArrayLike, blocks: Iterable[int]) -> list[float]:
-    """Return the step times in seconds over all ranks. `own_s` is each rank's own seconds of each step, shape (steps,
-    ranks).
+    """Return the step times over all ranks, in seconds, computed from each rank's own times.
 
-    `blocks` has the number of steps of each block. All ranks begin a block at the same time, because there is a barrier
-    before it. The step times of a block add up to the time that the slowest rank needs for the block.
+    `own_s` has the seconds of each step as measured on each rank, shape (steps, ranks). `blocks` has the number of
+    steps of each block. All ranks begin a block at the same time, because there is a barrier before it. The step times
+    of a block add up to the time that the slowest rank needs for the block.
     """
     own, times = np.asarray(own_s, float), StepTimes()
     for part in np.split(own, np.cumsum(list(blocks))[:-1]):
@@ -115,8 +116,9 @@ def list_block_lengths(steps: int, cut: int, protocol: MeasureSpec) -> list[int]
     """Return the number of steps of each block (steps between two barriers) of a run. The run has `steps` steps, of
     which the first `cut` were the warm-up.
 
-    No block contains steps of both the warm-up and the window. The last block of each may be shorter than the other
-    blocks, because of a time limit. For a run that ended during its warm-up, `cut` is 0 or the number of all steps.
+    No block contains steps of both the warm-up and the window. The last block of the warm-up and the last block of the
+    window may be shorter than the other blocks, because of a time limit. For a run that ended during its warm-up, `cut`
+    is 0 or the number of all steps.
     """
     warmup, length = cut or steps, protocol.block_steps
     return [min(length, part - done) for part in (warmup, steps - warmup) for done in range(0, part, length)]

@@ -225,8 +225,8 @@ def _read_header(attempt: RunAttempt) -> RunAttempt:
 
 
 def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the values for the fields of RunAttempt from a decoded record, by field name. Raise KeyError or TypeError
-    for an invalid record."""
+    """Read the values of some fields of RunAttempt from `plain`, a decoded record. Return a dict by field name. Raise
+    KeyError or TypeError for an invalid record."""
     outcome, environment, circumstance = plain["outcome"], plain["environment"], plain["circumstance"]
     header = {
         "outcome": outcome["kind"],
@@ -249,8 +249,8 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_beginning(path: Path) -> dict[str, Any]:
-    """Return the plain values of a record, decoded from the first bytes of the file. The observations come last and are
-    the largest part of a record. Of a long record, the end of the observations is therefore missing in the result.
+    """Return the plain values of a record, decoded from the first bytes of the file. The observations are the last and
+    the largest field of a record. If the file is longer, the result lacks the end of the observations.
 
     If the file does not end like a record, the whole file is decoded. For a truncated file, this raises ValueError.
     """
@@ -315,8 +315,8 @@ def open_attempt(
 
 
 def drop_claim(folder: Path) -> None:
-    """Remove the folder of an attempt (one try at a run) whose process was killed before it wrote `circumstance.json`
-    (how and where the attempt was started). A folder with any file except the spec and the heartbeat is kept."""
+    """Remove the folder of an attempt (one try at a run) if it contains only the spec, the heartbeat and hidden files.
+    Such a folder remains if a process is killed before it has written `circumstance.json`."""
     with contextlib.suppress(OSError):
         if all(path.name in (SPEC, HEARTBEAT) or path.name.startswith(".") for path in folder.iterdir()):
             shutil.rmtree(folder)
@@ -349,9 +349,9 @@ def finalize(folder: Path, outcome: Outcome, evidence: Evidence = "measured", *,
 
 
 def _complete_record(path: Path, outcome: Outcome, paused_s: float) -> RunRecord:
-    """Add two facts to the record at `path` that only the supervisor knows, and return the record. The first is the
-    reason in `outcome` (why the run ended). It is added only if the run ended before it completed the untimed steps
-    that follow the measurement window. The second is `paused_s`, the seconds for which the run was paused."""
+    """Complete the record at `path` with facts from the supervisor (the process that watches the ranks), and return the
+    record. Add the reason in `outcome` if the run ended before it had completed the untimed steps that follow the
+    measurement window. Add `paused_s`, the seconds for which the run was paused, if it is not 0."""
     record, changed = read_record(path), dict[str, Any]()
     observed = record.observations
     if observed is not None and observed.uninspected == UNINSPECTED and outcome.reason:
@@ -409,8 +409,8 @@ def read_record(path: Path) -> RunRecord:
 
 
 def read_value(path: Path, kind: type[_Value]) -> _Value:
-    """Read a JSON file of a run directory other than the record, such as the spec. Raise Unreadable for invalid
-    content."""
+    """Read a JSON file of a run directory, such as the spec, as an instance of `kind`. For the record, use
+    `read_record`. Raise Unreadable for invalid content."""
     content = _read_content(path)
     try:
         return kind.model_validate_json(content)
@@ -419,8 +419,8 @@ def read_value(path: Path, kind: type[_Value]) -> _Value:
 
 
 def _describe_invalid(error: ValidationError, kind: type[BaseModel], content: bytes) -> str:
-    """Return why the content of a JSON file is invalid. A file that was cut off, for example by a full disk, has its
-    own text."""
+    """Return the reason why the content of a JSON file is invalid. There is a separate message for a file that ends too
+    early, for example because the disk was full."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid" and "EOF" in first["msg"]:
         return f"not complete JSON, it ends after {len(content):,} bytes; restore it from a copy"

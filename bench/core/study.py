@@ -88,8 +88,8 @@ class Dimension(Frozen):
         return int((self.to - self.from_) / self.step + 1e-9) + 1
 
     def list_fields(self) -> list[str]:
-        """Return the names of the fields that this dimension's values set, if the values are mappings. If they are not
-        mappings, return an empty list."""
+        """Return the field names (keys) of all values that are mappings. Return an empty list if no value is a
+        mapping."""
         return [name for value in self.values or () if isinstance(value, Mapping) for name in value]
 
     def find_value(self, index: int) -> Any:
@@ -101,9 +101,9 @@ class Dimension(Frozen):
         return int(value) if self.whole else value
 
     def list_values(self) -> tuple[Any, ...] | None:
-        """Return all values; None if there are more than MOST_LISTED. In an integer range with `log`, the first value
-        and its doublings come first, and then all other values. A grid search that ends early has then tried values
-        from the whole range."""
+        """Return all values; None for a continuous range, or for more than MOST_LISTED values. An integer range with
+        `log` has a special order: first `from`, 2 × `from`, 4 × `from` and so on, then all other values. A grid search
+        in this order has tried values from the whole range even if it ends early."""
         if self.count is None or self.count > MOST_LISTED:
             return None
         listed = tuple(map(self.find_value, range(self.count)))
@@ -348,10 +348,12 @@ def expand_study(study: Study, overrides: Overrides) -> list[tuple[Pair, ...]]:
 
 
 def list_control_pairs(study: Study, overrides: Overrides) -> tuple[Pair, ...] | None:
-    """Return the control point of a study as overrides; None if the study has none. The control point is a reference
-    configuration. It is measured at the start and at the end of a sequence of points, to reveal drift of the machine.
+    """Return the control point of a study as overrides; None if the study has no control point. The control point is a
+    reference configuration. It is measured at the start and at the end of a sequence of points, to reveal drift of the
+    machine.
 
-    Overrides with a single value replace keys of the base, but not keys of the control point.
+    The settings of the control point are `study.base`, then `overrides`, then `study.control`; later settings replace
+    earlier settings. An override with several values is an axis, so it is ignored here.
     """
     if not study.control:
         return None

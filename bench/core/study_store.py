@@ -53,14 +53,15 @@ def check_spec(spec: RunSpec) -> None:
 
 
 class StudyStore:
-    """A study in an object store, and the study's folder on this machine, between which files are copied."""
+    """A study's copy in an object store, and the study's folder on this machine. The methods copy files between the
+    two."""
 
     def __init__(self, objects: ObjectStore, folder: Path) -> None:
         """`objects` is the store at the study's URL. `folder` is created when the first file is copied to it."""
         self.objects, self.folder = objects, folder
 
     def without_patience(self) -> "StudyStore":
-        """Return an object for the same study that does not repeat failed calls to the store."""
+        """Return a copy of this `StudyStore` that does not repeat failed calls to the store."""
         return StudyStore(self.objects.without_patience(), self.folder)
 
     def open_attempt(
@@ -86,7 +87,8 @@ class StudyStore:
         self._push_record(folder)
 
     def pull_attempts(self, config_id: str) -> None:
-        """Copy new and changed HEADERS from the store, for all attempts at the configuration `config_id`."""
+        """For all attempts at the configuration `config_id`, copy the new and changed files in HEADERS from the store.
+        These files show whether an attempt is running, and how it ended."""
         self._pull(self.objects.list(config_id), lambda name: name.rpartition("/")[2] in HEADERS)
 
     def pull_attempt(self, folder: Path) -> None:
@@ -216,8 +218,8 @@ class StudyStore:
                         yield folder
 
     def _pull(self, found: Mapping[str, ObjectInfo], is_wanted: Callable[[str], bool]) -> None:
-        """Copy those objects from `found` that are wanted, and new or changed, to this machine. Claims (`claim.json`,
-        which reserve an attempt for a job) are copied first, and records last."""
+        """Copy each object in `found` to this machine if the object is new or changed, and `is_wanted` returns True for
+        its name. Claims (`claim.json`, which reserve an attempt for a job) are copied first, and records last."""
         wanted = [name for name, info in found.items() if is_wanted(name) and self._is_new(name, info)]
         last = {CLAIM: 0, RECORD: 2}
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -253,15 +255,16 @@ class StudyStore:
         return here.st_size != info.size or abs(newer_s) > _SAME_TIME_S
 
     def _is_unclaimed(self, name: str) -> bool:
-        """Return True if the object `name` belongs to an attempt whose folder on this machine has no claim. This
-        machine then made the folder for a different attempt with the same number."""
+        """Return True if the object `name` belongs to an attempt, and the attempt's folder on this machine has no
+        claim. A folder without a claim belongs to a different attempt with the same number."""
         folder = (self.folder / name).parent
         is_attempt = _ATTEMPT.fullmatch(name.rpartition("/")[0]) is not None
         return is_attempt and (folder / CIRCUMSTANCE).exists() and not (folder / CLAIM).exists()
 
     def _save(self, name: str, content: bytes, info: ObjectInfo) -> None:
-        """Write an object's content to its file on this machine. If the object is a claim, also write the spec and the
-        circumstance (how and where the attempt was started) that it contains to files of their own."""
+        """Write an object's content to its file on this machine. A claim also contains the spec and the circumstance of
+        its attempt (how and where the attempt was started). Write the spec and the circumstance to separate files,
+        too."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         described: dict[str, str] = {}

@@ -174,9 +174,10 @@ _HUB_S = 5.0  # longest time that a request to the Hub may take
 
 
 def check_held_out(spec: RunSpec, found: int, unit: str) -> None:
-    """Raise UserError if the held-out data make fewer sequences or samples (`unit`) than an evaluation needs. Samples
-    must not repeat, because a repeated sample would count twice in the held-out loss. An evaluation needs a multiple
-    of the samples in one micro-batch of each rank."""
+    """Raise UserError if `found`, the number of held-out sequences or samples (`unit`), is below
+    `learning.evaluation_samples`. Held-out samples must not repeat, because a repeated sample would count twice in the
+    held-out loss. All data-parallel ranks evaluate the same number of whole micro-batches. The error therefore proposes
+    a multiple of the micro-batch size times the number of data-parallel ranks."""
     if (wanted := spec.learning.evaluation_samples) > found:
         each = spec.batch.micro * spec.data_parallel
         rule, remedy = (

@@ -40,9 +40,9 @@ class Options(Fields):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a missing file, or for options that do not fit each other, the objective or the model. The
-    beginning of the files (up to `corpus.FIRST_BYTES` and `corpus.FIRST_DOCUMENTS`) is read too. Raise UserError if a
-    run would refuse it."""
+    """Raise UserError if a file is missing, if two options exclude each other, or if an option does not suit the
+    objective or the model. Also read the beginning of the files, at most `corpus.FIRST_BYTES` bytes and
+    `corpus.FIRST_DOCUMENTS` samples. Raise UserError if this beginning has content with which a run would fail."""
     if not (_is_joined(spec) or _is_pair(spec)):
         remedy = "choose objective=seq2seq for an encoder-decoder model, or causal_lm for a decoder-only model"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -63,8 +63,8 @@ def check(options: Options, spec: RunSpec) -> None:
 
 def _check_beginning(options: Options, spec: RunSpec) -> None:
     """Read the first samples of the files. Raise UserError if a file cannot be read, or if one of these samples is
-    invalid or longer than allowed. If the files contain no further samples, raise UserError also if there are too few
-    samples."""
+    invalid or longer than allowed. If these samples are all samples of the files, also raise UserError if they are too
+    few for training and evaluation."""
     request = _build_request(options.model_copy(update={"tokenizer": BYT5}), spec)
     rows, is_whole = list[dict[str, Any]](), True
     for row in _list_samples(request):
@@ -280,9 +280,9 @@ class Samples(NamedTuple):
 
 
 def _load(options: Options, spec: RunSpec) -> tuple[Corpus, int]:
-    """Return two values: a corpus with the samples that fit the sequence, and the number of longer samples, which are
-    left out. Raise UserError for unusable files. Raise it also for a longer sample, unless the option `too_long` allows
-    skipping it."""
+    """Return two values: a corpus with the samples that fit the sequence lengths, and the number of samples that do not
+    fit. Raise UserError for unusable files. Raise it also for a sample that does not fit, unless the option `too_long`
+    allows skipping it."""
     import numpy as np
 
     _load_tokenizer(spec)
@@ -315,8 +315,9 @@ def _collect_rows(rows: Sequence[dict[str, Any]]) -> Samples:
 
 
 def _select_fitting(options: Options, spec: RunSpec, samples: Samples) -> tuple[Corpus, int]:
-    """Return the samples that fit the sequence as a corpus, and the number of the other samples. The fields of a token
-    are its id, whether it has a loss, and its position in its sample."""
+    """Return two values: a corpus with the samples that fit the sequence lengths, and the number of samples that do not
+    fit. Each token of the corpus has the fields `token` (its id), `learned` (True if it has a loss) and `place` (its
+    position in its sample)."""
     import numpy as np
 
     ids, learned, lengths, rows = samples
@@ -339,9 +340,10 @@ def _find_fitting(
     lengths: NDArray[np.int64],
     answers: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return a mask, shape (samples,), that is True for each sample that fits the sequence. `lengths` and `answers`
-    have the number of all tokens and of answer tokens of each sample. Raise UserError for a sample that does not fit,
-    unless such samples are skipped."""
+    """Return a mask, shape (samples,), that is True for each sample that fits the sequence lengths in `spec`. `lengths`
+    has the number of tokens of each sample. `answers` has the number of answer tokens of each sample. Raise UserError
+    if no sample fits. Unless the option `too_long` allows skipping, raise UserError for any sample that does not
+    fit."""
     import numpy as np
 
     fits = np.ones(len(lengths), np.bool_)
@@ -361,8 +363,9 @@ def _find_fitting(
 
 
 def _list_samples(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each sample. A row has the sample's token ids, for each token whether it has a loss, and the
-    number of bytes and the hash of all text up to the end of this sample."""
+    """Yield one row for each sample. `ids` are the sample's token ids, and `learned` is True for each token with a
+    loss. `file` and `line` are the source of the sample. `bytes` and `sha256` are the size and the hash of all text
+    from the first sample to this sample."""
     import numpy as np
 
     options, joined = Options(**request["options"]), bool(request["joined"])

@@ -193,8 +193,8 @@ def _select(options: Options, name: str) -> text.Options:
 
 @contextmanager
 def _name_source(name: str) -> Iterator[None]:
-    """Add the name of the text to an error about its options, so that the error names the option in the mixture, such
-    as data.sources.NAME.files."""
+    """Return a context in which an error names an option of the text `name` as the mixture does:
+    data.sources.NAME.files instead of data.files."""
     try:
         yield
     except UserError as error:

@@ -34,8 +34,8 @@ def check(options: Options, spec: RunSpec) -> None:
 def micro_batches(spec: RunSpec, data_rank: int) -> Iterator[MicroBatch]:
     """Return the endless stream of micro-batches of a data-parallel rank, without masks.
 
-    Masks are not needed because there is no padding. Given a mask, transformers would synchronise with the device to
-    find out that it hides nothing.
+    Masks are not needed because there is no padding. If a mask were given, the library transformers would synchronise
+    with the device to find out that the mask hides no token.
     """
     from bench.data.pipeline import loader
 
@@ -55,7 +55,8 @@ def has_fixed_targets(spec: RunSpec) -> bool:
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """An endless stream of samples. Tokens are uniformly distributed over the vocabulary without padding and EOS."""
+    """An endless stream of samples. All tokens of the vocabulary are equally likely, except padding and EOS, which
+    never occur."""
 
     seed: int
     vocabulary: int

@@ -49,9 +49,9 @@ class PreparedText(NamedTuple):
 
 
 def check(options: Options, spec: RunSpec) -> None:
-    """Raise UserError for a missing file, or for options that do not fit each other, the objective, the model or the
-    sequence lengths. The beginning of local files is read too (`corpus.read_beginning`). Raise UserError if a run would
-    refuse it."""
+    """Raise UserError if a file is missing, if two options exclude each other, or if an option does not suit the
+    objective, the model or the sequence lengths. Also read the beginning of local files (`corpus.read_beginning`).
+    Raise UserError if this beginning has content with which a run would fail."""
     if not (_is_plain(spec) or _is_corrupted(spec)):
         remedy = "choose data=synthetic, or an objective whose kinds of tokens come from one text"
         raise UserError(f"data={spec.data.name}", f"has no samples for objective={spec.objective}", remedy)
@@ -70,8 +70,8 @@ def check(options: Options, spec: RunSpec) -> None:
 
 
 def _check_beginning(options: Options, spec: RunSpec) -> None:
-    """Raise UserError if the beginning of the files is unusable. Raise it also if this beginning is known to be the
-    whole text, and the text is too short."""
+    """Read the beginning of the files. Raise UserError if this beginning is unusable. If the beginning is already the
+    whole text, also raise UserError if the text makes too few samples."""
     found, is_whole = corpus.read_beginning(options)
     # Other tokenizers make fewer tokens, and have to be loaded before their number is known.
     if found is not None and is_whole and options.tokenizer == corpus.BYT5:
@@ -85,8 +85,9 @@ def micro_batches(spec: RunSpec, data_rank: int, first: int = 0) -> Iterator[Mic
     """Return the endless stream of micro-batches of a data-parallel rank, from the micro-batch with index `first`.
     Held-out text is excluded. Raise UserError for an unusable corpus or tokenizer.
 
-    Each epoch has its own order of samples and its own hidden spans. With packing, encoder inputs are padded only if
-    the decoder's sequence length limits the length of a sample.
+    Each epoch has its own order of samples and its own hidden spans. With packing, a sample is as long as the sequence
+    lengths of encoder and decoder permit. If the decoder's length is the tighter limit, encoder inputs are padded.
+    Otherwise encoder inputs need no padding.
     """
     # Imported here, like numpy: torch is slow to import, and `check` needs neither.
     from bench.data.pipeline import loader
@@ -158,8 +159,8 @@ def prepare(options: Options, spec: RunSpec, seed: tuple[int, ...]) -> PreparedT
 
 
 def _divide(options: Options, spec: RunSpec, words: Tokenizer, text: Corpus, seed: tuple[int, ...]) -> PreparedText:
-    """Divide a text into samples for training and, if the run learns, held-out samples. Raise UserError for a text that
-    is too short."""
+    """Return the samples of a text. If `learning.tokens` is set, part of the text is held out from training; the
+    samples of this part are separate (`held_out`). Raise UserError for a text that is too short."""
     length, learning = _compute_raw_length(options, spec), spec.learning
     if learning.tokens is None:
         return PreparedText(text, words, _build_samples(options, spec, words, text, length, seed))
@@ -180,7 +181,8 @@ def _build_samples(
     counted: str = "tokens",
 ) -> CorruptedText | PlainText:
     """Return the stream of samples of a text. Each sample is made from `length` tokens of the text, or fewer for a
-    short document. `counted` names the tokens of the text in the message of the error for too few of them."""
+    short document. If the text is too short for a sample, raise UserError. In the error message, `counted` is the name
+    of the text's tokens, for example "held-out tokens"."""
     import numpy as np
 
     bounds = _cut(text, length, packing=options.packing)
@@ -201,7 +203,7 @@ def _build_samples(
 
 
 def _cut(text: Corpus, length: int, *, packing: bool) -> NDArray[np.int64]:
-    """Return the start and end index of each piece of a corpus in its tokens, shape (pieces, 2).
+    """Return the pieces of a corpus, shape (pieces, 2): for each piece, its start and end index in `text.tokens`.
 
     With packing, the whole token stream is cut into pieces of `length`, and an incomplete last piece is dropped.
     Without packing, a piece is the beginning of a document, at most `length` tokens; the document's EOS is not part of

@@ -176,8 +176,8 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 def check_decay_rates(spec: RunSpec) -> None:
-    """Raise UserError if a decay rate of the optimizer's moments is not at least 0 and below 1. A record may have such
-    a rate: its run has failed."""
+    """Raise UserError if a decay rate of the optimizer's moments is below 0, or 1 or more. Reading a spec does not
+    check decay rates, because records of failed runs may contain an invalid rate."""
     for place, rate in enumerate(spec.optimizer.betas):
         if not 0 <= rate < 1:
             value = f"optimizer.betas={list(spec.optimizer.betas)}"

@@ -64,16 +64,17 @@ OWN = USUAL
 
 
 def find_software(name: str) -> Software:
-    """Return the class of software with this name, such as `eager` or `fused`. A class says how much the kernels of
-    training software are optimised. Raise UserError if there is no such class."""
+    """Return the class (category) of training software with this name: `eager`, `usual` or `fused`. Classes differ in
+    how well the kernels are optimised. Raise UserError if there is no such class."""
     if name not in SOFTWARE:
         raise UserError(f"software={name}", "no such class of software", suggest_nearest(name, SOFTWARE))
     return SOFTWARE[name]
 
 
 def format_class(software: Software) -> str:
-    """Return a sentence for the user that names the class of training software for which an uncertainty interval of the
-    step time holds. The interval of a class applies only to step times that are predicted without a calibration."""
+    """Return a sentence for the user about the uncertainty interval of a predicted step time. The sentence names the
+    class (category) of training software for which this interval was determined. The sentence is true only for step
+    times that are predicted without a calibration."""
     if software.name == USUAL.name:
         return "The interval is for unknown software; set software=eager or software=fused to narrow it."
     return f"The interval is for software={software.name}."
@@ -145,7 +146,8 @@ def _adapt_network(network: Stacks, adapter: AdapterSpec) -> Stacks:
 
 def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> Workload:
     """Return the properties of `spec` that decide the work and the activations of one rank in one micro-step on
-    `device`. `software` is the class of training software, which says how much its kernels are optimised."""
+    `device`. `software` says how well the kernels of the training software are optimised: `eager`, `usual` or
+    `fused`."""
     return Workload(
         spec.batch.micro, tuple(spec.sequence.items()), WIDTH[spec.precision], spec.model.attention,
         spec.model.dropout > 0, spec.activation_checkpointing, device, spec.precision == "fp16",
@@ -157,9 +159,9 @@ def build_workload(spec: RunSpec, device: Device, software: Software = OWN) -> W
 def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
     """Return True if an attention never writes its scores to memory.
 
-    On a CPU, torch's sdpa writes the scores to memory if there is dropout, or if a position bias needs a gradient. A
-    frozen bias needs no gradient. Where transformers uses a tensor of zeros in place of a bias, checkpointing makes it
-    compute a gradient for this tensor too.
+    On a CPU, torch's sdpa writes the scores to memory in two cases: if there is dropout, or if a position bias needs a
+    gradient. A frozen bias needs no gradient. In cross-attention, T5 of the library transformers adds a tensor of zeros
+    in place of a bias. With activation checkpointing, this tensor of zeros needs a gradient.
     """
     if load.attention == "sdpa" and load.device == "cpu":
         made_before = attention.zero_bias and not attention.bias_per_layer
@@ -169,7 +171,7 @@ def is_fused(network: Stacks, load: Workload, attention: Attention) -> bool:
 
 
 class Live(NamedTuple):
-    """Operands of an attention. A field is True if backward computes the gradient of this operand."""
+    """Operands of an attention. A field is True if the backward pass computes the gradient of this operand."""
 
     queries: bool
     keys: bool
@@ -177,9 +179,9 @@ class Live(NamedTuple):
 
 
 def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
-    """Return, for each of the operands of an attention (queries, keys, values), whether backward computes its gradient.
-    `reached` says whether backward also computes the gradient of the attention's input. In cross-attention, keys and
-    values come from another stack's output, which always has a gradient."""
+    """Return whether the backward pass computes the gradients of the queries, keys and values of the attention `part`.
+    `reached` is True if the backward pass computes the gradient of the attention's input. In cross-attention, keys and
+    values are computed from the output of another stack. The output of that stack always has a gradient."""
     adapter, names = network.adapter, [name for name, _ in list_named_matrices(network, part)[:-1]]
     found = [reached or adapter is None or adapter.adapts(name) for name in names]
     if part.over is not None:
@@ -188,8 +190,9 @@ def find_live(network: Stacks, part: Attention, reached: bool) -> Live:
 
 
 def is_output_reached(network: Stacks, part: Attention | Mlp, reached: bool) -> bool:
-    """Return True if backward computes the gradient of a sub-layer's output. This is so if the sub-layer has trained
-    parameters, if its input has a gradient (`reached`), or if it attends to another stack."""
+    """Return True if the backward pass computes the gradient of a sub-layer's output. One of three conditions is
+    enough: the sub-layer has trained parameters, the sub-layer's input has a gradient (`reached`), or the sub-layer
+    attends to another stack."""
     far = isinstance(part, Attention) and part.over is not None
     return reached or far or any(matrix.trained for matrix in list_part_matrices(network, part))
 
@@ -230,8 +233,8 @@ def predict_pipeline(spec: RunSpec, device: Device, *, rehearsed: bool = False) 
 
 
 def _add_target_count(step: EngineStep, spec: RunSpec) -> EngineStep:
-    """Return the costs `step`. If the loss is weighted by target tokens, one all-reduce is added. It sums the number of
-    target tokens (one fp64 value per rank) before the passes."""
+    """Return a copy of `step`, the engine's costs of one step. If the loss is weighted by target tokens, one all-reduce
+    is added. This all-reduce sums the number of target tokens (one fp64 value per rank) before the forward passes."""
     if spec.world_size == 1 or not objectives.weighs_targets(spec):
         return step
     counted = Transfer("all_reduce", "forward", 8, 1, 1, False, spec.world_size)

@@ -22,12 +22,13 @@ from bench.runtime.process import ForkServer
 
 
 def run_series() -> None:
-    """Supervise several attempts (tries at runs) on this machine one after another, with ranks forked from one process.
+    """Supervise several attempts on this machine, one after another. An attempt is one try at a run. All ranks are
+    forked from one process.
 
-    The function reads JSON from standard input. The first line contains the device and the specs of all runs, from
-    which the modules to import are known. Each later line is the folder of an attempt. When the function has processed
-    a line of input, it writes an empty line to standard output. SIGTERM during an attempt ends the attempt with a
-    record. SIGTERM between two attempts ends this process.
+    The function reads JSON from standard input. The first line contains the device and the specs of all runs. The specs
+    determine which modules are imported. Each later line is the folder of an attempt. When the function has processed a
+    line of input, it writes an empty line to standard output. SIGTERM during an attempt ends the attempt with a record.
+    SIGTERM between two attempts ends this process.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print while they are imported

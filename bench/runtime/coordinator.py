@@ -217,8 +217,8 @@ class RunCoordinator:
         (self.folder / store.RENDEZVOUS).unlink(missing_ok=True)
 
     def _stop(self, stop: StopReason, why: str) -> None:
-        """Store the reason why the run has to end. A later reason does not replace the first. Do nothing if a rank was
-        lost before."""
+        """Store the reason why the run has to end. If a reason is already stored, that first reason is kept. If a rank
+        was already lost, do nothing."""
         if self._lost_at is None:
             self.stop, self.why = self.stop or stop, self.why or why
 
@@ -248,12 +248,12 @@ class RunCoordinator:
             self.stop, self.why = "node_failure", f"{left}; {len(lost)} ranks lost their peers"
 
     def _note_interruption(self) -> None:
-        """Write the progress of an interrupted run immediately, because the scheduler may soon kill this process as
-        well.
+        """Immediately write the progress of an interrupted run and the name of the signal to the file
+        `interrupted.json`, because the scheduler may soon kill this process as well.
 
-        If a user interrupts a zeroscale command, the command first writes the name of the signal that it received into
-        the same file. Then it ends this supervisor by SIGTERM. In that case the name that is already in the file is
-        kept.
+        Exception: the name of a signal may be in the file already. If a user interrupts a zeroscale command, this
+        command writes the name of its signal to the file, and then sends SIGTERM to this supervisor. The name in the
+        file is then kept.
         """
         assert self._interrupted_by
         name = (read_json(self.folder / store.INTERRUPTED) or {}).get("signal", self._interrupted_by.name)

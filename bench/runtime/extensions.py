@@ -82,7 +82,8 @@ def _name_processor() -> str:
 
 
 def load(name: str, device: str, folder: Path) -> bool:
-    """Load the op `name` from `folder`, the value of TORCH_EXTENSIONS_DIR. Return True if the op was built first."""
+    """Load the op `name` from `folder`, the value of TORCH_EXTENSIONS_DIR. If the op is not built yet, build it before
+    loading it. Return True if the op was built."""
     preload_deepspeed()
     from deepspeed.ops import op_builder
 

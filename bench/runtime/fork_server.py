@@ -86,11 +86,13 @@ def preload(device: str, backends: Collection[str] | None = None, families: Coll
 
 
 def fork(run: Callable[[], object], parent: int, death_signal: int = signal.SIGKILL) -> int:
-    """Call `run`, which never returns, in a new child of the process `parent`. Return the child's process id.
+    """Call `run`, which never returns, in a new process that becomes a child of the process `parent`. Return the id of
+    the new process.
 
-    `parent` must be an ancestor of this process that adopts orphans (a subreaper). This process forks a child, which
-    forks a second child and ends immediately. So `parent` adopts the second child and can wait for it. The kernel sends
-    `death_signal` to the second child when `parent` dies; 0 means no signal.
+    `parent` must be an ancestor of this process, and a subreaper (a process that adopts orphans). This process forks a
+    helper process. The helper process forks the new process and ends immediately. So `parent` adopts the new process,
+    and can wait for the end of the new process. When `parent` dies, the kernel sends `death_signal` to the new process;
+    0 means no signal.
     """
     ours, theirs = os.pipe()
     middle = os.fork()

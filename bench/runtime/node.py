@@ -281,7 +281,8 @@ class NodeAgent:
         return not self.node.lost
 
     def interrupt(self, number: int) -> None:
-        """End this node's ranks because of a signal, and report it to node 0. A signal handler may call this."""
+        """Request that this node's ranks end after the signal `number`. The signal is also reported to node 0. A signal
+        handler may call this method."""
         self._interrupted_by = number
 
     def _watch(self) -> bool:

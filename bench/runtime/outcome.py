@@ -79,8 +79,8 @@ class PauseWatch:
         self.stopped: frozenset[int] = frozenset()
 
     def restart(self) -> None:
-        """Discard the time since the last call of `sample`. It is the time to start the ranks, which must not count as
-        a pause of this supervisor."""
+        """Discard the time since the last call of `sample`. Call this method after the ranks have been started. Then
+        the time for starting the ranks does not count as a pause of this supervisor."""
         self._last = self._read_moment()
 
     def sample(self, pids: Iterable[int], *, in_steps: bool) -> float:
@@ -158,11 +158,13 @@ _ORDER: tuple[OutcomeKind, ...] = ("invalid", "oom", "host_oom", "error", "comm_
 def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_stopped: str) -> Outcome:
     """Return the outcome of a run whose ranks wrote no record.
 
-    If a rank was lost before the supervisor ended any rank, `stop` is None. The outcome then follows from the lost rank
-    that most likely caused the other losses, and its field `evidence` has the phase and step of each lost rank.
+    If a rank was lost before the supervisor ended any rank, `stop` is None. The kind of the outcome then follows from
+    one lost rank: the rank that most likely caused the loss of the other ranks. The field `evidence` of the outcome has
+    the phase and step of each lost rank.
 
-    Otherwise the outcome follows from `stop`, the reason for which the supervisor ended the ranks. `why_stopped` is
-    this reason as text, and `evidence` has the phase and step of every rank, or of the lost ranks if there are any.
+    Otherwise, `stop` is the reason for which the supervisor ended the ranks, and `why_stopped` is this reason as text.
+    `stop` is then the kind of the outcome. The field `evidence` of the outcome has the phase and step of each lost
+    rank. If no rank was lost, `evidence` has the phase and step of every rank.
     """
     lost = [state for state in states if not state.stopped and state.exit_code != 0]
     shown = lost or (states if stop else [])
@@ -323,7 +325,8 @@ class HeartbeatWriter:
 
     def __init__(self, folder: Path, every_s: float, replace: Callable[[Path, bytes], None] = _replace_file) -> None:
         """Create the writer that writes `heartbeat.json` into `folder` every `every_s` seconds. `replace(path,
-        content)` replaces this file. It runs on a separate thread, so it may take any time."""
+        content)` replaces this file. The function `replace` runs on a separate thread, so it may block for any length
+        of time."""
         self._path, self.every_s, self._replace = folder / store.HEARTBEAT, every_s, replace
         self._writer = AsyncWriter()
         self._at = -every_s

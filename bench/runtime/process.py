@@ -55,7 +55,8 @@ class RankLog:
     """
 
     def __init__(self, path: Path, open_file: Callable[[Path], BinaryIO] = lambda path: path.open("ab", buffering=0)):
-        """Start the writing thread. `open_file(path)` opens the file for appending, and may take any time."""
+        """Start the writing thread. In this thread, `open_file(path)` opens the file for appending, and may block for
+        any length of time."""
         self._waiting: list[bytes] = []
         self._left, self._lost = _LOG_LIMIT_BYTES, 0
         self._closing = False
@@ -126,9 +127,11 @@ def set_parent_death_signal(signal_number: int) -> None:
 def start_child(
     command: Sequence[str], death_signal: int = signal.SIGTERM, *, stdin: int = subprocess.DEVNULL, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a process that receives `death_signal` when this process dies. `options` are further arguments of Popen.
+    """Start a child process, which receives `death_signal` when this process dies. `options` are further arguments of
+    Popen.
 
-    The process leads its own session, so that Ctrl-C on a terminal reaches this process alone."""
+    The child leads its own session, so Ctrl-C on a terminal does not reach the child.
+    """
     return subprocess.Popen(
         command,
         stdin=stdin,
@@ -153,9 +156,9 @@ and standard error of the rank.
 def start_process(
     command: Sequence[str], environment: dict[str, str], descriptors: dict[str, int], output: int
 ) -> subprocess.Popen[bytes]:
-    """Start a rank as a child process with its own Python interpreter. The rank inherits the file descriptors in
-    `descriptors`, and finds the number of each in the environment variable that is its key. `output` is the file
-    descriptor for the rank's standard output and standard error."""
+    """Start a rank as a child process with its own Python interpreter. `descriptors` maps names of environment
+    variables to file descriptors. The rank inherits the file descriptors, and each of these variables contains the
+    number of its file descriptor. `output` is the file descriptor for the rank's standard output and standard error."""
     own = environment | {name: str(descriptor) for name, descriptor in descriptors.items()}
     inherited = tuple(descriptors.values())
     return start_child(command, signal.SIGKILL, env=own, stdout=output, stderr=output, pass_fds=inherited)

@@ -277,10 +277,8 @@ class CoordinatorServer:
         return None
 
     def forgive_silence(self, paused_s: float) -> None:
-        """Restart the time limit for silent nodes after this supervisor was paused for `paused_s` seconds.
-
-        During the pause it could not receive reports.
-        """
+        """Restart the time limit for silent nodes. Call this method after this supervisor was paused for `paused_s`
+        seconds, because a paused supervisor receives no reports."""
         self._began += paused_s
         for agent in self.agents.values():
             agent.heard_at = time.monotonic()
@@ -335,17 +333,15 @@ class AgentClient:
         return time.monotonic() - self._reported_at >= _REPORT_S
 
     def report(self, ranks: list[RankState], output: list[tuple[int, str]], **facts: Any) -> None:
-        """Send the states and the output lines, as (rank, line), of this node's ranks. `facts` are the fields `done`,
-        `interrupted_by` and `paused` of `AgentReport`."""
+        """Report this node's ranks to node 0. `ranks` has the states of these ranks, and `output` has their output
+        lines as pairs (rank, line). `facts` are the fields `done`, `interrupted_by` and `paused` of `AgentReport`."""
         self._reported_at = time.monotonic()
         states = [state._asdict() for state in ranks]
         self._connection.send({"ranks": states, "output": output, "left": self._left, **facts})
 
     def forgive_silence(self) -> None:
-        """Restart the time limit for a silent node 0 after this supervisor was paused.
-
-        During the pause it could not receive messages.
-        """
+        """Restart the time limit for a silent node 0. Call this method after this supervisor was paused, because a
+        paused supervisor receives no messages."""
         self._connection.heard_at = time.monotonic()
 
     def stop_request(self) -> dict[str, Any] | None:

@@ -299,7 +299,8 @@ class RankWorker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def find_shortage(self, kind: OutcomeKind, error: BaseException) -> MemoryShortage | None:
-        """Return the use of the exhausted memory (device for the outcome "oom", else host). None if unknown."""
+        """Return facts about the memory that ran out, such as its size. If `kind` is "oom", this is the device's
+        memory, and otherwise the host's memory. None if the facts are unknown."""
         with contextlib.suppress(Exception):
             from bench.measure import memory
 
@@ -310,7 +311,8 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Make a few steps after the window. Return counts and times of these steps and their collectives."""
+        """Make a few more steps after the timed steps of the run. Return counts and times of these additional steps and
+        of their collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
@@ -318,9 +320,9 @@ class RankWorker:
         return observe.inspect(self.trainer, self.engine, members, self.device, counts_flops=unknown)
 
     def report(self, series: "Series", seen: "Inspection | None", uninspected: str | None) -> None:
-        """Gather the results of all ranks on rank 0, which writes the steps and the record. `seen` has the results of
-        the inspection: counts and times of a few steps after the measured window. It is None if no such steps were
-        made, for the reason `uninspected`."""
+        """Gather the results of all ranks on rank 0. Rank 0 then writes the steps and the record. `seen` has the
+        results of the inspection: counts and times of a few steps after the timed steps. If the inspection was not
+        made, `seen` is None, and `uninspected` may have the reason."""
         from bench.measure import observe
 
         self.channel.beat("record")

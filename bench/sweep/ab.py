@@ -140,11 +140,12 @@ def order_runs(rounds: int, seed: int) -> list[tuple[int, int]]:
 
 
 def looks(rounds: int, most: int) -> list[int]:
-    """Return after how many rounds the results are tested: first after `rounds` rounds, then each time after twice as
-    many, and at last after `most`. In a round, both sides of the comparison run once.
+    """Return the numbers of rounds after which the results are tested. In a round, both sides of the comparison run
+    once. The first number is `rounds`. Each further number is twice the previous number, but at most `most`. Example:
+    `looks(5, 30)` returns [5, 10, 20, 30].
 
-    All tests together may give a false result only with a fixed probability. Each further test therefore makes the
-    threshold of all tests stricter, so there are only few tests.
+    The probability of a false result is fixed for all tests together. The more tests there are, the stricter each test
+    must be. So there are only few tests.
     """
     found = [rounds]
     while found[-1] < most:
@@ -160,13 +161,13 @@ def run_rounds(
     follow: Callable[[int, ComparedSide, RunRecord], None],
 ) -> tuple[bool, list[int]]:
     """Run the two sides (revisions or environments) in the order of `turns`, a list of pairs (round, index of a side).
-    Return True if all runs ended `ok`, and the indices of the rounds that were kept although the machine was busy.
-    `words` are arguments of `zeroscale run`. `follow` is called after each run with the round's index, the side and the
-    record.
+    Return two values. The first is True if all runs ended `ok`. The second has the indices of the rounds that were kept
+    although the machine was busy. `words` are arguments of `zeroscale run`. After each run, `follow` is called with the
+    round's index, the side and the record.
 
     If the machine was busy in a round, both sides run again, at most `MOST_AGAIN` times. The runs of the busy round are
-    then moved to the folder `AGAIN`. The first run that fails ends all rounds, because later runs would fail, too.
-    Raise UserError if a side cannot run, or if a run imported code of another revision than that of its side.
+    then moved to the folder `AGAIN`. A round with a failed run is the last round, because later runs would fail, too.
+    Raise UserError if a side cannot run, or if a run imported code that is not from the revision of its side.
     """
     busy: list[int] = []
     for number, group in itertools.groupby(turns, key=lambda turn: turn[0]):
@@ -233,8 +234,8 @@ def _build_environment(side: ComparedSide) -> dict[str, str]:
 
 
 def _check_code(side: ComparedSide, record: RunRecord) -> None:
-    """Raise UserError if the record of a side (one of the two compared revisions) was measured with another commit than
-    that of the side."""
+    """Raise UserError if a run imported code that is not from the commit of its side (one of the two compared
+    revisions). `record` is the record of the run."""
     if side.commit is None or record.environment is None:
         return
     ran = (record.environment.git or {}).get("commit")

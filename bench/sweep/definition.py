@@ -214,8 +214,9 @@ def read(study_folder: Path) -> list[SweepDefinition]:
 
 
 def _with_trials(sweeps: list[SweepDefinition], study_folder: Path) -> list[SweepDefinition]:
-    """Return the sweeps with one change: the latest search among them gets points. These are the points of all trials
-    that the search has made so far. (A trial is one point that a search proposes.)"""
+    """Return the sweeps after replacing the points of the latest search. A search is a sweep that proposes its points
+    while it runs. A proposed point is called a trial. The new points are all trials that the search has proposed so
+    far."""
     last = max((index for index, sweep in enumerate(sweeps) if sweep.search), default=None)
     if last is None:
         return sweeps

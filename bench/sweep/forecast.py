@@ -125,8 +125,8 @@ def compute_shortest_s(protocol: MeasureSpec, step_s: float) -> float:
 def compute_longest_s(protocol: MeasureSpec, step_s: float) -> float:
     """Return the seconds of all steps of an attempt on a GPU, if one step takes `step_s` seconds.
 
-    They are more than on a CPU for two reasons: the warm-up has a minimum duration, and the host runs one block of
-    steps ahead of the GPU.
+    With the same step time, an attempt takes longer on a GPU than on a CPU. On a GPU, the warm-up has a minimum
+    duration, and the host runs one block of steps ahead of the GPU.
     """
     return compute_shortest_s(protocol, step_s) + protocol.gpu_warmup_s + protocol.block_steps * step_s
 
@@ -160,7 +160,7 @@ def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bo
 def compute_bound_min(protocol: MeasureSpec, setup_min: float) -> float:
     """Return the time limit, in minutes, of a point without a prediction.
 
-    It allows `setup_min` minutes for the start, and twice the longest measurement window. The second window's time is
-    for the warm-up steps, whose duration is unknown.
+    The limit is `setup_min` minutes for the start, plus twice the longest measurement window. One of the two windows
+    stands for the warm-up steps, because their duration is unknown.
     """
     return setup_min + 2 * protocol.max_s / 60

@@ -37,8 +37,9 @@ _BARE = re.compile(r"[\w./:+-]+")
 
 
 def format_overrides(given: GivenOverrides, *, plain: Container[str] = ()) -> tuple[str, ...]:
-    """Return overrides of any form as arguments of the command line, such as "engine=zero2". Values of the keys in
-    `plain` are written without quotes, because they are not in Hydra's grammar."""
+    """Return overrides of any form as arguments of the command line, such as "engine=zero2". In a mapping, values with
+    special characters are quoted for Hydra. Values of the keys in `plain` are never quoted, because Hydra does not
+    parse these keys."""
     if isinstance(given, Mapping):
         lists = {key: value if isinstance(value, list | tuple) else [value] for key, value in given.items()}
         return tuple(
@@ -92,8 +93,9 @@ def find_study(
 def take_name(
     parsed: Overrides, key: str, given: str | Path | None, noun: str, verb: str
 ) -> tuple[str | None, Overrides]:
-    """Return the name that the caller has `given`, or that the override `key` sets (None without either), and the other
-    overrides. Raise UserError for several names. `noun` and `verb` are what the key names, and the calling command."""
+    """Return a name, and the overrides of other keys than `key`. The name is `given` by the caller, or set by the
+    override `key`; otherwise it is None. Raise UserError for several names. In the error message, `noun` is the kind of
+    thing that is named, such as "study", and `verb` is the calling command."""
     named = [str(value) for name, values in parsed if name == key for value in values]
     named += [] if given is None else [str(given)]
     if len(named) > 1:
@@ -132,8 +134,8 @@ def find_local_device() -> str:
 
 
 def add_host_memory(machine: Machine, launcher: str) -> Machine:
-    """Return the description of a machine, completed by the size of this host's memory if it lacks that size and the
-    runs use the CPU of this host. `launcher` is the name of the launcher."""
+    """Return the description of a machine. If this description lacks a memory size, and if runs use the CPU of this
+    host, add the size of this host's memory. `launcher` is the name of the launcher."""
     known = machine.device != "cpu" or machine.memory_bytes or machine.host_memory_bytes
     if known or launchers.load(launcher).QUEUES:
         return machine
@@ -145,9 +147,12 @@ _PROCESSES_PER_CORE = 8  # with more processes, collectives time out
 
 
 def check_devices(composed: Request) -> None:
-    """Raise UserError in these cases: A run on this machine lacks devices, an optional package or the tokenizer. A job
-    would get other devices than its `machine` describes, such as CPUs instead of GPUs. The model lacks a matrix that
-    `adapter.targets` names."""
+    """Raise UserError in any of three cases:
+
+    - A run on this machine lacks devices, an optional package or the tokenizer.
+    - A job would get other devices than its `machine` describes, such as CPUs instead of GPUs.
+    - The model lacks a matrix that `adapter.targets` names.
+    """
     with contextlib.suppress(NoPrediction):  # otherwise only the ranks know the names
         get_network(composed.spec)
     device = find_device(composed)
@@ -212,7 +217,8 @@ def _find_tokenizer_error(name: str | None) -> UserError | None:
 
 
 def _check_packages(spec: RunSpec) -> None:
-    """Raise UserError if a package of the extra `adapters` that a run needs is not installed on this machine."""
+    """Raise UserError if a run needs an optional package of `zeroscale[adapters]`, and this package is not installed on
+    this machine."""
     adapter, quantizes = spec.adapter, spec.adapter.quantization != "none"
     needed = [(f"adapter={adapter.name}", name) for name in ("peft", *["bitsandbytes"] * quantizes)]
     needed = needed if adapter.rank is not None else []
@@ -245,8 +251,8 @@ def choose_small(given: Overrides, composed: Request) -> list[Pair]:
 
 @contextlib.contextmanager
 def mention_small(chosen: Sequence[Pair]) -> Iterator[None]:
-    """Add a remark to a UserError about one of the overrides `chosen`, which `choose_small` added: the user did not
-    write it."""
+    """If the block raises a UserError about an override in `chosen`, add a remark that this override is a default.
+    `choose_small` added these overrides, and the user did not write them."""
     try:
         yield
     except UserError as error:
@@ -258,8 +264,9 @@ def mention_small(chosen: Sequence[Pair]) -> Iterator[None]:
 
 
 def choose_small_base(study: Study, overrides: Overrides, config_dir: Path | None) -> list[Pair]:
-    """Return overrides that make the points of a study as small as those of the smoke study. Empty if the study has a
-    section `base` (its fixed fields), or if its first point does not run on this machine's CPU.
+    """Return overrides that make the points of a study as small as those of the smoke study. Return no overrides in two
+    cases: the study has a section `base`, in which it sets fields of all points, or the study's first point does not
+    run on this machine's CPU.
 
     If the models of the study read different kinds of tokens, the overrides include no sequence lengths.
     """

@@ -86,9 +86,10 @@ class JobEnd(NamedTuple):
 
     @property
     def faulty(self) -> bool:
-        """Return True if the job failed before its first attempt for a cause that will probably recur.
+        """Return True if the job failed before its first attempt, and if a new job would probably fail for the same
+        cause.
 
-        Failed nodes, preemption, cancellation and full disks are not such causes.
+        Return False if the cause is a failed node, preemption, cancellation or a full disk.
         """
         return not self.begun and self.outcome in ("error", "host_oom", "timeout") and self.exit_code != EXIT_LATER
 
@@ -198,8 +199,8 @@ def read(folder: Path) -> Job:
 
 
 def hand_over(folder: Path, launcher: str, submit: Callable[[], object]) -> str:
-    """Submit a job whose folder is written, by calling `submit` of a launcher. Return the scheduler's id of the job. If
-    the job is refused, its definition is deleted."""
+    """Submit a job by calling `submit`, a function of a launcher. Return the scheduler's id of the job. The job's
+    folder must already be written. If the job is refused, its definition is deleted."""
     try:
         with explain_failure(launcher, "submit", folder.parents[1]):
             handle = submit()
@@ -225,8 +226,8 @@ def write_handle(folder: Path, handle: str) -> None:
 
 @contextlib.contextmanager
 def explain_failure(launcher: str, function: str, folder: Path) -> Iterator[None]:
-    """Raise UserError with the names of a launcher and its function for an OSError of this function. An OSError from
-    writing below `folder`, or to a full disk, is not changed."""
+    """Replace an OSError from the block with a UserError. The message names the launcher and the launcher's function.
+    Exception: an OSError is not replaced if it is about a file below `folder`, or about a full disk."""
     try:
         yield
     except OSError as error:
@@ -326,8 +327,8 @@ def write_end(folder: Path, end: JobEnd) -> None:
 
 
 def list_ends(folder: Path) -> Iterator[JobEnd]:
-    """Yield how a job, or each of its array tasks, ended, as `write_end` wrote it to files. Unreadable files are
-    skipped."""
+    """Yield a description of how a job, or an array task of the job, ended: one for each file that `write_end` wrote.
+    Unreadable files are skipped."""
     for path in sorted(folder.glob("ended*.json")):
         with contextlib.suppress(OSError, ValueError):
             yield _END.validate_json(files.read_regular(path))
@@ -354,8 +355,8 @@ def read_end(path: Path, size_bytes: int = _END_BYTES) -> list[str]:
 
 
 def find_last_line(path: Path | None) -> str:
-    """Return the last line of a log that names the cause of an error. Lines that report only the end of a process, such
-    as `Killed`, are skipped.
+    """Return the line of a log that probably names the cause of an error. Lines that report only the end of a process,
+    such as `Killed`, are skipped. Of the other lines, the last is returned.
 
     If every line reports only an end, return the last line. If the log is empty or cannot be read, return an empty
     text.

@@ -49,10 +49,11 @@ _NEARLY = 0.99  # largest share shown for a run that takes longer than expected
 def alone(follow: Follow) -> Iterator[Follow]:
     """Hold this machine's lock for local runs inside the block, so that only one process measures at a time.
 
-    First wait until the lock is free and this process is the first in the queue. Meanwhile, `follow` is called with the
-    time that the run of the measuring process has left. Then yield the function to call with the progress of this
-    process's run. It calls `follow`, and writes the progress into the lock file for waiting processes. If a process
-    dies, the kernel releases its lock. If the lock file cannot be opened, the block runs without a lock.
+    First wait until the lock is free and this process is the first in the queue. During this wait, `follow` is called
+    with the time left of the run that holds the lock. Then yield a function. The block calls this function with the
+    progress of its own run. The function calls `follow`, and writes the progress into the lock file for waiting
+    processes. If a process dies, the kernel releases its lock. If the lock file cannot be opened, the block runs
+    without a lock.
     """
     try:
         lock = path(os.environ)
@@ -219,7 +220,8 @@ class AttemptWatch:
 
     def of_step(self, step: int, now_s: float, phase: str) -> Progress:
         """Return the progress of a run whose slowest rank is at step number `step` at the time `now_s`, in seconds. The
-        share that is done refers to the longest warm-up and window that the protocol allows."""
+        share that is done is calculated for the longest run that the protocol allows: with the longest warm-up and the
+        longest measurement window."""
         at, since_s = self._first = self._first or (step, now_s)
         what = f"{phase} {step}"
         if step == at:
@@ -309,15 +311,15 @@ class SweepSupervisor:
 
 
 def take_turn(requested: RequestedRun, follow: Follow) -> AbstractContextManager[Follow]:
-    """Return a context manager that waits until no other local run of this user measures. Until its block ends, other
-    local runs wait. It yields the function to call with the run's progress. If the launcher's option `lock` is false,
-    no run waits."""
+    """Return a context manager. On entry, the context manager waits until no other local run of this user is being
+    measured. Until the end of the block, other local runs wait. The context manager yields the function to call with
+    the run's progress. If the launcher's option `lock` is false, no run waits."""
     return alone(follow) if waits(requested) else contextlib.nullcontext(follow)
 
 
 def waits(requested: RequestedRun) -> bool:
-    """Return whether a run waits until no other local run measures. This is the value of the launcher's option
-    `lock`."""
+    """Return whether a run waits until no other run is being measured on this machine. The launcher's option `lock`
+    decides this."""
     return bool(requested.circumstance.launcher.get("lock"))
 
 
@@ -349,12 +351,13 @@ def make_attempt(
     new_repeat: bool = False,
 ) -> MeasuredRun:
     """Run one attempt (one try at a point) to its end and return its folder and record. If `supervisor` is given and
-    can start, it runs the attempt. Otherwise the launcher starts a new supervisor for it. With `new_repeat`, the
-    attempt gets a repeat number that is not used yet. `follow` is called with the progress of the attempt.
+    can start, it runs the attempt. Otherwise the launcher starts a new supervisor for the attempt. With `new_repeat`,
+    the attempt gets a repeat number that is not used yet. `follow` is called with the progress of the attempt.
 
-    On Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised. Without the lock for
-    local runs (launcher option `lock`), another process may have just begun an attempt at the same point. Then this
-    attempt ends with the outcome `cancelled`.
+    On Ctrl-C, the attempt ends with the outcome `cancelled`, and KeyboardInterrupt is raised.
+
+    If the launcher's option `lock` is false, local runs may overlap. Another process may then have begun an attempt at
+    the same point a moment earlier. In that case, this attempt ends at once with the outcome `cancelled`.
     """
     # Imports come before the attempt's folder: they may take so long that the attempt would count as dead.
     forked = supervisor is not None and supervisor.start(follow)
@@ -406,8 +409,9 @@ def _name_signal(number: int) -> str:
 
 
 def _note_interruption(folder: Path, number: int) -> None:
-    """Print the name of the signal that interrupts an attempt, and write it to a file, from which the record gets it.
-    The supervisor cannot know the name, because SIGTERM is always sent to it, whatever signal arrived here."""
+    """Print the name of the signal that interrupts an attempt, and write this name to a file. The supervisor copies the
+    name from the file into the record. The supervisor itself always receives SIGTERM, even if this process received
+    another signal, such as SIGINT."""
     _tell(f"interrupted by {_name_signal(number)}; ending the run and writing its record into {folder} …")
     with contextlib.suppress(OSError):
         note = json.dumps({"signal": signal.Signals(number).name})
@@ -415,9 +419,10 @@ def _note_interruption(folder: Path, number: int) -> None:
 
 
 def _build_circumstance(requested: RequestedRun, *, forked: bool) -> Circumstance:
-    """Return the circumstances (where and how a point is measured) of an attempt that starts now. Their dict `launcher`
-    may get two keys, which attempts in Slurm jobs have, too. `control` is True for a run of the control point, which is
-    measured repeatedly to detect drift. `started` is "forked" if the ranks are forked from a running process."""
+    """Return the circumstances (where and how a point is measured) of an attempt that starts now. Up to two keys are
+    added to the field `launcher` of the circumstances. Attempts in Slurm jobs have the same keys. `control` is True for
+    a run of the control point, which is measured repeatedly to detect drift. `started` is "forked" if the ranks are
+    forked from a running process."""
     launcher = requested.circumstance.launcher | ({"control": True} if requested.control else {})
     launcher |= {"started": "forked"} if forked else {}
     started_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -318,8 +318,8 @@ class LocalSweep:
         return RunPosition(label, done, count, each_s, (count - done - 1) * (each_s or 0.0))
 
     def _find_supervisor(self, requested: RequestedRun) -> SweepSupervisor | None:
-        """Return the supervisor process that runs all attempts. None if the launcher is not `local`; such a launcher
-        starts a supervisor for each attempt."""
+        """Return the supervisor process that runs all attempts of the sweep. Return None if the launcher is not
+        `local`: every other launcher starts a new supervisor for each attempt."""
         if requested.circumstance.launcher.get("name") != "local":
             return None
         if self._supervisor is None:
@@ -375,8 +375,8 @@ def _read_busy(folder: Path) -> bool:
 
 def _plan_repeat(one: RequestedRepeat, kin: Siblings | None, retry: bool) -> PlannedRun:
     """Return one repeat of a point as a `PlannedRun`, from which the module `policy` decides whether the repeat starts.
-    `kin` are the configurations that differ from the point in the micro-batch alone; None if their outcomes must not
-    matter. With `retry`, any number of failed attempts is allowed.
+    `kin` are the configurations that differ from the point in the micro-batch alone. If `kin` is None, other
+    configurations do not affect the decision. With `retry`, any number of failed attempts is allowed.
 
     A final outcome from an earlier run counts only if it was measured in the current environment (device and software
     versions). For a trial of a search, a final outcome from any environment counts, because later trials were proposed

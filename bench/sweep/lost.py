@@ -135,9 +135,9 @@ def finalize_lost(view: StudyState) -> int:
 
 def keep_ends(view: StudyState) -> bool:
     """Write files that describe how jobs ended, because the scheduler forgets ended jobs after a while. A job or array
-    task gets such a file only if at least one of its points (configurations) had no attempt (no try at a run) in it.
+    task gets a file only if at least one of its points (configurations) was never tried in this job or array task.
 
-    Return whether any such file was written.
+    Return whether any file was written.
     """
     new, started = False, view.seen.list_started_jobs()
     for job in view.seen.jobs:

@@ -97,9 +97,9 @@ def plan_sweep(
 def check_runnable(composed: Request, device: str | None) -> None:
     """Raise UserError if a point breaks a rule of its configuration, or if its devices cannot run it.
 
-    For a run on this machine, the devices are checked first, because too many requested devices also break other rules,
-    whose errors would hide the cause. For a job, the launcher's options are checked first, because they decide which
-    devices the job gets.
+    Only the first error is raised. For a run on this machine, the devices are checked first. A run with too many
+    devices often breaks other rules, too, but the error about devices is the clearest. For a job, the launcher's
+    options are checked first, because these options decide which devices the job gets.
     """
     if queues := launchers.load(composed.launcher).QUEUES:
         check(composed, device)
@@ -208,8 +208,8 @@ def build_point(made: StudyPoint, distinguishing: set[str], *, predict: bool) ->
 
 
 def _find_distinguishing(overrides: list[tuple[Pair, ...]]) -> set[str]:
-    """Return the overrides, as `key=value`, that are added to a point's line in listings to distinguish it: those that
-    not all points share and that the line does not show anyway."""
+    """Return the overrides, as `key=value`, that are added to a point's line in listings to distinguish the point. An
+    override is added under two conditions: some points lack it, and the line would not show it otherwise."""
     shared = Counter(f"{key}={value}" for key, value in itertools.chain(*overrides) if not is_shown_in_line(key))
     return {text for text, count in shared.items() if count < len(overrides)}
 
@@ -249,8 +249,8 @@ def plan_rehearsal(
     overrides: GivenOverrides, rank: int, config_dir: Path | None, *, shapes_only: bool = False, study: str
 ) -> SingleRun:
     """Return a planned rehearsal, which runs one rank of a larger run on this machine without the other ranks. Raise
-    UserError if that is impossible. With `shapes_only`, tensors have shapes but no data, so the rank may need more
-    memory than this machine has."""
+    UserError if that is impossible. With `shapes_only`, tensors have shapes but no data. A rank can then be rehearsed
+    even if it needs more memory than this machine has."""
     composed = compose.compose_request(compose.parse_single(format_overrides(overrides)), config_dir)
     _check_rehearsed(composed, rank)
     device = inputs.find_predicted_device(composed)
@@ -298,8 +298,8 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError if a run cannot be rehearsed with the shapes of tensors alone: on a GPU, with a compiled model,
-    or with flex attention."""
+    """Raise UserError if a run cannot be rehearsed with tensors that have shapes but no data. This is so for runs on a
+    GPU, for compiled models and for flex attention."""
     if device != "cpu":
         raise UserError("--shapes-only", "memory on a GPU cannot be counted without computing", "add machine=cpu")
     model = composed.spec.model

@@ -151,13 +151,13 @@ def build_planned_run(
     environment_id: str | None = None,
     machine: Machine | None = None,
 ) -> PlannedRun:
-    """Return one repeat of a sweep's point as a `PlannedRun`. It includes the point and its machine, so that `policy`
-    can decide from the predicted memory that the run is infeasible.
+    """Return one repeat of a sweep's point as a `PlannedRun`. It includes the point and its machine, so that the module
+    `policy` can decide from the predicted memory that the run is infeasible.
 
     `kin` has the configurations that differ from the point in the micro-batch alone. `attempts` is the number of
-    failures after which the run is given up. Only results from the environment (device and software versions) with the
-    id `environment_id` count as answers; None: results from any. `machine` replaces the machine of the sweep's
-    definition.
+    failures after which the run is given up. `environment_id` identifies an environment (device and software versions).
+    Only results from this environment count as answers. If `environment_id` is None, results from all environments
+    count. `machine` replaces the machine of the sweep's definition.
     """
     return PlannedRun(
         key,
@@ -175,9 +175,10 @@ def next_run(plan: SweepPlan, snapshot: Snapshot) -> Decision | None:
     """Return the decision on the next run of a plan: start, postpone or skip it, or record an outcome without running
     it. None at the plan's end. A plan is gone through once.
 
-    The control point, a reference configuration that shows a drift of the machine, runs first and last. A point that
-    runs out of memory for the first time runs once more at once, if this can save runs of larger micro-batches. A run
-    that does not fit into the time left is postponed; a shorter run may still fit.
+    The control point, a reference configuration that shows a drift of the machine, runs first and last. If a point runs
+    out of memory for the first time, it may run a second time immediately. The second run confirms the result, so that
+    larger micro-batches can be skipped. A run that does not fit into the time left is postponed; a shorter run may
+    still fit.
     """
     passed = snapshot.passed
     control = plan.control._replace(role="control") if plan.control and plan.runs else None
@@ -260,14 +261,15 @@ def find_answer(done: Sequence[RunAttempt], *, prune: bool) -> RunAttempt | None
 def explain_given_up(
     done: Sequence[RunAttempt], limit: int, submitted: int = 0, failed_starts: Sequence[str] = ()
 ) -> str:
-    """Return the reason why a point (configuration) gets no further attempt; empty if it gets one.
+    """Return the reason why a point (configuration) gets no further attempt; empty if it gets another attempt.
 
-    `done` are its attempts with a record. At most `limit` of them may fail for a cause in the point itself. A job that
-    failed before it began an attempt (`failed_starts`) counts as such a failure, since it would fail again.
+    `done` are the point's attempts with a record. `limit` is the maximum number of failures with a cause in the point
+    itself. Causes outside of the point are preemption, cancellation, a failed node, a full disk, a pause and an
+    injected fault. Each job in `failed_starts` counts as one more failure in the point itself. These jobs failed before
+    they began an attempt, and would fail again.
 
-    Causes outside of the point are preemption, cancellation, a failed node, a full disk, a pause and an injected fault.
-    All attempts together, whatever their causes, may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`. The same maximum
-    holds for the number of jobs `submitted` with this point.
+    Two other numbers may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`: the number of all attempts, whatever their
+    causes, and the number of jobs `submitted` with this point.
     """
     own = [attempt for attempt in done if _is_own_fault(attempt)]
     if len(done) >= TOTAL_ATTEMPTS_FACTOR * limit or (len(own) >= limit and not failed_starts):

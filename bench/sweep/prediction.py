@@ -154,7 +154,8 @@ def predict_points(
 
 
 def _check_number(name: str, value: object, valid: Callable[[float], bool], rule: str) -> None:
-    """Raise UserError unless `value` is a finite number for which `valid` is true. `rule` ends with the remedy."""
+    """Raise UserError unless `value` is a finite number for which `valid` is true. `rule` is a text for the message:
+    what the value must be and, after a semicolon, how to correct the value."""
     if not (isinstance(value, numbers.Real) and math.isfinite(value) and valid(float(value))):
         must, _, remedy = rule.partition("; ")
         raise UserError(f"{name}={value!r}", f"must be {must}", remedy)

@@ -80,8 +80,8 @@ def find_siblings(wanted: Iterable[tuple["RunKey", Mapping[str, Any]]]) -> dict[
 
 
 def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
-    """Return the outcome `pruned` for a point (configuration) that need not run because a smaller micro-batch ran out
-    of memory. None if no smaller micro-batch proves this."""
+    """Return the outcome `pruned` for a point (configuration) that need not run, because a smaller micro-batch is
+    proven not to fit into memory. Return None if there is no such proof."""
     for smaller in kin.smaller:
         if shown_by := _find_proof(smaller, kin.machine, tried):
             run = f"{smaller.config_id}/{shown_by.folder.name}"
@@ -92,11 +92,12 @@ def find_pruned_outcome(kin: Siblings, tried: Tried) -> Outcome | None:
 
 
 def _find_proof(relative: Sibling, machine: str, tried: Tried) -> RunAttempt | None:
-    """Return the last out-of-memory run of the configuration `relative`, if its runs prove that it does not fit on a
-    machine. None if there is no proof.
+    """Return the last out-of-memory run of the configuration `relative`, if runs prove that this configuration does not
+    fit on a machine. None if there is no proof.
 
-    A proof needs at least `CONFIRMED` out-of-memory runs of this configuration, among them one of each requested
-    repeat. None of its runs may have ended as `ok` or `invalid`. `tried` returns the runs of a configuration.
+    A proof needs at least `CONFIRMED` out-of-memory runs of this configuration, and at least one such run for each
+    requested repeat. A single run of this configuration with the outcome `ok` or `invalid` refutes the proof. `tried`
+    returns the runs of a configuration.
     """
     on_machine = [attempt for attempt in tried(relative.config_id) if attempt.machine == machine and attempt.outcome]
     out = [attempt for attempt in on_machine if attempt.outcome == "oom"]
@@ -183,7 +184,8 @@ def _build_evidence(
 
 @functools.cache
 def read_formula_versions() -> dict[str, str]:
-    """Return the release of zeroscale, and for each package with formulas a digest of its source code."""
+    """Return the release of zeroscale, and a digest of the source code of each package with formulas. The keys are
+    package names."""
     versions = {"zeroscale": metadata.version("zeroscale")}
     for package in (predict, engines):
         text = b"".join(path.read_bytes() for path in sorted(Path(package.__path__[0]).rglob("*.py")))

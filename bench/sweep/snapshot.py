@@ -201,10 +201,11 @@ def find_rival_attempt(
     ours: Callable[[UnfinishedAttempt], bool] = lambda attempt: False,
 ) -> UnfinishedAttempt | None:
     """Return an attempt at the point `key` that another process is running; None if there is none. `ours` is called
-    with an attempt and returns True if it belongs to the caller.
+    with an attempt and returns True if this attempt belongs to the caller.
 
-    A caller that has reserved an attempt number passes it as `before`. Then only attempts with smaller numbers count,
-    so that of two processes the earlier one runs.
+    If the caller has already reserved a number for its own attempt, `before` is this number, and only attempts with
+    smaller numbers are found. So if two processes reserve numbers at the same time, only the later process finds a
+    rival.
     """
     for attempt in store.list_attempts(config_folder):
         if attempt.outcome is None and attempt.repeat == key.repeat and (before is None or attempt.attempt < before):

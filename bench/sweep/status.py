@@ -51,7 +51,7 @@ class PointStatus(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The outcome; the state if the outcome is not final."""
+        """Text for listings: the outcome (such as `ok`) if it is final, and otherwise the state (such as `running`)."""
         return self.outcome if self.final else self.state
 
 
@@ -139,8 +139,8 @@ class _StatusReader:
         return "waiting", f"to run again; last attempt: {_explain_attempt(done[-1])}" if done else ""
 
     def _alive(self, attempt: UnfinishedAttempt) -> bool:
-        """Return whether an attempt without a record is running. The scheduler's state of its job decides. If the
-        scheduler does not know the job, the age of the attempt's heartbeat decides."""
+        """Return whether an attempt without a record is running. If the scheduler knows the attempt's job, the state of
+        this job decides. Otherwise, the age of the attempt's heartbeat decides."""
         if attempt.dead_here:
             return False
         state = self._queue.get((attempt.job, attempt.task)) if attempt.job else None
@@ -277,11 +277,9 @@ def read_state(folder: Path, *, ask: bool = True, about_all: bool = False) -> St
 
 
 def _may_go_on(job: jobs.SubmittedJob, seen: StudySnapshot, wanted: Mapping[RunKey, RequestedRepeat]) -> bool:
-    """Return whether a job may still change the study: one of its points has no answer, or one of its allocations has
-    not begun or not ended.
-
-    A job that was put back into the queue has points with records already, but its next allocation has not begun.
-    """
+    """Return whether a job may still change the study. This is so in three cases: one of the job's points has no answer
+    (final outcome), one of the job's allocations has not ended, or the job or one of its array tasks has had no
+    allocation yet."""
     if not job.points or any(attempt.job == job.name for attempts in seen.open.values() for attempt in attempts):
         return True
     for key, _ in job.points:

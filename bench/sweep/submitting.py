@@ -62,8 +62,8 @@ class SubmitResult(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether the scheduler responded until the last job was submitted and, if the user requested an
-        autopilot (a job that later submits the remaining points), accepted the autopilot."""
+        """Return True if the scheduler responded until the last job was submitted, and did not refuse the autopilot.
+        The autopilot is a job that later submits the remaining points; it is submitted only on request."""
         return not (self.autopilot_refused or self.cut_short)
 
     @property
@@ -148,8 +148,9 @@ def _submit_pending(
 
 
 def _may_pass(error: UserError) -> bool:
-    """Return whether the same request may succeed later: the scheduler did not respond or, in the autopilot's job, the
-    queue is full. In a terminal, a full queue is an error at once."""
+    """Return whether the same request may succeed later. This is so if the scheduler did not respond, or if the queue
+    is full and this process is the autopilot's job. If a user's command finds a full queue, the command fails at
+    once."""
     is_full = _TOO_MANY.search(str(error)) is not None
     return isinstance(error, SchedulerUnavailable) or (is_full and read_job(os.environ) is not None)
 
@@ -250,8 +251,8 @@ class JobSubmitter:
 
     def _find_limit(self, autopilot: bool) -> tuple[int | None, str]:
         """Return how many jobs with points may be in the queue, and a text with the limit of `--max-queued` or of the
-        cluster. Return (None, "") if there is no limit. With `autopilot`, the cluster's limit is lowered by the jobs
-        of the autopilot."""
+        cluster. Return (None, "") if there is no limit. With `autopilot`, the cluster's limit is reduced by the number
+        of the autopilot's own jobs."""
         ours, theirs, limits = self._rules.max_queued, self._cluster.max_submit_jobs, list[tuple[int, str]]()
         if ours:
             limits.append((ours, f"--max-queued allows at most {format_count(ours, 'job')} in the queue"))
@@ -271,8 +272,8 @@ class JobSubmitter:
         return handle
 
     def _hand_over(self, folder: Path, made: LaunchPlan) -> str:
-        """Submit a job whose folder is written, and return its job id. If the job is refused, its definition is
-        deleted."""
+        """Submit a job and return its job id. The job's folder must already be written. If the job is refused, its
+        definition is deleted."""
         return jobs.hand_over(folder, self._name, lambda: self._launcher.submit(made, self._options))
 
     def submit_autopilot(
@@ -280,10 +281,12 @@ class JobSubmitter:
     ) -> str | None:
         """Submit the autopilot, a small job that submits the next points when other jobs have ended. Return its job id.
 
-        Return None if no job is queued or running, or if an autopilot is in the queue already. If `waiting` (points
-        wait for room in the queue), the autopilot starts after the first job has ended, else after all jobs. If the
-        queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted again. If
-        this was the only job, the autopilot starts after `_FULL_QUEUE_MIN` minutes.
+        Return None if no job is queued or running, or if an autopilot is in the queue already. `waiting` is True if
+        points wait for room in the queue. The autopilot then starts after the first job has ended. If `waiting` is
+        False, the autopilot starts after all jobs have ended.
+
+        If the queue is full, the last job in `submitted` is cancelled to make room, and the autopilot is submitted
+        again. If no other job remains, the autopilot starts after `_FULL_QUEUE_MIN` minutes.
         """
         # The first autopilot is useless without a job. A later one keeps the sweep going, unless the limit is too low
         # for the autopilot, the next autopilot and a job.
@@ -382,8 +385,8 @@ class JobBatcher:
     def _compute_group_key(self, point_status: PointStatus) -> tuple[Any, ...]:
         """Return the values in which all points of one job agree.
 
-        Repeats of a point go to different packed jobs. A packed job runs its points on the same nodes, where repeats
-        would vary too little.
+        The spread between repeats must include the differences between nodes. A packed job runs its points on the same
+        nodes, so repeats of a point go to different packed jobs.
         """
         point, mode = point_status.point, self._options.mode
         limit = math.ceil((point.time_limit_min or 0) / _LIMIT_STEP_MIN) if mode == "array" else None

@@ -1,10 +1,10 @@
-"""Real Slurm cluster with several nodes on one machine, for tests.
+"""Testbed: a real Slurm on one machine, with several emulated nodes, for tests.
 
   sudo python slurm/testbed up         start it as root
   sudo python slurm/testbed down       remove it
 
-Every node is a network namespace with its own address, host name and rate-limited link. Sweeps can
-be tested on it without a cluster, and failures of a cluster can be produced on demand.
+Every node is a network namespace with its own address, host name and rate-limited link. Tests can
+run sweeps on these nodes instead of a cluster, and can produce failures of a cluster on demand.
 """
 
 import argparse

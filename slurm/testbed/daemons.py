@@ -38,8 +38,8 @@ def _build_environment(ledger: Ledger) -> dict[str, str]:
 def start_munge(ledger: Ledger) -> None:
     """Start a munged with its own key and socket, independent of the system's munged.
 
-    It runs as root, like all daemons of the testbed. Without the option --force, munged refuses a key in a private
-    folder, and the user may choose such a folder with --dir. Only this testbed trusts the key.
+    It runs as root, like all daemons of the testbed. The option --force is necessary, because munged otherwise refuses
+    a key in a private folder, and the testbed's folder (--dir) may be private. Only this testbed trusts the key.
     """
     folder = ledger.folder / "munge"
     folder.mkdir()
@@ -104,8 +104,9 @@ def wait_until_idle(ledger: Ledger, nodes: Sequence[str], limit_s: float) -> Non
 def wait(ledger: Ledger, watched: Sequence[str], is_ready: Callable[[], bool], limit_s: float, rule: str) -> None:
     """Wait until `is_ready` returns True. `watched` are the names of daemons that must stay alive meanwhile.
 
-    Raise `Problem` with the last lines of the logs if a watched daemon ends, or after `limit_s` seconds. `rule` is
-    the message of the error.
+    Raise `Problem` if a watched daemon ends, or if `is_ready` has not returned True after `limit_s` seconds. The error
+    has the last lines of the daemons' logs. Its message contains `rule`, a description of the failure, such as "munged
+    made no socket".
     """
     deadline = time.monotonic() + limit_s
     while True:

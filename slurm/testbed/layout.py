@@ -10,8 +10,8 @@ from typing import Any
 
 
 class Problem(Exception):
-    """Error of a testbed command. Its message has one line with a value, a rule and a remedy. All changes that the
-    command made have been undone.
+    """Error of a testbed command. Its message is one line with three parts: the cause (such as a wrong option), a
+    description of the error, and usually a remedy. All changes that the command made have been undone.
 
     It resembles `UserError` in `bench.core.errors`. That class is not available here, because a testbed runs as root
     with the system's Python, in which zeroscale is not installed.

@@ -50,8 +50,8 @@ def refuse_existing(layout: Layout) -> None:
 
 
 def build(ledger: Ledger) -> None:
-    """Write the names of the network namespaces, interfaces and folders into the ledger, and then create them with the
-    switch and the cables."""
+    """Create the network of a testbed: the network namespaces with their folders in /etc/netns, the switch, and the
+    cables (pairs of interfaces). Before that, write the names of namespaces, interfaces and folders into the ledger."""
     layout = ledger.layout
     ledger.namespaces = layout.machines
     ledger.interfaces = [layout.login_interface]

@@ -19,7 +19,8 @@ _END_S = 10.0
 class Process:
     """Process identified by its process id and start time.
 
-    The kernel may reuse a process id, but not with the same start time before a reboot.
+    After a process has ended, the kernel may give its process id to a new process. The start time distinguishes the two
+    processes.
     """
 
     pid: int

@@ -115,8 +115,11 @@ def environment(of: RunSpec, torch: str = "2.13.0", **more: Any) -> Environment:
 
 
 def run(of: RunSpec | None = None, *, torch: str | None = "2.13.0", **more: Any) -> RunRecord:
-    """Return the record of an ok run of the spec `of`. With `torch=None`, its environment is unknown. `more` sets
-    fields of the record's circumstance (such as its study and repeat number), environment and observations."""
+    """Return the record of a run with the spec `of` and the outcome `ok`. With `torch=None`, it has no environment.
+
+    `more` sets further fields: the study, repeat number, attempt number, machine, launcher or start time of the run,
+    fields of its observations, its `evidence`, and fields of its `environment` (as a dict).
+    """
     of = of or spec()
     around = {"study": "smoke", "repeat": 0, "attempt": 0, "machine": {"name": "cpu"}, "launcher": {}}
     around["started_at"] = "2026-11-24T09:00:00+00:00"

@@ -174,8 +174,8 @@ def _build_request(selection: CorpusSelection) -> dict[str, Any]:
 
 
 def _build_corpus(selection: CorpusSelection, tokens: Tokens, lengths: Any, last: Mapping[str, Any]) -> Corpus:
-    """Return the corpus with the given tokens. `lengths` has the number of tokens of each document, and `last` the size
-    and the hash of the text."""
+    """Return the corpus with the given tokens. `lengths` has the number of tokens of each document. `last` is the last
+    row from `_list_documents`; its `bytes` and `sha256` are the size and the hash of the whole text."""
     import numpy as np
 
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -183,10 +183,13 @@ def _build_corpus(selection: CorpusSelection, tokens: Tokens, lengths: Any, last
 
 
 def read_beginning(selection: CorpusSelection) -> tuple[Corpus | None, bool]:
-    """Return the first documents of a corpus from local files (at most FIRST_BYTES and FIRST_DOCUMENTS), and True if
-    there are no further documents. Tokens are bytes, as the tokenizer "byt5" makes them. Return None instead of the
-    documents if only the library `datasets`, which is slow to import, can read the files. Raise the same UserError as
-    `load` for an unusable line."""
+    """Return two values: the first documents of a corpus from local files, and True if they are the whole corpus. At
+    most FIRST_BYTES bytes and FIRST_DOCUMENTS documents are read. Tokens are bytes, as the tokenizer "byt5" makes them.
+    Raise the same UserError as `load` for an unusable line.
+
+    Some files can be read only by the library `datasets`, which is slow to import. For these files, return None and
+    False.
+    """
     import numpy as np
 
     if not all(map(_is_readable_here, list_files(selection))):
@@ -223,8 +226,8 @@ def load_table(
 
 
 def _list_documents(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the token ids of each document with EOS, with the number of bytes and the hash of all text up to the end of
-    this document."""
+    """Yield one row for each document. `ids` are the document's token ids, EOS included. `bytes` and `sha256` are the
+    size and the hash of all text from the first document to this document."""
     import numpy as np
 
     selection = CorpusSelection(**request["selection"])
@@ -390,7 +393,8 @@ def _list_standard_library(max_bytes: int) -> list[Path]:
 
 
 def read_stamps(paths: Iterable[Path], tokenizer: str) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and modification time of the files of a text and of a tokenizer in a local folder."""
+    """Return the path, the size in bytes and the modification time in nanoseconds of every file in `paths`. If
+    `tokenizer` is a local folder, the files in this folder are included."""
     files = [*paths, *sorted(path for path in Path(tokenizer).glob("*") if path.is_file())]
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 

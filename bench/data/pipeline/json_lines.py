@@ -193,7 +193,7 @@ def _join_turns(turns: Sequence[dict[str, str]]) -> Iterator[Segment]:
 
 def _apply_template(words: Tokenizer, line: Line, turns: list[dict[str, str]]) -> list[Segment]:
     """Return the segments of a chat in the tokenizer's own template. Raise UserError if the template refuses the chat.
-    Raise it also if the text that the template writes for a turn changes when further turns are added."""
+    Also raise UserError if the template writes earlier turns differently when later turns follow."""
     from jinja2 import TemplateError
 
     assert words.format_chat is not None

@@ -25,8 +25,8 @@ class SampleStream(Protocol):
 
     @property
     def padded(self) -> frozenset[str]:
-        """Names of the kinds of tokens (such as encoder tokens) of which a sample may have fewer than the sequence
-        length. For these kinds, the model may need a mask."""
+        """Names of the kinds of tokens (such as encoder tokens) that may need padding, because a sample may be shorter
+        than the sequence length. For these kinds, the model may need a mask."""
 
     def __call__(self, index: int) -> tuple[NDArray[Any] | Row, ...]:
         """Return the sample at `index`, with one entry for each kind of tokens of the objective (such as encoder
@@ -179,7 +179,7 @@ def _places(row: NDArray[Any], eos: int | None) -> NDArray[np.int64]:
 
 def _fill_rows(rows: Any, length: int, filler: int, hidden: float = 0.0) -> torch.Tensor:
     """Return `rows`, arrays of tokens, as one tensor of shape (rows, length). The token id `filler` pads short rows at
-    their end. If `hidden` is not 0, it is the share of each row, at its beginning, that is replaced by `filler` too."""
+    their end. `filler` also replaces the first tokens of each row; `hidden` is the replaced share of the row."""
     batch = np.full((len(rows), length), filler, dtype=np.int64)  # (rows, length)
     for line, row in zip(batch, rows, strict=True):
         begin = int(hidden * len(row))

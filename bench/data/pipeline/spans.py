@@ -44,11 +44,11 @@ class SpanCorruption(NamedTuple):
         return length - hidden + spans + 1, hidden + spans + 1
 
     def raw_length(self, encoder: int, decoder: int) -> int:
-        """Return the largest number of raw tokens from which a sample fits the sequence lengths of encoder and decoder;
-        0 if even 2 raw tokens do not fit.
+        """Return the number of raw tokens for the longest sample that fits the sequence lengths of encoder and decoder;
+        0 if even a sample from 2 raw tokens does not fit.
 
-        The encoder's sequence is then full, unless the decoder's sequence length is the limit. A sequence that is not
-        full is padded.
+        This sample fills the encoder's sequence, unless the decoder's sequence length is the limit. A sequence that is
+        not full is padded.
         """
 
         def too_long(length: int) -> bool:

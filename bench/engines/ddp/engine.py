@@ -117,7 +117,7 @@ class DataParallel:
 
 def _pretend_all_reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """DDP communication hook for rehearsals on torch's fake process group: all-reduce as DDP does, and return a
-    completed future. DDP reads the result of the future, which the fake process group does not set."""
+    completed future. DDP reads the result of this future. The future of the fake process group itself has no result."""
     dist.all_reduce(bucket.buffer())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

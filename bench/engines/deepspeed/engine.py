@@ -1,9 +1,9 @@
 """Engine for DeepSpeed's ZeRO, stages 0 to 3. It uses the process group that torch has already set up.
 
-In bf16, stages 1 to 3 hold 16 bytes per parameter in total. Of these, 12, 14 or 16 bytes are partitioned among the
-ranks at stage 1, 2 or 3. DeepSpeed divides the loss of each micro-step by the number of micro-steps, and updates at the
-end of the last one. `train_step` therefore calls forward, backward and step for every micro-batch, as DeepSpeed's
-documentation does.
+In bf16, stages 1 to 3 hold 16 bytes per parameter in total. Stage 1 partitions 12 of the 16 bytes among the ranks,
+stage 2 partitions 14 of them, and stage 3 partitions all 16. DeepSpeed divides the loss of each micro-step by the
+number of micro-steps, and updates at the end of the last one. `train_step` therefore calls forward, backward and step
+for every micro-batch, as DeepSpeed's documentation does.
 """
 
 import copy

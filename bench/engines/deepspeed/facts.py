@@ -64,8 +64,8 @@ def build_deepspeed_config(options: Options, spec: RunSpec) -> dict[str, Any]:
 
 
 def _describe_own_optimizer(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """Return the section `optimizer` of DeepSpeed's config. Return an empty dict for optimizers that DeepSpeed does not
-    have; the engine passes these to deepspeed.initialize."""
+    """Return the section `optimizer` of DeepSpeed's config. Return an empty dict for an optimizer that DeepSpeed does
+    not have. Such an optimizer is passed directly to deepspeed.initialize."""
     if optimizer.name != "adamw":
         return {}
     params = {
@@ -112,8 +112,8 @@ def find_frozen(options: Options) -> FrozenWeights:
     """Return the forms of frozen weights (not quantised, nf4, int8) that a ZeRO stage supports. Stages 0 to 2 do not
     change frozen weights, so they support every form of them.
 
-    Stage 3 partitions the packed bytes of nf4 weights like other weights. However, bitsandbytes keeps the packed
-    weights that were gathered for forward until the backward pass, so they stay whole for that time.
+    Stage 3 partitions the packed bytes of nf4 weights like other weights. However, bitsandbytes keeps a reference to
+    the packed weights from forward to backward. The packed weights therefore stay whole between the two passes.
     """
     if options.stage < 3:
         return FrozenWeights(FROZEN_FORMS)

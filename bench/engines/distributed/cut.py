@@ -12,8 +12,8 @@ from bench.core.spec import RunSpec
 
 
 def count_unit_flops(network: Stacks, tokens: Mapping[str, int]) -> list[int]:
-    """Return the matmul FLOPs of one sample's forward pass for each unit: the embedding (0), each block in the order of
-    forward, the head.
+    """Return the matmul FLOPs of each unit in one sample's forward pass. The units are the embedding (0 FLOPs), each
+    block in the order of the forward pass, and the head.
 
     `tokens` has the number of tokens per sample by kind, such as the tokens of the encoder. Attention counts all pairs
     of tokens, masked or not.
@@ -59,8 +59,8 @@ def cut_units(costs: Sequence[int], stages: int) -> list[range]:
 
 
 def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
-    """Return the smallest possible cost of the most expensive stage, found by bisection. `before` has the summed costs
-    of all units before each unit, and `dearest` is the cost of the most expensive unit."""
+    """Return the smallest possible cost of the most expensive stage, found by bisection. `before[n]` is the summed cost
+    of the first n units. `dearest` is the cost of the most expensive unit."""
     low, high = max(dearest, -(-before[-1] // stages)), before[-1]
     while low < high:
         middle, end = (low + high) // 2, 0

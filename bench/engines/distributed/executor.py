@@ -42,8 +42,9 @@ class RankStages(Module):
         self, stages: Mapping[int, Module], shapes: Shapes, shared: Mapping[str, Sequence[int]],
         among: TensorRanks | None,
     ) -> None:  # fmt: skip
-        """Arguments: `shared` maps the name of each parameter that several stages share to the numbers of these stages.
-        `among` are the tensor-parallel ranks that share each matrix with this rank; None if matrices are whole."""
+        """Arguments: `shared` has the name of each parameter that several stages share, and the numbers of these
+        stages. `among` is the group of tensor-parallel ranks, each with its own slice of every matrix; None if matrices
+        are whole."""
         super().__init__()
         self.stages = ModuleDict({str(number): stage for number, stage in stages.items()})
         self.shapes, self.shared, self.among = shapes, shared, among
@@ -57,8 +58,8 @@ class RankStages(Module):
 
     @property
     def first(self) -> Module:
-        """The rank's first stage in the order of forward. Stages are called one by one; the `RankStages` object itself
-        is never called."""
+        """The rank's first stage in a forward pass. Callers call the stages one by one. They never call the
+        `RankStages` object itself."""
         return next(iter(self.stages.values()))
 
     def __getitem__(self, number: int) -> Module:
@@ -111,8 +112,8 @@ class Neighbours:
         self.waited: list[tuple[Any, Any]] = []  # begin and end of each wait for another rank
 
     def receive(self, states_of: Action, source: int) -> None:
-        """Start to receive the tensors that stage `source` sends: the input of the forward or backward pass
-        `states_of`."""
+        """Start to receive the tensors that stage `source` sends. `states_of` is the forward or backward pass that
+        needs these tensors as its input."""
         buffers = [torch.empty(shape, dtype=self._like.dtype, device=self._like.device) for shape in self._shapes]
         works = [_require(dist.irecv(buffer, self._find_rank(source))) for buffer in buffers]
         self._coming[states_of] = buffers, works
@@ -144,7 +145,8 @@ class Neighbours:
         self.waited.append((begin, self.mark()))
 
     def mark(self) -> Any:
-        """Return a time mark: on a GPU an event of the device's stream, on a CPU the host's clock."""
+        """Return a mark of the current time. On a GPU, the mark is an event in the device's stream. On a CPU, it is the
+        time of the host's clock in seconds."""
         if not self._like.is_cuda:
             return time.perf_counter()
         event: Any = torch.cuda.Event(enable_timing=True)

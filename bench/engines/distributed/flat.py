@@ -82,11 +82,12 @@ class WholeParameters:
         """Arguments:
 
         `group` has the ranks with copies of these parameters. `counted` has the indices of the parameters that count in
-        the gradient norm on this rank; a parameter that several stages share is counted on only one of their ranks.
-        `among` are the tensor-parallel ranks that share each matrix; None if matrices are whole. `holders` are the
-        ranks of one model copy whose stages share these parameters, such as a tied embedding; None if no other rank has
-        them. A holder computes only the gradient of its own stage's use of a parameter, so the gradients of all holders
-        are summed.
+        the gradient norm on this rank. If several stages share a parameter, only one of their ranks counts it. `among`
+        is the group of tensor-parallel ranks, each with its own slice of every matrix; None if matrices are whole.
+
+        `holders` are the ranks of one model copy that all have these parameters, such as both ranks with a tied
+        embedding. `holders` is None if no other rank has the parameters. Each holder computes the gradients of its own
+        stages only, so the gradients of all holders are summed.
         """
         self._unsliced = UnslicedGradients(parameters, among)
         self._group, self._ranks, self._holders = group, dist.get_world_size(group), holders

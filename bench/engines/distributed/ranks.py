@@ -57,10 +57,10 @@ def weigh(micro_batches: Iterable[dict[str, Tensor]], spec: RunSpec) -> Iterator
     """Yield the micro-batches of a step with their weights. The mean of the weights over micro-batches and ranks is 1.
     Collective.
 
-    Weights differ from 1 only if the loss is the mean over target tokens, and samples may have different numbers of
-    target tokens (`objectives.weighs_targets`). In this case, the number of target tokens in the whole step is needed
-    before the first backward. All micro-batches are therefore loaded at once, and their numbers of target tokens are
-    summed over the ranks. In all other runs, each micro-batch is loaded when it is needed.
+    Weights differ from 1 only if two conditions hold: the loss is the mean over target tokens, and the number of target
+    tokens varies among samples (`objectives.weighs_targets`). In this case, the number of target tokens in the whole
+    step is needed before the first backward. All micro-batches are therefore loaded at once, and their numbers of
+    target tokens are summed over the ranks. In all other runs, each micro-batch is loaded when it is needed.
 
     A micro-batch without any target token has weight 0. However, its mean loss would be 0 / 0 = NaN, and NaN × 0 is
     still NaN. One of its tokens is therefore made a target token, which does not affect the weighted loss. If a whole

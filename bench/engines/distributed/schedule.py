@@ -1,7 +1,7 @@
 """Pipeline schedules as plain data: for each rank, the list of its actions in order. An engine executes the lists;
 predictions simulate them.
 
-Stage s lies on rank s mod ranks. With one stage per rank, stage s lies on rank s.
+With n ranks, stage s lies on rank s mod n. With one stage per rank, stage s therefore lies on rank s.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class PipelineSize(NamedTuple):
         return stage % self.ranks
 
     def stages_of(self, rank: int) -> range:
-        """Return the stages that a rank has, in the order of forward."""
+        """Return the stages that a rank has, in the order of the forward pass."""
         return range(rank, self.stages, self.ranks)
 
 
@@ -107,15 +107,14 @@ def _build_breadth_first(size: PipelineSize, rank: int) -> Order:
 
 
 def _build_one_forward_one_backward(size: PipelineSize, rank: int) -> Order:
-    """Return the passes of a rank: some forwards, then forwards and backwards in turn, then the remaining backwards. It
-    begins with just enough forwards for the gradient of the first backward to arrive in time."""
+    """Return the passes of a rank: some forwards, then forwards and backwards in turn, then the remaining backwards. A
+    rank with more ranks after it begins with more forwards, because its first gradient arrives later."""
     ranks, chunks, micro_batches = size
     total, following = micro_batches * chunks, ranks - rank - 1  # ranks after this one
 
     def locate(count: int, *, forward: bool) -> tuple[int, int]:
-        """Return the stage and the micro-batch of the rank's pass number `count`. Micro-batches are processed in
-        groups. A group has one micro-batch for each rank, and goes through all stages of the rank before the next group
-        starts."""
+        """Return the stage and the micro-batch of the rank's pass number `count`. Every `ranks` micro-batches form a
+        group. The rank runs one group through all of its stages, and then starts the next group."""
         if chunks == 1:
             return rank, count
         group, place = divmod(count, ranks * chunks)
@@ -156,8 +155,8 @@ def find_target(action: Action, size: PipelineSize) -> int | None:
 
 def add_transfers(computation: Sequence[Order], size: PipelineSize) -> tuple[Order, ...]:
     """Return the passes of each rank in `computation` with sends and receives added. Each send follows the pass whose
-    result it sends. Each receive is placed so that its rank reaches it at the same time as the other rank reaches the
-    send, if all passes take equally long.
+    result it sends. The receives are placed under the assumption that all passes take equally long. Under this
+    assumption, one rank reaches the send at the same time as the other rank reaches the receive.
 
     The actions of all ranks follow one global order. Two transfers between the same ranks therefore have the same order
     on both ranks. So there is no deadlock, even if a send and its receive block until both have started.
@@ -218,8 +217,8 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
 
 
 def _list_next_stages(stages: Sequence[int], place: int, ahead: int) -> list[int]:
-    """Return the stage that computes at position `place` of `stages`, and the `ahead` different stages that compute
-    next, in order."""
+    """Return different stages in the order in which they compute: the stage at position `place` of `stages`, and the
+    stages that compute after it. `ahead` is the number of these later stages."""
     coming: dict[int, None] = {}
     for stage in stages[place:]:
         coming[stage] = None

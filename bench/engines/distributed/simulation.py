@@ -66,8 +66,8 @@ def simulate_passes(
 
 def list_moments(order: Order, size: PipelineSize, rank: int) -> tuple[StageMoment, ...]:
     """Return the passes and reductions during which a rank's memory can be at its peak, each with the data that the
-    rank then holds. A pass or reduction is left out if its peak cannot be the highest: during another action of the
-    same stage and kind, the rank holds at least as much of every kind of data."""
+    rank then holds. A pass or reduction is left out if the rank holds at least as much data of every kind during
+    another action of the same stage and kind."""
     found: dict[tuple[str, int], list[tuple[Counts, StageMoment]]] = {}
     counted = {
         one: (*one.kept, one.waiting, one.gradients, one.leaving, *one.whole, *one.unreduced, *one.reduced)

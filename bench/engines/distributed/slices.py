@@ -1,7 +1,7 @@
-"""Tensor parallelism with plain tensors: every rank keeps a slice of each matrix, some of its rows or columns. A region
-is a group of layers, such as attention or feed-forward, in which each rank computes a partial result. The partial
-results are summed at the end of the region (arXiv 1909.08053). Outside regions, sequence parallelism divides the tokens
-among the ranks (arXiv 2205.05198).
+"""Tensor parallelism with plain tensors. Every rank keeps one slice of each matrix: either some of the rows, or some of
+the columns. A region is a group of layers, such as attention or feed-forward, in which each rank computes a partial
+result. The partial results are summed at the end of the region (arXiv 1909.08053). Outside regions, sequence
+parallelism divides the tokens among the ranks (arXiv 2205.05198).
 
 A region begins with `enter` and ends with `leave`. Its first matrices are sliced by rows of torch's weight, and its
 last matrix is sliced by columns, so the ranks exchange nothing within the region. Embedding and cross-entropy divide
@@ -29,7 +29,8 @@ TOKENS = 1
 
 
 class TensorRanks(NamedTuple):
-    """Tensor-parallel ranks that share each matrix of a part of the model, and this rank's index among them."""
+    """Group of tensor-parallel ranks, and this rank's index in the group. Each rank of the group has its own slice of
+    every matrix."""
 
     group: dist.ProcessGroup
     ranks: int
@@ -96,8 +97,8 @@ def _keep(tensor: Tensor, among: TensorRanks) -> Tensor:
 
 
 def _sum(tensor: Tensor, among: TensorRanks) -> Tensor:
-    """Return the sum of `tensor` over all ranks as a new tensor. `tensor` is not overwritten, because autograd may use
-    the same tensor as another gradient too."""
+    """Return the sum of `tensor` over all ranks as a new tensor. `tensor` is not overwritten, because autograd may also
+    use it as the gradient of another tensor."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=among.group)
     return total
@@ -171,8 +172,9 @@ def cut_weights(module: Module, dimensions: Mapping[str, int], among: TensorRank
 
 
 def mark_slices(module: Module, dimensions: Mapping[str, int], among: TensorRanks) -> None:
-    """Mark each parameter that `cut_weights` has sliced: its attribute `tensor_slice` gets the position of its slice.
-    `dimensions` is the mapping that was passed to `cut_weights`, from names of modules to sliced dimensions."""
+    """Set the attribute `tensor_slice` of each parameter that `cut_weights` has sliced. The attribute is the position
+    of the parameter's slice. `dimensions` maps names of modules to sliced dimensions, and must be the same as for
+    `cut_weights`."""
     for name, parameter in module.named_parameters():
         *_, owner, kind = name.split(".")
         if (dimension := dimensions.get(owner)) is not None and (kind == "weight" or dimension == 0):
@@ -259,8 +261,9 @@ def compute_sliced_loss(logits: Tensor, labels: Tensor, among: TensorRanks, redu
 
 
 def _find_own(tokens: Tensor, rows: int, among: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Return the row of each token in this rank's slice, and a mask of the tokens that the slice contains. Other tokens
-    get an arbitrary valid row."""
+    """Return two tensors with the shape of `tokens`. The first tensor has the row of each token within this rank's
+    slice of the vocabulary. The second tensor is True for the tokens that are in this slice. All other tokens get an
+    arbitrary valid row."""
     own = tokens - among.rank * rows
     return own.clamp(0, rows - 1), (own >= 0) & (own < rows)
 

@@ -155,10 +155,14 @@ class FsdpMemory(NamedTuple):
         return 0
 
     def initialisation(self, discarded: int) -> Terms:
-        """Return the memory peak of initialisation in bytes, by kind. A tensor is whole while its random values are
-        drawn. The largest tensor is assumed to be the head, which is drawn last, when the partitions of all other
-        tensors exist. Afterwards all partitions of trained weights are cast to fp32, one after the other. Elements that
-        exist only while the model is built (`discarded`) do not change this peak."""
+        """Return the larger of two memory peaks of initialisation in bytes, by kind. `discarded`, the number of
+        elements that exist only while the model is built, does not change the peaks.
+
+        The first peak is the initialisation of the largest tensor, which is whole while its random values are
+        generated. This tensor is assumed to be the head, the last tensor to be initialised. All other tensors are then
+        already partitioned. The second peak is the cast of trained weights to fp32, one partition after the other. With
+        offload, only the first peak counts.
+        """
         run, largest = self.run, self.run.model.largest_of_all
         drawn = run.width * largest + FULL * min(largest, DRAWN_AT_ONCE)
         built = {"weights": run.width * (run.partition - largest // run.ranks), "working memory": drawn}
@@ -214,10 +218,12 @@ class FsdpMemory(NamedTuple):
 
 
 def _keep(run: FsdpRun) -> Array:
-    """Return the bytes of gathered weights that blocks keep from forward to backward. The value of a segment of the
-    model, shape (segments,), is the sum over the blocks before it in forward order. If the option reshard_after_forward
-    is false, a block keeps all of its weights. If it is a number n of ranks, the block keeps 1/n of them. If it is
-    true, the block keeps nothing."""
+    """Return the bytes of gathered weights that blocks keep from forward to backward, shape (segments,). The value of a
+    segment of the model is the sum over the blocks before the segment in forward order.
+
+    With reshard_after_forward=false, a block keeps all of its weights. With reshard_after_forward=true, a block keeps
+    nothing. With reshard_after_forward=n for a number n of ranks, a block keeps 1/n of its weights.
+    """
     again = run.options.reshard_after_forward
     share = 0 if again is True else 1 if again is False else again
     kept = np.concatenate([[0], np.cumsum(run.width * run.sizes.blocks // max(share, 1) * (share > 0))])
@@ -226,15 +232,17 @@ def _keep(run: FsdpRun) -> Array:
 
 
 def _cast(run: FsdpRun, elements: Array) -> Array:
-    """Return the bytes of a rank's copy of its trained weights in the run's precision, from which a unit is gathered.
-    `elements` is the size of the whole unit. Return 0 in fp32 or on a single rank, where there is no copy."""
+    """Return the bytes of a rank's partition of one unit after a cast to the run's precision. The unit is gathered from
+    this cast partition. `elements` is the number of trained elements of the whole unit. Return 0 in fp32 or on a single
+    rank, where there is no cast."""
     return run.width * elements // run.ranks * (run.width < FULL and run.ranks > 1)
 
 
 def _count_earlier_gradients(run: FsdpRun) -> int:
-    """Return the bytes of gradients that earlier micro-steps leave on a rank. They are whole or, if they are reduced in
-    every micro-step, partitioned. With several copies of the model, only the last micro-step averages gradients over
-    the copies and casts them to fp32. Until then, they keep the dtype in which they are reduced."""
+    """Return the bytes of gradients that earlier micro-steps leave on a rank. These gradients are partitioned with the
+    option reduce_every_micro_step, and whole otherwise. If there is only one copy of the model, partitioned gradients
+    are in fp32. If there are several copies, partitioned gradients keep the dtype of their reduction, because only the
+    last micro-step averages them over the copies and casts them to fp32."""
     if run.spec.accumulation == 1:
         return 0
     if run.accumulates_whole:

@@ -3,9 +3,9 @@ blocks.
 
 Trained weights are kept in fp32 and partitioned among the ranks that share a copy. With AdamW's two moments they take
 12 bytes per parameter. In bf16, weights are cast before they are gathered, and gradients are returned in fp32. Frozen
-weights have the run's precision, and neither gradients nor moments. Embedding, head and last norms are gathered once
-per micro-step and stay whole until the end of its backward. They are not partitioned in between, because forward and
-backward begin or end with these parameters.
+weights are kept in the run's precision. They have no gradients and no moments. Embedding, head and last norms are
+gathered once per micro-step, and stay whole until the end of the micro-step's backward. Partitioning these parameters
+between forward and backward would be useless, because backward begins with the head.
 
 fully_shard partitions a model that already exists. A whole model might not fit on one rank, so each parameter moves to
 the meta device as soon as it is built. After the values of a parameter are drawn, a `Shard` object keeps only this
@@ -297,8 +297,8 @@ class FullyShardedEngine:
         return 0  # without a loss scale no step is skipped
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments of fully_shard, the numbers of ranks per copy and of copies, and the optimizer's
-        settings."""
+        """Return the arguments of fully_shard, the number of ranks that share a copy of the model, the number of
+        copies, the precision, and the optimizer's settings."""
         ranks = shard_ranks(self._options, self._spec)
         given = self._options.model_dump(mode="json") | {"shard_ranks": ranks, "copies": self._copies}
         return {"fsdp": given, "precision": self._spec.precision, "optimizer": describe_optimizer(self._spec)}
@@ -354,9 +354,10 @@ def _replace_by_meta(module: Module) -> dict[str, Parameter]:
 
 
 def _fill(module: Module, kept: dict[str, Parameter], place: torch.device | None) -> None:
-    """Fill each partitioned parameter of `module` with this rank's rows of its values, in the parameter's dtype. `kept`
-    maps the parameter's name to the original parameter, whose `Shard` object holds these rows. If `place` is not None,
-    the rows move to this device. FSDP reads the rows later, when it initialises itself in the first forward pass."""
+    """Fill each partitioned parameter of `module` with this rank's rows of the initialised weights, in the parameter's
+    dtype. `kept` maps parameter names to the original parameters, whose `Shard` objects hold these rows. If `place` is
+    not None, the rows move to this device. FSDP reads the rows later, when it initialises itself in the first forward
+    pass."""
     filled: dict[Parameter, Parameter] = {}
     for name, divided in dict(module.named_parameters(remove_duplicate=False)).items():
         if divided not in filled:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def facts(spec: RunSpec) -> EngineFacts:
     """Return the facts about this engine for a spec: what it supports, and functions that predict its costs.
 
-    Between steps FSDP2 holds 12 bytes per parameter: fp32 weights and two moments. ZeRO in bf16 or fp16 holds 14 to 16
-    bytes: low-precision weights, fp32 master weights, two moments, and at stage 3 gradients.
+    Between steps FSDP2 holds 12 bytes per parameter: fp32 weights and two moments. ZeRO in bf16 or fp16 holds 14 bytes
+    per parameter: low-precision weights, fp32 master weights, and two moments. At stage 3, ZeRO holds up to 16 bytes,
+    because gradients stay allocated, too.
     """
     options, ranks = Options.of(spec), shard_ranks(Options.of(spec), spec)
     again = options.reshard_after_forward

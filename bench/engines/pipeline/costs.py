@@ -75,8 +75,8 @@ class PipelineRun(NamedTuple):
 
 
 class FlatTensors(NamedTuple):
-    """Sizes in elements of the flat tensors on a rank at one position in the pipeline. The sizes include padding, which
-    makes the partitions of all data-parallel copies equal."""
+    """Sizes of the flat tensors on a rank at one position in the pipeline, as numbers of elements. The sizes include
+    padding, which makes the partitions of all data-parallel copies equal."""
 
     kept: tuple[int, ...]  # whole on every copy: parameters of this position alone, then of each set of positions
     gathered: tuple[int, ...]  # by stage; 0 if none of its parameters are partitioned
@@ -162,8 +162,8 @@ def _build_place(run: PipelineRun, network: Stacks, parts: Sequence[Part], rank:
 
 def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int]) -> FlatTensors:
     """Return the flat tensors of the pipeline position that holds the stages `stages`. A parameter that several stages
-    share, such as a tied embedding, is not partitioned, so it is never gathered. Parameters that stages at several
-    positions share are in flat tensors of their own, one for each set of positions."""
+    share, such as a tied embedding, is not partitioned, so it is never gathered. If several positions share parameters,
+    a separate flat tensor contains these parameters. There is one such tensor for each set of positions."""
     tensor, shared = run.tensor, _list_shared(network, parts)
     alone = count_part_elements(network, [parts[stage] for stage in stages], tensor)
     gathered = [0] * len(stages)
@@ -180,9 +180,9 @@ def _lay_out(run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: S
 def _count_by_places(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Collection[int]
 ) -> dict[tuple[int, ...], int]:
-    """Return the number of elements of parameters, such as a tied embedding, that a position in the pipeline shares
-    with other positions. `stages` are the stages at this position, and `parts` are the parts of the model, one per
-    stage. A key is the sorted tuple of all positions that share the same parameters."""
+    """Count the elements of the parameters that a position in the pipeline shares with other positions, such as a tied
+    embedding. Return one number for each set of positions that share parameters. The key is the sorted tuple of these
+    positions. `stages` are the stages at this position, and `parts` are the parts of the model, one per stage."""
     found: dict[tuple[int, ...], int] = {}
     for elements, holders in _list_shared(network, parts):
         places = tuple(sorted({stage % run.size.ranks for stage in holders}))
@@ -192,8 +192,8 @@ def _count_by_places(
 
 
 def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[int]]]:
-    """Return the number of elements, and the sharing stages, of each parameter that several stages share. Such
-    parameters are a tied embedding and tables of position biases."""
+    """Return a pair for each parameter that several stages share: its number of elements, and the set of these stages.
+    Shared parameters are a tied embedding and tables of position biases."""
     last, layers = len(parts) - 1, [stack.layers for stack in network.stacks]
     found = [(network.table, {0, last})] if network.tied else []
     for place, stack in enumerate(network.stacks):
@@ -207,12 +207,12 @@ def _list_shared(network: Stacks, parts: Sequence[Part]) -> list[tuple[int, set[
 
 
 def _count_initialisation(run: PipelineRun, network: Stacks, flat: FlatTensors, resident: Terms) -> Terms:
-    """Return the memory peak of building the stages at one position in the pipeline, in bytes by use. `flat` has the
+    """Return the memory peak of building the stages at one position in the pipeline, in bytes by kind. `flat` has the
     sizes of the flat tensors at this position. `resident` has the bytes between two steps.
 
-    Each parameter is drawn, and a sliced parameter is whole while it is drawn. Then, stage by stage, the parameters
-    move to a new flat tensor. If a flat tensor is partitioned among data-parallel copies, this rank's partition is also
-    copied to master weights.
+    First, each parameter is filled with random values. Meanwhile, even a sliced parameter is whole. Then, stage by
+    stage, the parameters move to a new flat tensor. If a flat tensor is partitioned among data-parallel copies, this
+    rank's partition is also copied to master weights.
     """
     width = run.width
     largest = max(size.elements for size in list_tensors(network))
@@ -234,8 +234,8 @@ def _count_update(run: PipelineRun, flat: FlatTensors, resident: Terms) -> Terms
     """Return the memory peak of the optimizer's step in bytes, by kind. AdamW updates this rank's partition in fp32.
 
     Gradients that are kept whole are reduced first. When the reduction ends, this rank's partition of the gradients
-    exists twice, in the run's precision and in fp32. After the step, updated weights are gathered. For the reduction
-    and for the gather, gloo needs a copy.
+    exists twice, in the run's precision and in fp32. After the step, updated weights are gathered. gloo makes a copy of
+    the whole flat tensor for the reduction, and again for the gather.
     """
     width, alone = run.width, flat.copies == 1
     taken = FULL * sum(flat.gathered) // flat.copies
@@ -275,10 +275,10 @@ def _list_gathers(run: PipelineRun, flat: FlatTensors, rank: int) -> list[Transf
 def _list_gathered(
     schedule: ScheduleName, size: PipelineSize, ahead: int, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two lists of a rank's stages, each in the order in which the weights of the stages are gathered. The first
-    list has the gathers before the rank's first backward pass, and the second list has all later gathers. A stage is
-    given by its index among the rank's stages. `ahead` is the number of stages whose weights are gathered in advance.
-    """
+    """Return all gathers of weights on a rank in one step, in order, as two lists. The first list has the gathers
+    before the rank's first backward pass. The second list has all later gathers. An entry is the stage whose weights
+    are gathered, given by its index among the rank's stages. `ahead` is the number of stages whose weights are gathered
+    in advance."""
     found: tuple[list[int], list[int]] = ([], [])
     late = False
     for action in build_orders(schedule, size, ahead)[rank]:
@@ -291,13 +291,14 @@ def _list_gathered(
 def _list_sums(
     run: PipelineRun, network: Stacks, parts: Sequence[Part], stages: Sequence[int], flat: FlatTensors
 ) -> list[Transfer]:
-    """Return the all-reduces of gradients over ranks that share parameters, for the position in the pipeline that has
-    the stages `stages`. `parts` are the parts of the model, one per stage. `flat` has the flat tensors of this
-    position.
+    """Return the all-reduces of gradients among ranks that hold the same parameters, for one position in the pipeline.
+    `stages` are the stages at this position. `parts` are the parts of the model, one per stage. `flat` has the flat
+    tensors of this position.
 
-    If several positions share parameters, each rank all-reduces its partition of their gradients with the ranks at the
-    other positions in its data-parallel copy. With sequence parallelism, gradients of parameters that are not sliced
-    are summed over the tensor-parallel ranks, which have different tokens.
+    If several positions in the pipeline share parameters, the gradients of these parameters are summed over the
+    positions, separately in each data-parallel copy. Each rank all-reduces only its own partition of the gradients.
+    With sequence parallelism, gradients of parameters that are not sliced are summed over the tensor-parallel ranks,
+    which have different tokens.
     """
     apart, tensor, found = run.copies * run.tensor, run.tensor, list[Transfer]()
     at_once = min(apart, run.devices_per_node)
@@ -330,12 +331,13 @@ def _list_reductions(run: PipelineRun, flat: FlatTensors) -> list[Transfer]:
 def _build(
     run: PipelineRun, kind: CollectiveKind, when: StepPass, sizes: Sequence[int], overlaps: bool = False, alone: int = 0
 ) -> Transfer:
-    """Return the collectives among the data-parallel copies of a position in the pipeline, one collective for each of
-    `sizes` (bytes). They belong to the pass `when`. If `overlaps` is true, they overlap with the computation of this
-    pass, except for the first one. `alone` is the bytes of this first collective; 0 means the mean of `sizes`.
+    """Return the collectives among the data-parallel copies of a position in the pipeline. There is one collective for
+    each of `sizes` (bytes). `when` is the pass in which the collectives run. If `overlaps` is true, all collectives
+    except the first overlap with the computation of this pass. `alone` is the size of the first collective in bytes; 0
+    means the mean of `sizes`.
 
-    The rank numbers of neighbouring copies differ by `parallel.tensor`. The ranks between them have other slices of the
-    same stages, and run their own collectives at the same time.
+    The rank numbers of neighbouring copies differ by `parallel.tensor`. The ranks between two neighbouring copies have
+    other slices of the same stages, and run their own collectives at the same time.
     """
     copies, tensor = run.copies, run.tensor
     nodes = min(copies, -(-copies * tensor // run.devices_per_node))
@@ -357,9 +359,10 @@ def simulate_ends(
     """Return the end of the last pass at each position in the pipeline, in seconds. `hop` returns the seconds of a
     transfer between two ranks.
 
-    A schedule with many micro-batches is not simulated as a whole. It is simulated twice, with two smaller numbers of
-    micro-batches. The difference of the two end times gives the mean time of a group of micro-batches (one for each
-    rank of the pipeline, see SETTLED). Each further group is assumed to take this time.
+    A schedule with many micro-batches is not simulated as a whole. Its micro-batches form groups, with one micro-batch
+    for each rank of the pipeline. Two shorter schedules are simulated, and the longer schedule has REPEATED more
+    groups. The difference of the two end times, divided by REPEATED, is the mean time of a group. Each group that is
+    not simulated is assumed to take this mean time.
     """
 
     def simulate(size: PipelineSize) -> tuple[float, ...]:

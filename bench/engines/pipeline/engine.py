@@ -59,8 +59,9 @@ class PipelineEngine:
         self._executor = ScheduleExecutor(mine, order, size, neighbours, self.gathered)
 
     def _divide(self, stages: RankStages, named: dict[str, Parameter]) -> dict[int, GatheredParameters]:
-        """Partition the optimizer update of the trained parameters `named` among data-parallel copies, as the option
-        `sharding` says. Return the parameters that are gathered when needed, by stage."""
+        """Partition the optimizer update among data-parallel copies, as the option `sharding` says. `named` has the
+        trained parameters by name. Return, by stage number, the parameters that are whole only while their stage
+        computes."""
         group, left = self._make_data_group(), dict(named)
         counted = {name for name, parameter in named.items() if self._is_counted(stages, name, parameter)}
         # zero3 gathers stage by stage; parameters that several stages share stay whole
@@ -98,9 +99,9 @@ class PipelineEngine:
         return tuple(holders) if len(holders) > 1 else ()
 
     def _make_holder_groups(self, stages: RankStages) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Return the process groups of ranks that share parameters, such as a tied embedding, within this data-parallel
-        copy and tensor-parallel slice. The keys are the positions in the pipeline of the sharing ranks. Every rank
-        creates all groups in the same order."""
+        """Return the process groups of ranks that share parameters, such as a tied embedding. All ranks of a group
+        belong to this rank's data-parallel copy and tensor-parallel slice. The key of a group is the tuple of its
+        positions in the pipeline. Every rank creates all groups in the same order."""
         found = dict[tuple[int, ...], dist.ProcessGroup]()
         for holders in sorted({self._list_holders(stages, name) for name in stages.shared} - {()}):
             for first in range(self._spec.world_size // self._spec.parallel.pipeline):  # each copy and slice

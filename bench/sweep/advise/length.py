@@ -23,13 +23,18 @@ share of a job's time in which it makes progress. The rest is repeated work, res
 
 
 def complete_query(query: AdviceQuery, request: Request, device: Device, rejected: list[Rejected]) -> AdviceQuery:
-    """Return the query with three additions: the training's length (tokens or loss), the limit of its node-hours, and
-    the numbers from which the time lost to failures is predicted. Global batches with more samples than one pass over
-    the data are removed from the search.
+    """Return the query with three additions:
 
-    If the user gives a loss to reach, global batches above the critical batch of this loss are also removed, and a line
-    in `rejected` reports this. At the critical batch, a training needs twice as many tokens as with small batches.
-    Raise UserError if a number is missing, or if the user asks for a batch that is removed.
+    - the length of the training, in tokens or as a loss to reach,
+    - the limit on the node-hours of the training,
+    - the data from which the time lost to failures is predicted.
+
+    Global batches with more samples than one pass over the data are removed from the search. If the user gives a loss
+    to reach, global batches above the critical batch of this loss are also removed, and a line in `rejected` reports
+    this. At the critical batch, a training needs twice as many tokens as with small batches.
+
+    Raise UserError if a value needed for an addition is missing, such as the price of a device for a budget. Also raise
+    UserError if the user asks for a batch that is removed.
     """
     spec, words, question = request.spec, query.training, query.question
     if words.samples:
@@ -93,8 +98,9 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
 
 
 def build_critical_error(need: TrainingNeed) -> UserError:
-    """Return the error for a question in which every layout has a global batch above the critical batch. At the
-    critical batch, a training needs twice as many tokens as with small batches."""
+    """Return the error for a search without a result: each global batch exceeds the critical batch, or cannot be
+    divided among the ranks. At the critical batch, a training needs twice as many tokens as with small batches. Larger
+    batches are not searched."""
     beyond = f"a batch beyond the critical batch, {need.critical_batch:,.0f} tokens"
     rule = f"every choice has {beyond}, or one that its ranks cannot divide"
     return UserError(f"loss={need.loss:g}", rule, "ask for fewer nodes, smaller micro-batches or a lower loss")

@@ -46,8 +46,8 @@ class Place(NamedTuple):
         return self.offer.currency if self.offer else ""
 
     def compute_cost(self, nodes: int, hours: HoursInterval) -> HoursInterval | None:
-        """Return the uncertainty interval of the cost of `nodes` nodes. It follows from `hours`, the interval of the
-        time for which they are needed. None if the price is unknown."""
+        """Return the uncertainty interval of the cost of `nodes` nodes. `hours` is the uncertainty interval of the
+        number of hours for which the nodes are needed. None if the price is unknown."""
         if self.price_per_hour is None:
             return None
         return HoursInterval(*(self.price_per_hour * nodes * one for one in hours))
@@ -122,8 +122,9 @@ class PlaceTable(NamedTuple):
 
     @property
     def ties(self) -> list[PlaceRow]:
-        """Rows that may be cheaper than the first row: their cost intervals overlap that of the first row, and it is
-        equally certain that they meet the deadline and fit into memory (the same `doubt`)."""
+        """Rows that may be cheaper than the first row. The cost interval of each of these rows overlaps the cost
+        interval of the first row. The rows have the same `doubt` as the first row: the degree of uncertainty whether a
+        row meets the deadline and fits into memory."""
         first, *others = self.rows
         sure = [row for row in others if row.doubt == first.doubt]
         return [row for row in sure if row.cost and first.cost and row.cost.low <= first.cost.high]
@@ -179,8 +180,8 @@ def describe_method(method: str) -> str:
 def _find_row(
     place: Place, method: str, texts: Sequence[str], config_dir: Path | None, results: Path | None
 ) -> PlaceRow:
-    """Return the row of a place (a type of node on offer) and a method of training. If no layout meets the deadline,
-    return the row of the fastest layout."""
+    """Return the row for one place (a type of node on offer) and one method of training. The row has the best layout
+    that meets the deadline. If no layout meets the deadline, the row has the fastest layout."""
     kept_texts = [text for text in texts if text.partition("=")[0] != "adapter"]
     own = [f"machine={place.machine}", f"devices_per_node={place.devices}", f"adapter={method}"]
     query = parse_query([*kept_texts, *own])
@@ -236,9 +237,10 @@ def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Plac
 
 
 def _parse_offer(item: str, kind: str, parts: Sequence[str], config_dir: Path | None) -> Place:
-    """Return the place for a rented or spot node (`kind`). `item` is the user's text, such as `spot:g2-standard-12`.
-    `parts` are the pieces of this text after the kind: only the node type is allowed. If machine files have several
-    prices for the node type, the lowest is used."""
+    """Return the place (type of node on offer) for an item such as `spot:g2-standard-12`. `kind` is "rented" or "spot".
+    `parts` has the pieces of `item` after the kind, which are separated by colons. Raise UserError unless there is
+    exactly one piece, the name of a node type. If machine files have several prices for the node type, the lowest is
+    used."""
     if len(parts) != 1 or not parts[0]:
         raise UserError(f"{WORD}{item}", f"a rented place is {kind}:NODE_TYPE", _EXAMPLE)
     offers = list(list_offers(config_dir))

@@ -96,8 +96,8 @@ _OF_A_LENGTH = ("deadline", "node_hours", "budget", "best", "storage")
 
 
 def _check_length(words: dict[str, Any]) -> None:
-    """Raise UserError if several words set the training's length, or if a word has no meaning without another word that
-    is missing."""
+    """Raise UserError if several arguments set the training's length, or if an argument needs another argument that is
+    missing. For example, `law` needs `loss`."""
     given = [word for word in _LENGTHS if word in words]
     if len(given) > 1:
         raise UserError(" ".join(given), "each of them sets the length of the training", "choose one")
@@ -145,9 +145,10 @@ def _parse_hours(word: str, text: str) -> float:
 
 
 def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy: str) -> float:
-    """Return the time that `text`, the value of the argument `word`, gives as a number with a unit, such as `12h`.
-    `units` maps each unit to its factor; the result is in the unit with the factor 1. If `text` is not of this form,
-    raise UserError. Its message says which `rule` the value breaks, and how to correct it (`remedy`)."""
+    """Return the time in `text`, a number with a unit such as `12h`. The user gave `text` as the value of the argument
+    `word`. `units` maps each unit to its factor; the result is in the unit with the factor 1. If `text` is not of this
+    form, raise UserError. The error message has two texts: the broken rule (`rule`), and how to correct the value
+    (`remedy`)."""
     found = re.fullmatch(rf"(.+?)([{''.join(units)}]{'?' if '' in units else ''})", text)
     try:
         return _parse_amount(word, found[1] if found else "") * units[found[2] if found else ""]
@@ -156,8 +157,8 @@ def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy
 
 
 class _PlainWord(NamedTuple):
-    """A plain word of a question, such as `tokens=1e12`: its parser (called with the word and its value as text), an
-    example value, and its help text."""
+    """An argument that only `zeroscale advise` has, such as `tokens=1e12`. `read(name, text)` parses the value
+    `text`."""
 
     read: Callable[[str, str], Any]
     example: str
@@ -195,20 +196,21 @@ _WORDS = {
 
 
 def format_question(given: GivenOverrides) -> tuple[str, ...]:
-    """Return a question, which Python code may give in several forms, as arguments of `zeroscale advise`. Values of
-    arguments that only this command has, such as `tokens=1e12`, are written without quotes. Values of Hydra overrides,
-    such as `engine=…`, are quoted."""
+    """Return the arguments of `zeroscale advise` for a question. `given` is the question as a text, a list or a
+    mapping. Values of arguments that only this command has, such as `tokens=1e12`, are written without quotes. In a
+    mapping, values of Hydra overrides, such as `engine=…`, are quoted if necessary."""
     return format_overrides(given, plain=_WORDS)
 
 
 def list_words() -> dict[str, str]:
-    """Return the help texts of the plain words (such as `tokens`) that `zeroscale advise` accepts, by word."""
+    """Return the help texts of the arguments that only `zeroscale advise` has, by the name of the argument, such as
+    `tokens`."""
     return {name: word.help for name, word in _WORDS.items()}
 
 
 def format_help() -> str:
-    """Return the help text of the arguments that only `zeroscale advise` has, such as `tokens=1e12` (its plain words,
-    in contrast to Hydra overrides), one entry for each."""
+    """Return the help text of the arguments that only `zeroscale advise` has, such as `tokens=1e12`. The text has one
+    entry for each argument. Hydra overrides, such as `engine=…`, are not included."""
     words = {f"{name}={word.example}": word.help for name, word in _WORDS.items()}
     return "\n".join(
         f"  {word:<24}{help_}" if len(word) < 24 else f"  {word}\n{'':26}{help_}" for word, help_ in words.items()

@@ -50,13 +50,14 @@ does."""
 
 
 def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path | None, device: Device) -> list[str]:
-    """Return texts with changes that would make, or may make, a point fit that does not fit now.
+    """Return texts with changes after which a point fits, or may fit, into memory. Without a change, the point does not
+    fit.
 
-    The kinds of change are: a smaller micro-batch, checkpointing, more nodes, an engine that divides more of the model
-    states among ranks, a fused optimizer, and offload to the host. For each kind, the smallest change that is enough is
-    returned. If no single change is enough, combinations are tried.
+    These kinds of change are tried: a smaller micro-batch, checkpointing, more nodes, an engine that divides more of
+    the model states among ranks, a fused optimizer, and offload to the host. Each text has the smallest sufficient
+    change of one kind. If no single change is sufficient, combinations are tried.
 
-    `overrides` are those that define the point. A call takes up to a hundred predictions of memory.
+    `overrides` are the overrides that define the point. A call takes up to a hundred predictions of memory.
     """
     spec, room = request.spec, request.machine.memory_bytes
     if room is None:
@@ -91,10 +92,10 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return the changes that select an engine: one change for each engine that divides the model states among ranks at
-    least as far as the engine of `spec`. `compose_changed` returns the request with a change applied.
+    """Return changes that each select an engine. An engine is included if, on each rank, its model states take at most
+    as many bytes as with the engine of `spec`. `compose_changed` returns the request with a change applied.
 
-    Engines of the same backend come first. Within a backend, engines that divide less come first, since they
+    Engines of the same backend come first. Within a backend, engines with more bytes per rank come first, since they
     communicate less.
     """
 
@@ -116,8 +117,8 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
 def _compose_changed(
     overrides: Sequence[Pair], config_dir: Path | None, device: Device, change: Change
 ) -> Request | None:
-    """Return the request composed from these overrides with a change applied. None if the changed configuration breaks
-    a rule, or if its engine refuses it.
+    """Return the request that results from applying `change` to these overrides. None if the changed configuration
+    breaks a rule, or if its engine refuses it.
 
     If the change selects another engine, overrides of the old engine's options are dropped.
     """
@@ -129,8 +130,8 @@ def _compose_changed(
 def _compose_allowed(
     pairs: Sequence[Pair], config_dir: Path | None, device: Device, update: dict[str, Any] | None = None
 ) -> Request | None:
-    """Return the request composed from overrides, with the fields `update` of its spec replaced. None if the result
-    breaks a rule, or if its engine refuses it."""
+    """Return the request composed from overrides. `update` has new values for fields of the request's spec, by field
+    name. None if the result breaks a rule, or if its engine refuses it."""
     try:
         request = compose.compose_request(pairs, config_dir)
         request = request._replace(spec=request.spec.model_copy(update=update))
@@ -147,10 +148,12 @@ def find_remedy(
     query: AdviceQuery, config_dir: Path | None, room: DeviceLimits, short: Sequence[Shortage],
     changes: Sequence[Change],
 ) -> str:  # fmt: skip
-    """Return a text with the first of `changes` that makes one of the points in `short` fit, or possibly fit. Empty if
-    no change does. `short` holds points that need more memory than a device has, each with the bytes that are missing.
+    """Return a text with the first of `changes` after which a point in `short` fits or may fit. Return an empty text if
+    there is no such change. `short` has points that need more memory than a device has, each with the number of bytes
+    that the device lacks.
 
-    In the text, "it" is the point with the fewest missing bytes. Changes to keys that the user has set are not tried.
+    Changes to keys that the user has set are not tried. In the returned text, "it" stands for the point for which the
+    device lacks the fewest bytes. Any other point is named.
     """
     given = {key for key, _ in query.overrides}
     lacking = sorted((one for one in short if one.bytes > 0), key=lambda one: one.bytes)
@@ -168,8 +171,8 @@ def find_remedy(
 def _compose_searched(
     query: AdviceQuery, config_dir: Path | None, device: Device, short: RunSpec, change: Change
 ) -> Request | None:
-    """Return the request for `short`, a searched configuration that does not fit, with a change applied. None if the
-    changed configuration breaks a rule, or if its engine refuses it."""
+    """Return the request that results from applying `change` to `short`, the spec of a searched configuration that does
+    not fit. None if the changed configuration breaks a rule, or if its engine refuses it."""
     pairs = list_pairs(query, short.engine.name, short.adapter.name)
     return _compose_allowed([*pairs, *change], config_dir, device, {name: getattr(short, name) for name in _SEARCHED})
 
@@ -205,8 +208,9 @@ def _format_change(change: Change) -> str:
 
 
 def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Rejected]:
-    """Return a line for every engine, and for every node count, for which no point fits. Numbers of ranks that cannot
-    divide the batch also get a line. If several adapters are searched, an engine has one line per adapter."""
+    """Return lines about excluded configurations: one line for each engine for which no point fits, one for each node
+    count for which no point fits, and one for each number of ranks that cannot divide the batch. If several adapters
+    are searched, each combination of engine and adapter counts as an engine."""
     tried = [*(candidate.spec for candidate in found.candidates), *(short.spec for short in found.short)]
     several = len({spec.adapter.name for spec in tried}) > 1
 
@@ -232,8 +236,8 @@ def list_rejected(found: CandidateSearch, axes: Axes, remedy: Remedy) -> list[Re
 
 
 def _explain_undivided(axes: Axes) -> str:
-    """Return the reason why configurations with some number of ranks are excluded: their ranks cannot divide any global
-    batch that `axes`, the limits of the search, allows."""
+    """Return the reason why all configurations with a certain number of ranks are excluded: no allowed global batch can
+    be divided among these ranks. `axes` has the limits of the search."""
     if axes.most_samples == axes.pass_samples != axes.global_batch:
         return f"the training has only {format_count(axes.pass_samples, 'sample')} for their micro-batches"
     limit = "" if axes.most_samples == UNLIMITED else f"{axes.most_samples} "
@@ -252,7 +256,8 @@ def build_nothing_fits_error(found: CandidateSearch, rejected: Sequence[Rejected
 
 
 def _format_least_shortage(short: Iterable[Shortage]) -> str:
-    """Return a text that names the point with the fewest missing bytes of memory, and how many it lacks."""
+    """Return a text about the point that exceeds a device's memory by the fewest bytes. The text names the point and
+    the excess in GB."""
     nearest = min(short, key=lambda shortage: shortage.bytes)
     what = f"{nearest.spec.engine.name}, {describe_choice(nearest.spec)}"
     if nearest.bytes <= 0:

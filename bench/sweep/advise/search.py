@@ -49,8 +49,8 @@ class Answer(NamedTuple):
 
 
 def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | None) -> Answer:
-    """Return the advice on a question. Raise UserError if no candidate fits into memory or keeps the question's
-    limits."""
+    """Return the advice on a question. Raise UserError if no candidate fits into memory, or if every candidate exceeds
+    a limit of the question, such as the deadline."""
     rejected: list[Rejected] = []
     query, requests = _compose_requests(query, config_dir, rejected)
     first = next(iter(requests.values()))
@@ -95,10 +95,10 @@ def find_answer(query: AdviceQuery, config_dir: Path | None, results: Path | Non
 def _compose_requests(
     query: AdviceQuery, config_dir: Path | None, rejected: list[Rejected]
 ) -> tuple[AdviceQuery, dict[tuple[str, str], Request]]:
-    """Return the query (the parsed arguments of `zeroscale advise`) with the node counts to search, and a dict of
-    requests. A request is a complete configuration with its machine. It is composed from the overrides in the query for
-    one engine and one adapter, whose names (engine, adapter) are its key. Requests for full training are composed
-    without overrides of an adapter's values.
+    """Return two values: the query with the node counts to search, and a dict of requests by (engine, adapter). The
+    query has the parsed arguments of `zeroscale advise`. A request is a complete configuration with its machine. For
+    each combination of engine and adapter, one request is composed from the overrides in the query. Requests for full
+    training are composed without overrides of an adapter's values.
 
     If an engine refuses the request, or if there is no prediction for the engine, a line is added to `rejected`. If the
     user named the engines, the error is raised instead.
@@ -217,7 +217,7 @@ def _drop_errors(
 
 
 def _build_advice(query: AdviceQuery, made: list[Choice]) -> Advice:
-    """Return the advice. Raise UserError if no candidate keeps the question's limits, such as its deadline."""
+    """Return the advice. Raise UserError if every candidate exceeds a limit of the question, such as the deadline."""
     question = query.question
     advice = advise(question, made)
     if rate_doubt(advice.winner, question) < 3:

@@ -63,8 +63,8 @@ class NodeHealth:
         self._excluded: list[Exclusion] = []
 
     def examine(self, record: RunRecord | None, left: Sequence[RankState], attempt_folder: Path) -> None:
-        """Examine one run's record, and the ranks `left`, whose processes could not be killed. Exclude nodes that prove
-        unfit."""
+        """Examine the record of one attempt, and exclude nodes that prove unfit. `left` has the ranks whose processes
+        could not be killed after the attempt."""
         run = f"{attempt_folder.parent.name}/{attempt_folder.name}"
         for state in left:
             self._exclude(state.host, f"the process {state.pid} of rank {state.rank} cannot be killed", [run])
@@ -184,7 +184,8 @@ class JobLeader:
         return 1 if self.interrupted_by else 0
 
     def _plan(self) -> SweepPlan:
-        """Return the plan of this allocation's runs. It uses no predictions, since these were checked at submission."""
+        """Return the plan of this allocation's runs. Points that are predicted not to fit were excluded at submission,
+        so the plan has no predictions."""
 
         def build(requested: RequestedRun) -> PlannedRun:
             return PlannedRun(
@@ -200,8 +201,8 @@ class JobLeader:
         return SweepPlan([*map(build, self.requested)], build(self.job.control) if self.job.control else None)
 
     def _snapshot(self, passed: Sequence[Decision]) -> Snapshot:
-        """Return the state of the study's folder, the decisions `passed` so far, and the seconds left in this
-        allocation."""
+        """Return the state on which the next decision is based: the attempts in the study's folder, the decisions of
+        this allocation so far (`passed`), and the seconds left in this allocation."""
         warning_s = float(self.requested[0].circumstance.launcher.get("warning_s", 0))
         left_s = self.ends_at - time.time() - _END_MARGIN_S - warning_s
         return Snapshot(
@@ -260,7 +261,8 @@ class JobLeader:
         return ""
 
     def _busy(self, key: RunKey) -> str:
-        """Return a text with the other job that is measuring a point; empty if no other job is."""
+        """If another job is measuring a point now, return a text that names this job. Otherwise return an empty
+        text."""
         elsewhere = snapshot.find_rival_attempt(self.study_folder / key.config_id, key, ours=self._is_of_this_job)
         return f"runs in job {elsewhere.job or 'of another scheduler'} now" if elsewhere else ""
 
@@ -310,7 +312,7 @@ class JobLeader:
         return requested.circumstance.model_copy(update=update)
 
     def _finalize_earlier(self) -> None:
-        """Write records for attempts without a record that this job began before the scheduler put it back into the
+        """Write the missing records of attempts that this job began before the scheduler put the job back into the
         queue. Do nothing in a job that was not requeued."""
         for requested in filter(None, [*self.requested, self.job.control] if self.context.restart else ()):
             for attempt in self._list_attempts(requested.config_id):
@@ -321,10 +323,10 @@ class JobLeader:
 
     def _is_of_this_job(self, attempt: UnfinishedAttempt) -> bool:
         """Return whether this job began `attempt`, an attempt (one try at a point) without a record. Attempts that this
-        job began before the scheduler requeued it are included; attempts of other jobs are not.
+        job began before the scheduler requeued the job are included; attempts of other jobs are not.
 
-        Such an attempt does not prevent its point from running again. If it was begun before the requeue, its
-        allocation has ended, and its processes will end soon.
+        An attempt of this job does not prevent its point from running again. If the attempt was begun before the
+        requeue, its allocation has ended, and its processes will end soon.
         """
         return (attempt.job, attempt.task) == (self.job.name, self.context.task)
 

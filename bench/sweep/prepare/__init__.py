@@ -105,7 +105,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 def collect_needs(requests: Sequence[Request], architectures: Sequence[str | None] = (None,)) -> list[StagingNeeds]:
     """Return what all points (configurations) need: data, models and compiled ops. There is one entry for each
-    combination of device and compiled ops, and for each GPU architecture if the ops have GPU kernels.
+    combination of device and compiled ops. If the ops have GPU kernels, there is one entry for each combination of
+    device, compiled ops and GPU architecture.
 
     Data and models that several points need are listed only once.
     """
@@ -130,8 +131,9 @@ def collect_needs(requests: Sequence[Request], architectures: Sequence[str | Non
 
 
 def _keys(spec: RunSpec) -> dict[str, str]:
-    """Return two texts that identify what a spec needs: its data, by the key "data", and its model, by the key
-    "models". If two specs have the same text, they need the same data or the same model."""
+    """Return two texts by which the needs of specs are compared. The text with the key "data" identifies the data, and
+    the text with the key "models" identifies the model. For example, two specs with equal texts for "data" need the
+    same data."""
     text = [spec.data.source, spec.data.options, spec.objective, spec.sequence, data.vocabulary(spec)]
     shape = [spec.model.model_dump(mode="json"), spec.activation_checkpointing, spec.adapter.model_dump(mode="json")]
     return {"data": json.dumps(["data", *text]), "models": json.dumps(["model", *shape])}
@@ -285,11 +287,12 @@ def _points(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | Non
 def _staged(
     modes: Sequence[StagerMode], wanted: Sequence[StagingNeeds], request: Request, follow: Callable[[Progress], None]
 ) -> Generator[Check, None, bool]:
-    """Fetch or build (mode `stage`) or check (mode `check`) the data, models and ops in `wanted`, in the order of
-    `modes`. Yield a finding for each thing that works or is missing, without duplicates. `follow` is called with the
-    progress.
+    """Run the given modes one after the other. `stage` fetches or builds the data, models and ops in `wanted`, and
+    `check` checks them. Yield a finding for each thing that works or is missing, without duplicates. `follow` is called
+    with the progress.
 
-    If anything is missing after staging, return False without checking; otherwise return True.
+    If anything is missing after the mode `stage`, return False without running the mode `check`. In all other cases
+    return True, even if `check` finds something missing.
     """
     create_log_path().unlink(missing_ok=True)
     share = 0.0
@@ -321,9 +324,9 @@ def _words(study: StudyGiven, overrides: GivenOverrides, config_dir: Path | None
 
 
 def _write_job(folder: Path, words: tuple[str, ...], study: str, request: Request, image: str | None) -> Check:
-    """Write a job script to `folder`. On a compute node, it runs zeroscale with the arguments `words`, which check
-    whether runs can use what was staged. `request` has the launcher and its options. `image` is the jobs' container, if
-    any. Return a finding with the command that submits the script."""
+    """Write a job script to `folder`. On a compute node, the script checks whether runs can use what was staged. For
+    this check, the script runs zeroscale with the arguments `words`. `request` has the launcher and its options.
+    `image` is the jobs' container, if any. Return a finding with the command that submits the script."""
     work = Work(f"{study}-prepare", folder, "bench.cli", words, devices_per_node=1, time_limit_min=_NODE_MIN)
     plan = launchers.load(request.launcher).plan(work, request.launcher_options)
     folder.mkdir(parents=True, exist_ok=True)

@@ -202,9 +202,9 @@ def _stage_data(spec: RunSpec, needs: StagingNeeds) -> Iterator[Check]:
 
 
 def _check_folder(result: Check, folder: Path, variable: str, needs: StagingNeeds) -> Check:
-    """Return the finding `result` about a folder. If the points run on other nodes and the folder exists only on this
-    machine, such as a folder in /tmp, return a note instead. It names `variable`, the setting that selects another
-    folder."""
+    """Return `result`, the result of a check of `folder`. Exception: return a note if the points run on other nodes and
+    the folder exists only on this machine, such as a folder in /tmp. The note names `variable`, the setting with which
+    the user can select another folder."""
     inside = {str(path) for path in (folder.resolve(), *folder.resolve().parents)}
     if not needs.elsewhere or inside.isdisjoint((*_OF_ONE_NODE, tempfile.gettempdir())):
         return result

@@ -22,8 +22,8 @@ STOP = "learning.stop_after"
 
 
 class RungResult(NamedTuple):
-    """Result of a trial, the training that the trial is a section of, and the index of the rung (a number of tokens) at
-    which the trial stops."""
+    """Result of a trial, which is a section of a training. The trial stops at a rung, which is a number of tokens.
+    `rung` is the index of this rung."""
 
     key: str  # identifies the training: a text made from its values of the space
     rung: int
@@ -31,8 +31,9 @@ class RungResult(NamedTuple):
 
 
 def list_rung_tokens(rungs: RungSection, tokens: int) -> list[int]:
-    """Return the numbers of tokens after which a training may stop, in increasing order. The last is `tokens`, its full
-    length; each earlier one is the next divided by `factor`, but not below `least`."""
+    """Return the numbers of tokens after which a training may stop, in increasing order. The largest is `tokens`, its
+    full length. Dividing a number by `factor` gives the next smaller number, which must be at least `least`. Example:
+    1000 tokens with factor 4 and least 50 give [62, 250, 1000]."""
     found = [tokens]
     while (fewer := found[-1] // rungs.factor) >= rungs.least:
         found.append(fewer)
@@ -52,8 +53,9 @@ def find_rungs(section: SearchSection, results: Sequence[TrialResult]) -> list[R
 
 
 def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Return the trials of the highest rung (number of tokens after which trainings stop) at which any trial has a
-    result. Other trials are left out, because losses can be compared only after equal numbers of tokens.
+    """Return the trials of the highest rung at which any trial has a result. A rung is a number of tokens after which
+    trainings stop. Trials of other rungs are left out, because losses can be compared only after equal numbers of
+    tokens.
 
     For a search without rungs, return all trials.
     """
@@ -66,12 +68,11 @@ def select_furthest(section: SearchSection, results: Sequence[TrialResult]) -> S
 
 def count_trials_left(section: SearchSection, reached: Sequence[RungResult], last: int, trainings: int) -> Counter[int]:
     """Return the expected number of trials that a search still adds, by the index of the rung at which they stop. A
-    rung is a number of tokens after which trainings stop. Each section of a training, up to the next rung, is one
-    trial.
+    rung is a number of tokens after which trainings stop. A trial is the section of a training up to its next rung.
 
     `reached` has the trials so far, `last` is the index of the last rung, and `trainings` is the number of trainings in
-    the search space. It is assumed that one training in `factor` is resumed from each rung. Only as many new trainings
-    are assumed as the search's maximum number of trials allows.
+    the search space. It is assumed that one training in `factor` is resumed from each rung. The search's maximum number
+    of trials limits the number of new trainings.
     """
     assert section.rungs
     made = Counter(one.rung for one in reached)
@@ -107,8 +108,9 @@ class HalvingProposer:
         """Return a proposal to resume a training up to its next rung, or to begin a new training. A rung is a number of
         tokens after which trainings stop.
 
-        None if the budget is used up. Also None if no training can be resumed or begun, and either a trial is still
-        running or a training is complete.
+        Return None if the budget is used up. If no training is good enough to be resumed and no new training can begin,
+        there are two cases. If a trial is still running or a training is complete, return None. Otherwise, resume the
+        best training.
         """
         if is_spent(self._section, results):
             return None
@@ -132,8 +134,8 @@ class HalvingProposer:
         """Return a proposal to resume the best training of the highest rung up to the next rung. A rung is a number of
         tokens at which trainings stop. None while any trial has no outcome.
 
-        In a small space, so few trainings may reach a rung that none of them is promoted. Without this method, no
-        training would then be completed.
+        `_promote` resumes only the best 1/`factor` of a rung's trainings. If fewer than `factor` trainings reach a
+        rung, `_promote` resumes none of them. Without `_finish`, no training would then be completed.
         """
         if any(one.result.outcome is None for one in reached):
             return None

@@ -3,11 +3,11 @@
 There is no state besides the trials. A sampler's own state is kept in each trial's file. Random numbers depend only on
 the seed of the search and the number of the trial, so that an interrupted search makes the same proposals.
 
-If a trial failed or violates a constraint of the search, Optuna is given a trial that violates a constraint. If the
-sampler does not support constraints, the trial gets a worse value than all other trials instead.
+A trial that failed, or that violates a constraint of the search, is reported to Optuna as a violated constraint. If the
+sampler does not support constraints, the trial is reported with a worse value than all other trials instead.
 
-No sampler can take into account that one trial is noisier than another, such as a short run or a run on a busy machine.
-The value of a noisy trial is therefore moved towards the mean of all trials.
+Samplers treat all trials as equally noisy. But a short run, or a run on a busy machine, is noisier than other runs. The
+value of a noisy trial is therefore moved towards the mean of all trials.
 """
 
 import importlib
@@ -77,11 +77,11 @@ class OptunaProposer:
         return Proposal(found.point, found.values, sampler_state=kept)
 
     def _list_enqueued(self) -> list[SearchCandidate]:
-        """Return the points to try before the sampler is used: first the best predicted point of each engine, then the
-        best predicted of the other points.
+        """Return the points to try before the sampler is used. First comes the point with the best prediction for each
+        engine. Then come the other points with the best predictions, until there are `_ENQUEUED` points in total.
+        Points without a prediction are not listed.
 
-        Both groups are sorted, with the best prediction first. There are at least `_ENQUEUED` points, if so many have a
-        prediction.
+        Both groups are sorted, with the best prediction first.
         """
         known = [
             (cost, place, one) for place, one in enumerate(self._candidates)
@@ -96,8 +96,8 @@ class OptunaProposer:
         """Return the distance of two points: the sum of the distances of their fields.
 
         For an ordered field, the distance is the difference of the two values, divided by the width of the field's
-        range (0 to 1). For any other field, it is 1 if the values differ. It is also 1 for a field that only one of the
-        points has.
+        range. The quotient lies between 0 and 1. For any other field, the distance is 1 if the values differ, and
+        otherwise 0. For a field that only one of the points has, the distance is 1.
         """
         apart, codes, others = 0.0, self._encode(one), self._encode(other)
         for key in dict.fromkeys([*codes, *others]):  # in the same order in every process
@@ -125,8 +125,8 @@ class OptunaProposer:
         return [*(earlier[index] for index in sorted(best)), *latest]
 
     def build_study(self, results: Sequence[TrialResult]) -> tuple[Any, Any, int]:
-        """Return an Optuna study that contains these trials, the storage in memory that holds it, and its id in this
-        storage."""
+        """Build an Optuna study that contains these trials. Return three values: the study, its storage in memory, and
+        the id of the study in this storage."""
         optuna = self._optuna
         storage = optuna.storages.InMemoryStorage()
         with warnings.catch_warnings():  # about interfaces that may change: constraints.txt pins the version

@@ -238,7 +238,7 @@ def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSect
 
 
 def _check_fields(key: str, dimension: Dimension) -> None:
-    """Raise UserError if a dimension of the search space names a machine, a launcher, or a field that no point has."""
+    """Raise UserError if a dimension of the search space varies the machine, the launcher or an unknown config key."""
     values = (None,) if dimension.values is None else dimension.values
     names = {name for value in values for name in (value if isinstance(value, Mapping) else (key,))}
     known = list_field_names()
@@ -251,8 +251,8 @@ def _check_fields(key: str, dimension: Dimension) -> None:
 
 
 def add_trials(folder: Path, sweep: SweepDefinition) -> int:
-    """Write new trials (proposed points) to a study's folder until enough trials have no final outcome yet, or until
-    the search has ended. The search's setting `parallel` says how many are enough. Return the number of new trials."""
+    """Write new trials (proposed points) to a study's folder. Stop when the number of trials without a final outcome
+    reaches the search's setting `parallel`, or when the search has ended. Return the number of new trials."""
     state = read_state(folder)
     if finalize_lost(state) or keep_ends(state):
         state = read_state(folder)

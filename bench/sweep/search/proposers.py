@@ -64,7 +64,9 @@ def keeps_constraints(section: SearchSection, result: TrialResult) -> bool:
 
 
 def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str:
-    """Return a message that names the constraint violated by every measured trial, with the nearest measured value.
+    """Return a message about a constraint that every measured trial violates. The message has the measured value that
+    is closest to the bound of this constraint. If trials violate different constraints, the message names all
+    constraints.
 
     Empty if a trial satisfies all constraints, or if no trial has a result.
     """
@@ -173,9 +175,9 @@ def compute_step_limit_s(section: SearchSection, point: SweepPoint, results: Seq
     """Return the seconds per step above which a point (configuration) cannot become the best of a search. None if no
     trial has a result, or if the objective is not a function of the step time.
 
-    Each measured trial has an uncertainty interval of the objective. The worse end of this interval is converted to the
-    step time with which the point would reach the same value. The limit is the smallest of these step times, increased
-    by the share `MARGIN`.
+    Each measured trial has an uncertainty interval of the objective. For the worse end of each interval, compute the
+    step time with which `point` would reach this value of the objective. The limit is the smallest of these step times,
+    multiplied by 1 + `MARGIN`.
     """
     ended = [result.quantities for result in results if find_cost(section, result) is not None and result.quantities]
     spec = RunSpec.model_validate(point.spec)

@@ -39,8 +39,8 @@ class SearchSpace:
         return all(fields.get(name) in allowed for name, allowed in self.dimensions[key].when.items())
 
     def _iterate_from(self, before: Values, keys: list[str]) -> Iterator[Values]:
-        """Yield all combinations of values of the dimensions `keys`, each added to the values `before` of earlier
-        dimensions. The last dimension varies fastest."""
+        """Yield all combinations of values of the dimensions `keys`. `before` has the values of earlier dimensions;
+        they are a part of every combination. The last dimension varies fastest."""
         if not keys:
             yield before
             return

@@ -147,8 +147,9 @@ def _list_rung_seconds(reached: Sequence[RungResult], tokens: Sequence[int]) -> 
     """Return the expected seconds of a trial that ends at each rung, by the index of the rung. A rung is a number of
     tokens after which trainings stop; a trial begins at one rung and ends at the next.
 
-    If trials have ended at a rung, their median is returned. Otherwise, the median of the highest rung with a result is
-    scaled in proportion to the tokens of a trial. Empty if no rung has a result.
+    For a rung at which trials have ended, the result is the median of their seconds. For any other rung, the median at
+    the highest rung with a result is scaled by the ratio of the tokens in a trial at the two rungs. Empty if no rung
+    has a result.
     """
     known: dict[int, list[float]] = {}
     for rung, result in ((one.rung, one.result) for one in reached):
@@ -171,8 +172,8 @@ def _get_seconds(result: TrialResult) -> float:
 def _count_environments(results: Sequence[TrialResult]) -> int:
     """Return the largest number of different environments among trials with the same number of devices per node.
 
-    Trials with different numbers of devices per node are counted separately. They differ in the threads per rank, which
-    are part of an environment, even on the same machine.
+    Trials with different numbers of devices per node are counted separately. Even on one machine, the number of devices
+    per node changes the number of threads per rank. The number of threads is a part of the environment.
     """
     found: dict[int, set[str]] = {}
     for result in results:

@@ -28,8 +28,8 @@ EVIL = """</script><!--"><img src=x onerror="document.title='hacked'">"""
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A running Chromium. It is closed after each test module, because its event loop occupies this thread while it
-    runs."""
+    """A running Chromium. It is closed after each test module. Until then, Playwright's event loop occupies the thread
+    of the tests, so no other code can run an event loop in this thread."""
     chromium = shutil.which("chromium")
     if chromium is None:
         if os.environ.get(REQUIRE) == "1":

@@ -18,7 +18,7 @@ LEAST_PX = 8.0
 
 @pytest.fixture(scope="module", params=["predict", "advise"])
 def answer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """HTML file that `zeroscale predict` or `zeroscale advise` wrote (the parameter of the fixture)."""
+    """HTML file. Each test runs twice: with a file by `zeroscale predict`, and with a file by `zeroscale advise`."""
     path = tmp_path_factory.mktemp("answer") / f"{request.param}.html"
     words = ["model=mt5_xl", "machine=h200", "devices_per_node=8", "nodes=1,2", "batch.micro=8", "engine=ddp,zero2"]
     assert main([request.param, *words, "--page", str(path)]) == 0

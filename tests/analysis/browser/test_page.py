@@ -221,8 +221,8 @@ def test_click_on_a_row_opens_its_runs_and_selecting_its_text_does_not(opened: O
 
 
 def test_a_table_without_matching_rows_is_replaced_by_a_sentence(opened: Open, recorded: Path) -> None:
-    """A row of the crossover table compares zero2 with zero3 over several node counts. So the row matches a filter for
-    zero2 as well as a filter for zero3."""
+    """A filter for zero3 or for 4 nodes keeps rows of the crossover table, because a row compares two engines over
+    several node counts. A filter for ddp keeps no row, so a sentence replaces the table."""
     page = opened(recorded).page
     box = page.locator(".scroll:has([data-table=crossovers])")
     crossovers, sentence = box.locator("tr[data-f]:visible"), box.locator("+ [data-empty]")

@@ -90,7 +90,8 @@ def test_paused_runs_are_not_called_busy() -> None:
 
 
 def lead(leads: Sequence[str]) -> list[list[RunRecord]]:
-    """Return runs on 1, 2, … nodes. In each question, the engine of `leads` takes 1 s per step, and fsdp 1.5 s."""
+    """Return runs on 1, 2, … nodes, one number of nodes for each engine in `leads`. On each number of nodes, two
+    engines were measured: the engine in `leads` takes 1 s per step, and fsdp takes 1.5 s."""
     return [
         measured(asked(nodes, engine=engine), seconds)
         for nodes, leading in enumerate(leads, 1)
@@ -109,8 +110,8 @@ def test_more_than_three_questions_have_a_summary_and_a_sentence_each() -> None:
 
 
 def test_more_than_eight_questions_are_only_counted() -> None:
-    """There are nine questions (node counts). ddp is fastest in five of them, and each of four other engines is fastest
-    in one."""
+    """Engines are compared on nine numbers of nodes. ddp is fastest on five of them, and four other engines on one
+    each."""
     leads = ("ddp", "ddp", "ddp", "ddp", "ddp", "zero0", "zero1", "zero2", "zero3")
     others = "zero0 in 1, zero1 in 1, zero2 in 1, zero3 in 1"
     assert answer(*lead(leads)) == [
@@ -120,7 +121,8 @@ def test_more_than_eight_questions_are_only_counted() -> None:
 
 
 def test_summary_counts_ties_and_undecided_questions_apart_from_clear_answers() -> None:
-    """An engine that ties with the fastest, or has too few runs for a verdict, is fastest in no question."""
+    """ddp is measured as the fastest on 1, 2, 3 and 4 nodes. On 1 node, zero1 is slower. On 2 nodes, zero1 cannot be
+    distinguished from ddp. On 3 nodes, zero1 has too few runs for a verdict. On 4 nodes, zero1 has no time."""
     rivals = [1.5] * 3, [1.0, 1.4, 1.2], [1.5], None
     groups = [measured(asked(nodes, engine="ddp"), [1.0, 1.01, 1.02]) for nodes in range(1, 5)]
     groups += [measured(asked(nodes, engine="zero1"), times) for nodes, times in enumerate(rivals, 1) if times]
@@ -145,11 +147,13 @@ def test_rehearsals_have_no_answer() -> None:
 
 
 def test_trainings_are_answered_by_their_mean_held_out_loss_before_their_speed() -> None:
-    """Two learning rates are compared with three seeds each. The means of their losses are 2.1 and 3.1.
+    """The answer compares two learning rates, with three seeds each, by their mean held-out losses: 2.1 and 3.1.
 
-    The losses of the first learning rate have a standard deviation of 0.1. The differences between losses with the same
-    seed are 1.0, 1.2 and 0.8, with a standard deviation of 0.2. The margins of error are Student's quantile for two
-    degrees of freedom, 4.303, times 0.1 / √3 or 0.2 / √3: 0.25 and 0.50.
+    Student's quantile for two degrees of freedom is 4.303. The losses of the first learning rate have a standard
+    deviation of 0.1. So the margin of error of the mean loss 2.1 is 4.303 × 0.1 / √3 = 0.25.
+
+    The differences between the two losses with the same seed are 1.0, 1.2 and 0.8. Their standard deviation is 0.2. So
+    the margin of error of the mean difference 1.0 is 4.303 × 0.2 / √3 = 0.50.
     """
     lines = answer(
         [trained(loss, 0.1, seed) for seed, loss in enumerate((2.0, 2.1, 2.2))],

@@ -142,7 +142,7 @@ def test_marks_are_drawn_at_their_values_and_arrows_for_values_beyond_the_axis()
 
 
 def test_texts_next_to_the_rows_are_whole_and_within_the_figure() -> None:
-    """A cut number has another meaning: "-10 to +2" in place of "-10 to +27 %"."""
+    """If the edge of the figure cuts off a text, a number may be wrong: "-10 to +2" in place of "-10 to +27 %"."""
     noisy = [*one("ddp", [1.0, 1.1, 0.9]), *one("zero1", [1.0, 1.2, 0.95])]
     (panel,) = build(*noisy)
     figure = draw(answers, results(*noisy))

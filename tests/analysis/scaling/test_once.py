@@ -1,5 +1,5 @@
-"""Tests that results which several tables and figures need are computed only once per set of runs, and are freed
-together with the set."""
+"""Tests of cached results, such as scaling curves. Several tables and figures need the same results. A cached result
+is computed only once per set of runs, and is freed together with the set."""
 
 import gc
 import weakref

@@ -73,7 +73,8 @@ class ZeroMemory(NamedTuple):
 
     def resident(self) -> Terms:
         """Return the bytes of weights, gradients and optimizer state between steps, by kind. At stages 1 to 3, a rank
-        keeps its partition of the master weights even in fp32, next to the weights themselves."""
+        keeps its partition of fp32 master weights in addition to the weights themselves. The master weights exist even
+        if the run's precision is fp32."""
         run = self.run
         separate = run.width < FULL or run.stage > 0
         terms = {
@@ -92,10 +93,12 @@ class ZeroMemory(NamedTuple):
 
     def initialisation(self, discarded: int) -> Terms:
         """Return the memory peak of initialisation in bytes, by kind. Building the model allocates and frees
-        `discarded` elements that the finished model does not have. Stages 1 and 2 make a flat copy of the weights on
-        the device only if the device can hold the weights twice. If this is unknown, the flat copy is not counted. This
-        cannot change whether a model fits, because a flat copy for which the device has no room is made in host
-        memory."""
+        `discarded` elements that the finished model does not have.
+
+        Stages 1 and 2 make a flat copy of the weights on the device if the device can hold the weights twice, otherwise
+        in host memory. If it is unknown which of these memories is used, the copy is not counted. Leaving out the copy
+        cannot change whether a model fits: the copy is on the device only if it fits there.
+        """
         run = self.run
         if run.stage == 3:
             return self._initialise_partitioned(run.width * discarded // run.ranks)
@@ -118,11 +121,12 @@ class ZeroMemory(NamedTuple):
         return max(built, live, key=sum_bytes)
 
     def _initialise_partitioned(self, discarded_bytes: int) -> Terms:
-        """Return the largest of stage 3's three memory peaks of initialisation, which come in this order.
-        `discarded_bytes` is the number of bytes that a rank allocates for its partitions of tensors that the finished
-        model does not have.
+        """Return the largest of stage 3's three memory peaks of initialisation. `discarded_bytes` is the number of
+        bytes that a rank allocates for its partitions of tensors that the finished model does not have. The three
+        peaks, in order of time:
 
-        1. Each tensor is built whole, in fp32 first. It is then partitioned, and gathered again to draw its values.
+        1. Each tensor is built whole, in fp32 first, and then partitioned. Later, each tensor is gathered again, and
+           its random values are generated.
         2. Master weights are made from the partitions. In bf16 and fp16, this needs a temporary copy. Then a gradient
            of zeros is allocated.
         3. Gradients and the bucket are allocated. Then each tensor is gathered again while its gradient hook is
@@ -151,9 +155,10 @@ class ZeroMemory(NamedTuple):
         return SegmentBytes(none + _count_kept_gradients(self.run), none, none)
 
     def backward(self, work: BackwardWork) -> SegmentBytes:
-        """Return the bytes while each segment of the model runs its backward. At stages 0 to 2, torch's linear layers
-        compute some gradients transposed, which cannot be added in place (`work.transposed`). Stage 3 uses DeepSpeed's
-        own linear layer, which has no such gradients."""
+        """Return the bytes of gradients, buckets and gathered weights during the backward pass of each segment of the
+        model. At stages 0 to 2, torch's linear layers compute some gradients transposed. A transposed gradient cannot
+        be added in place, and needs additional memory (`work.transposed` elements). Stage 3 uses DeepSpeed's own linear
+        layer, which has no transposed gradients."""
         run = self.run
         if run.stage == 3:
             return _predict_stage_3(run, 1)
@@ -175,8 +180,8 @@ class ZeroMemory(NamedTuple):
 
     def update(self) -> Terms:
         """Return the memory peak of the optimizer's step in bytes, by kind. First the gradient norm is computed in
-        fp64. Then the gradients are copied to one flat fp32 tensor, with which AdamW steps. The peak is in one of these
-        phases."""
+        fp64. Then the gradients are copied to one flat fp32 tensor, and AdamW updates the weights from this tensor. The
+        peak is in one of these phases."""
         run, live = self.run, self.resident()
         averaged = 0  # bytes of gradients that backward leaves, in addition to those that are always resident
         if not run.optimizer_tier and run.stage < 3:
@@ -285,17 +290,17 @@ def _count_kept_gradients(run: ZeroRun) -> int:
 
 
 def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh: Array) -> SegmentBytes:
-    """Return the bytes while each segment of the model runs its backward, at stages 1 and 2. For each segment, `done`
-    is the number of elements whose gradients are complete after its backward, and `fresh` is the bytes of the largest
-    of its own gradients.
+    """Return the bytes of gradients and buckets during the backward pass of each segment of the model, at stages 1 and
+    2. For each segment, `done` is the number of elements whose gradients are complete after the segment's backward.
+    `fresh` is the bytes of the segment's largest gradient.
 
-    Buckets are counted from the first gradient on. This rank's averaged gradients are counted from the first full
-    bucket on.
+    Buckets are counted from the first gradient on. This rank's averaged gradients are counted in the segment that fills
+    the first bucket, and in all later segments of the backward pass.
 
-    A bucket is reduced between two operations of backward, when the working memory of these operations is free. The
-    reduction uses this free memory for a copy of the bucket. Only the bytes of the copy that exceed the free memory are
-    therefore counted. When the first bucket is reduced, the memory for averaged gradients is free too, because they are
-    allocated after this reduction.
+    A full bucket is reduced between two operations of backward. If its gradients belong to partitions of several ranks,
+    the bucket is first copied. The working memory of these operations is free at that time, and the copy uses this
+    memory. Only the bytes by which the copy exceeds the free memory are counted. In the segment that fills the first
+    bucket, the copy can also use the memory of the averaged gradients, which are allocated only after the reduction.
     """
     oversize = np.where(fresh > run.width * run.bucket, fresh, 0)  # gradients that are larger than a bucket
     waiting = np.append(oversize[1:], 0)  # kept until its reduction in the next segment of backward
@@ -323,9 +328,9 @@ def _predict_stages_1_and_2(run: ZeroRun, work: BackwardWork, done: Array, fresh
 
 
 def _predict_stage_3(run: ZeroRun, number: int) -> SegmentBytes:
-    """Return the bytes of stage 3 while each segment of the model runs its forward (`number` 0) or backward (1). They
-    are the sum of two numbers: the peak in a simulation of DeepSpeed's gathers and reductions, and the gradient bucket,
-    which is always allocated."""
+    """Return the bytes of gradients, buckets and gathered weights at stage 3 during each segment of the model, in
+    forward (`number` 0) or backward (`number` 1). The bytes are the peak in a simulation of DeepSpeed's gathers and
+    reductions, plus the gradient bucket, which is always allocated."""
     fresh, copies, whole = run.width * _replay_peaks(run.model, run.limits, run.ranks, run.gloo)[number]
     return SegmentBytes(fresh, copies + _count_bucket_bytes(run), whole)
 
@@ -341,11 +346,12 @@ def _replay_peaks(model: ModelSizes, limits: GatheringLimits, ranks: int, gloo: 
 
 
 def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, gloo: bool) -> Array:
-    """Return the memory peak of each segment of the model in one pass, which was simulated as `walk`, with shape (3,
-    segments): elements of gradients outside the bucket, of copies of gradients during a bucket's reduction, and of
-    gathered weights. Tensors are grouped by size. For each group, `sizes` has the number of elements of one tensor, and
-    `padded` has this number with padding. Both arrays have one entry per group. `gathers` is True if there are several
-    ranks.
+    """Return the memory peak of each segment of the model in one simulated pass, `walk`. The result has the shape (3,
+    segments) and contains numbers of elements. The three rows are gradients outside the bucket, copies of gradients
+    during a reduction of the bucket, and gathered weights.
+
+    Tensors are grouped by size. For each group, `sizes` has the number of elements of one tensor, and `padded` has this
+    number with padding. `gathers` is True if there are several ranks, so that weights must be gathered.
 
     Before a bucket is reduced, its gradients are packed by rank into a new tensor. Their padding is allocated
     separately, as a second new tensor. A bucket with a single gradient that needs no padding is reduced in place,
@@ -364,11 +370,11 @@ def _find_peak(walk: PassReplay, sizes: Array, padded: Array, gathers: bool, glo
 
 
 def _offload_optimizer(run: ZeroRun, tier: OffloadOptimizer) -> dict[str, ByteRange]:
-    """Return the bytes of host memory for one rank's offloaded optimizer: fp32 master weights, AdamW's two moments and
-    the fp32 gradient.
+    """Return the bytes of host memory for one rank's offloaded optimizer: fp32 master weights, AdamW's two moments, the
+    fp32 gradient, and buffers.
 
-    At stages 1 and 2, buffers hold the updated weights before their transfer to the device, one tensor's gradient, and
-    gradients of earlier micro-steps. At stage 3, they hold the accumulated gradients.
+    At stages 1 and 2, the buffers hold the updated weights before their transfer to the device, one tensor's gradient,
+    and gradients of earlier micro-steps. At stage 3, the buffers hold the accumulated gradients.
     """
     pin, away = tier.pin_memory, run.partition - run.on_device
     piece = min(run.options.sub_group_size, away) if run.stage == 3 else away

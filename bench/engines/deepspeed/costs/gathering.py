@@ -1,11 +1,13 @@
 """Replay (simulation) of a step of ZeRO stage 3, module by module: the weights that DeepSpeed's coordinator gathers and
 releases, and the gradients that are reduced.
 
-The replay follows DeepSpeed 0.19.8 in the steps after it has recorded the order in which modules run (its trace):
-_fetch_sub_module_impl, __params_to_release and __release_param of runtime/zero/partitioned_param_coordinator.py,
-AllGatherCoalescedHandle of partition_parameters.py, reduce_independent_p_g_buckets_and_remove_grads of stage3.py. The
-number of ranks changes only the padding of tensors, not the coordinator's decisions. One replay therefore serves all
-configurations of a sweep that have the same model and limits.
+In its first steps, DeepSpeed 0.19.8 records the order in which modules run (its trace). The replay follows a later
+step. Sources: _fetch_sub_module_impl, __params_to_release and __release_param of
+runtime/zero/partitioned_param_coordinator.py, AllGatherCoalescedHandle of partition_parameters.py,
+reduce_independent_p_g_buckets_and_remove_grads of stage3.py.
+
+The number of ranks changes only the padding of tensors, not the coordinator's decisions. One replay therefore serves
+all configurations of a sweep that have the same model and the same options (`GatheringLimits`).
 """
 
 import functools
@@ -51,7 +53,7 @@ class PassReplay(NamedTuple):
 
 
 class WeightFetch(NamedTuple):
-    """Execution of one module in a simulated step, also called a stop. If the module has a weight, it is gathered for
+    """A stop: the execution of one module in a simulated step. If the module has a weight, the weight is gathered for
     this execution. The execution is part of forward, of the recomputation of a checkpointed block, or of backward."""
 
     module: WeightModule
@@ -222,12 +224,12 @@ class Bucket:
         self._sizes, self._limits, self._elements = sizes, limits, 0
 
     def add(self, size_index: int) -> tuple[int, tuple[int, ...]]:
-        """Add a gradient, given by the index of its tensor size. If the bucket has no room, reduce its content
-        first. Return two values. The first is the number of elements of the added gradient and of earlier gradients
-        that wait outside the bucket. The second is the number of gradients of each tensor size that are reduced in this
-        call.
+        """Add a gradient, given by the index of its tensor size. If the bucket has no room, reduce its content first.
 
-        A gradient larger than the bucket stays outside it until the next gradient comes.
+        A gradient larger than the bucket waits outside the bucket until the next gradient is added. Without
+        contiguous_gradients, every gradient waits outside. Return two values. The first is the number of elements of
+        the added gradient and of the gradients that wait outside. The second is the number of gradients of each tensor
+        size that this call reduces.
         """
         elements = self._sizes[size_index].elements
         fresh, reduced = elements + self.waiting, self.nothing

@@ -45,11 +45,12 @@ class ZeroRun(NamedTuple):
 
     @property
     def partitioned(self) -> int:
-        """Elements of the weights on one rank at stage 3, trained or frozen, padding included."""
+        """Number of elements of trained and frozen weights on one rank at stage 3, padding included."""
         return _count_partition(self.model.all_tensors, self.ranks)
 
     def padded(self, elements: int) -> int:
-        """Return the elements of a tensor after stage 3 has padded it, so that every rank has the same number."""
+        """Return the total number of elements of a tensor after padding by stage 3. The padding makes the partitions of
+        all ranks equal."""
         return pad_elements(elements, self.ranks)
 
     @property
@@ -92,8 +93,9 @@ class ZeroRun(NamedTuple):
     @property
     def flattens_on_host(self) -> bool | None:
         """True if stages 1 and 2 flatten the weights in host memory. DeepSpeed does so if the device's free memory
-        cannot hold a second copy of the weights. None if this depends on how much memory CUDA itself uses, since only a
-        lower and an upper bound of that are known (CUDA_BASE_BYTES)."""
+        cannot hold a second copy of the weights. The free memory depends on the bytes that CUDA itself uses. Only a
+        lower and an upper bound of these bytes are known (CUDA_BASE_BYTES). None if the two bounds lead to different
+        results."""
         if self.device == "cpu" or self.room is None or self.stage not in (1, 2):
             return False
         copies = self.width * (self.model.elements + self.partition * self.ranks)
@@ -162,8 +164,8 @@ def list_transfers(run: ZeroRun) -> list[Transfer]:
 def _list_replicated(run: ZeroRun) -> list[Transfer]:
     """Return the collectives of stages 1 and 2: all-reduces of gradient buckets, and the gather of updated weights.
 
-    Without overlap_comm, stage 1 reduces after backward, and stage 2 as soon as a bucket is full. On a CPU, no
-    collective overlaps with computation.
+    Without overlap_comm, stage 1 reduces gradients after backward, and stage 2 reduces a bucket as soon as the bucket
+    is full. On a CPU, no collective overlaps with computation.
     """
     passes = run.spec.accumulation if run.stage == 2 else 1  # stage 1 reduces in the last micro-step only
     whole, last = run.width * run.model.elements, run.width * run.model.largest  # the embedding's gradient comes last
@@ -203,8 +205,8 @@ def _overlaps(run: ZeroRun) -> bool:
 
 
 def _count_buckets(run: ZeroRun) -> int:
-    """Return the number of calls that reduce all gradients once. A tensor larger than the bucket is reduced in its own
-    call."""
+    """Return the number of collective calls in one reduction of all gradients. A tensor larger than the bucket is
+    reduced in its own call."""
     large = [size for size in run.model.tensors if size.elements > run.bucket]
     rest = run.model.elements - count_elements(large)
     return sum(size.number for size in large) + -(-rest // run.bucket)
