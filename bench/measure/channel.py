@@ -109,9 +109,10 @@ class Channel:
             self._heartbeat.write(self._slot, phase, step, max(0, step - (self._first_step or 0)))
 
     def fail(self, error: BaseException, find_shortage: FindShortage = lambda kind, error: None) -> None:
-        """Send the exception that ended this rank, and the outcome that follows from it, to the supervisor.
+        """Send to the supervisor the exception that ended this rank, and the outcome that follows from the exception.
 
-        If memory ran out, the result of `find_shortage` is sent too: how much of that memory was in use.
+        If device memory or host memory ran out, `find_shortage` is called. Its result is sent too: how much of the
+        exhausted memory was in use.
         """
         if self._pipe is None:
             return

@@ -42,11 +42,12 @@ class SavedTraining(NamedTuple):
 
 
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:
-    """Return the checkpoint with the most steps that any attempt at the same repeat has saved; None if there is none.
-    (A repeat is one measurement of a configuration, and an attempt is one try at it.)
+    """Return the checkpoint with the most steps in the attempt folders of one repeat; None if there is none. A repeat
+    is one of several numbered measurements of a configuration. An attempt is one try at a repeat. `attempt` is the
+    folder of any attempt at the repeat.
 
-    `attempt` is the folder of any attempt at this repeat. If this run continues a stopped run, `goes_on_from` is the
-    config_id of the stopped run. The checkpoints that the same repeat has saved in the stopped run are then included.
+    If this run continues a stopped run, `goes_on_from` is the config_id of the stopped run. Checkpoints of the repeat
+    with the same number in the stopped run are then included.
     """
     found = (
         SavedTraining(path, int(match[1]))
@@ -82,12 +83,12 @@ def count_bytes(folder: Path) -> int:
 
 
 def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | None = None) -> None:
-    """Remove all checkpoints, complete or not, of one repeat (planned measurement of a configuration). The repeat may
+    """Remove all checkpoints, complete or not, of one repeat (numbered measurement of a configuration). The repeat may
     have several attempts (tries), and `attempt` is the folder of any of them.
 
-    If this repeat continues an earlier run, `goes_on_from` is the name of that run's folder. The checkpoints of the
-    same repeat in the earlier run are removed too. The checkpoint folder `but` is kept, because another run may resume
-    from it.
+    If this run continues an earlier run, `goes_on_from` is the name of the earlier run's folder. Checkpoints of the
+    repeat with the same number in the earlier run are then removed too. The checkpoint folder `but` is kept, because
+    another run may resume from it.
     """
     for path in _list_entries(attempt, goes_on_from):
         if _NAME.fullmatch(path.name.removeprefix(".")) and path != but:
@@ -95,11 +96,12 @@ def remove_all(attempt: Path, goes_on_from: str | None = None, *, but: Path | No
 
 
 def _list_entries(attempt: Path, goes_on_from: str | None) -> Iterator[Path]:
-    """Yield the paths of everything in the attempt folders of one repeat. A repeat is one of several planned
-    measurements of a configuration, and each try at it is an attempt. `attempt` is the folder of any of these attempts.
+    """Yield the paths of everything in the attempt folders of one repeat. A repeat is one of several numbered
+    measurements of a configuration. An attempt is one try at a repeat. `attempt` is the folder of any attempt at the
+    repeat.
 
-    If the run continues an earlier run, `goes_on_from` is the name of the earlier run's folder. The attempts at the
-    same repeat in the earlier run are then included.
+    If the run continues an earlier run, `goes_on_from` is the name of the earlier run's folder. Attempt folders of the
+    repeat with the same number in the earlier run are then included.
     """
     runs = [attempt.parent, *([attempt.parent.parent / goes_on_from] if goes_on_from else [])]
     repeat, _, _ = attempt.name.partition(".")

@@ -18,8 +18,8 @@ ReadBlock = Callable[[], list[float]]
 class Clock:
     """Clock for blocks of consecutive steps. Call `begin`, then `mark` at the end of every step, then `end`.
 
-    This class reads the host's monotonic clock. It is for devices on which a step has finished when its call returns,
-    such as CPUs.
+    This class reads the host's monotonic clock. Use it for a device such as a CPU, whose work is finished when the
+    function that makes the step returns.
     """
 
     blocks_ahead = 0
@@ -49,10 +49,10 @@ class DeviceClock(Clock):
     The times of a block are read while the next block runs. So the device always has work in its queue, and the host
     runs ahead of the device as in an untimed training.
 
-    Each block begins with an event of its own. The event excludes the host's work between two blocks from the step
-    times, which matters if the host is slower than the device. A busy device reaches the event right after the last
-    step of the previous block. In contrast, an idle device reaches the event at once. The time of the first step then
-    includes the time in which the host launches that step.
+    Each block begins with its own event, which the host records after its work between two blocks. The time of the
+    first step begins when the device reaches this event. A busy device reaches the event right after the last step of
+    the previous block. An idle device reaches the event as soon as it is recorded. So no step time includes the host's
+    work between two blocks. On an idle device, the time of the first step includes the host's launch of this step.
     """
 
     blocks_ahead = 1

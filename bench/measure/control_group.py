@@ -14,11 +14,11 @@ _UNLIMITED = 2**60
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders that may be this process's control group for a controller such as `memory`, the most likely
-    folder first.
+    """Return the folders that may be this process's control group for a controller such as `memory`. The most likely
+    folder comes first.
 
-    Several folders are possible, because a container may see the host's path of the group in /proc, although the group
-    itself is mounted at the top of the cgroup file system.
+    Several folders are possible inside a container. There, /proc may show the path that the control group has on the
+    host. However, the container may have mounted the group at the top of its cgroup file system.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

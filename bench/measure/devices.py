@@ -75,8 +75,8 @@ def _count_nvidia_throttled(nvml: Any, handle: Any) -> dict[str, float]:
     """Return the seconds for which power and thermal limits have throttled a device, by reason.
 
     The times are NVML's violation times, which grow while a limit throttles the device. The key `all` has the host's
-    clock in seconds. Its difference between two readings is the elapsed time. Divided by the elapsed time, the
-    difference of another key is the throttled fraction of the time.
+    clock in seconds. The throttled fraction of the time follows from two calls: it is the growth of a reason's value,
+    divided by the growth of `all`.
     """
     policies = {"power": nvml.NVML_PERF_POLICY_POWER, "thermal": nvml.NVML_PERF_POLICY_THERMAL}
     found = {"all": time.perf_counter()}
@@ -228,13 +228,13 @@ def count_devices() -> int:
 
 
 def find_background_use(device: int | str, own: Collection[int]) -> tuple[int | None, int | None]:
-    """Return how many processes outside of the run use a device, and their memory in bytes; None if unknown. `own` are
-    the process ids of the run.
+    """Return how many processes outside of the run use a device, and the bytes of memory that these processes use. A
+    value is None if it is unknown. `own` are the process ids of the run.
 
-    In a container, the driver may report other process ids than the run sees. So if no process on the device is in
-    `own`, one of the processes is assumed to be the run's rank. All other processes then count as background load.
-    Their memory is unknown, because it is unknown which process is the rank. If the device has only one process, there
-    is no background load, and the memory is 0.
+    In a container, the driver may report the host's process ids, which differ from the ids in `own`. If no process on
+    the device is in `own`, one of the processes is assumed to be the run's rank. All other processes are background
+    load. Their memory is then unknown, because any of the processes may be the rank. Exception: if the device has only
+    one process, there is no background load, and the memory is 0.
     """
     found: list[tuple[int, int | None]] | None = query(device, "processes")
     if found is None:

@@ -97,10 +97,8 @@ def count_cores() -> int:
 
 
 def _count_visible() -> int | None:
-    """Return the number of GPUs that the variables in VISIBLE do not hide; None if none of these variables is set.
-
-    If several variables are set, the shortest list counts.
-    """
+    """Return the number of GPUs listed in environment variables such as CUDA_VISIBLE_DEVICES (VISIBLE). If several of
+    these variables are set, the shortest list is used. None if none of these variables is set."""
     named = [os.environ[name].split(",") for name in VISIBLE if name in os.environ]
     # CUDA ignores the first invalid entry of a list and all entries after it.
     valid = (itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), entries) for entries in named)
@@ -130,8 +128,8 @@ def find_device(machine: Machine, devices_per_node: int, local_rank: int) -> "to
 def read_driver_name(device: "torch.device") -> str | None:
     """Return the name by which the driver knows a device: the UUID for NVIDIA, the PCI address for AMD.
 
-    None for a CPU, or if torch does not report the address. A MIG slice has its own UUID, which torch reports with the
-    prefix of a whole device, `GPU-`.
+    Return None for a CPU, or if torch does not report the address. For a MIG slice, the result is the slice's own UUID,
+    but it begins with `GPU-`. The driver's name for the slice begins with `MIG-` instead.
     """
     import torch
 
@@ -192,18 +190,19 @@ def check_alike(classes: Sequence[EnvironmentClass]) -> None:
 
 
 def _find_first_visible() -> int | str:
-    """Return the driver's number or name of the first visible GPU."""
+    """Return the index or name of the first visible GPU, as used by the driver."""
     named = next((os.environ[name] for name in VISIBLE if name in os.environ), "0")
     first = named.split(",")[0].strip()
     return int(first) if first.isdigit() else first or 0
 
 
 def choose_openmp_variables(device: str, devices_per_node: int) -> dict[str, str]:
-    """Return the default OpenMP variables of a rank on `device` ("cpu" or "cuda"), except those that the user has set.
+    """Return the default OpenMP variables of a rank on `device` ("cpu" or "cuda"). Variables that the user has set are
+    excluded.
 
-    The variables set the number of threads and, on a CPU, a shorter time for which a waiting thread spins. Without the
-    second setting, threads of libgomp spin for milliseconds before they sleep. Under background load, a spinning thread
-    can occupy the core that another thread of the rank needs. A step then takes many times as long.
+    The variables set the number of threads. On a CPU, they also reduce the time for which a waiting thread spins.
+    Otherwise threads of libgomp spin for milliseconds before they sleep. Under background load, a spinning thread can
+    occupy the core that another thread of the rank needs. A step then takes many times as long.
     """
     chosen = {"OMP_NUM_THREADS": str(_count_threads(devices_per_node))}
     if device == "cpu" and not any(name in os.environ for name in _OPENMP_WAIT):
@@ -215,9 +214,10 @@ def _count_threads(devices_per_node: int) -> int:
     """Return the number of OpenMP threads of a rank: OMP_NUM_THREADS if the user has set it, else the rank's share of
     the cores.
 
-    The cores in the process's affinity mask are divided by the number of ranks per node. If the scheduler reports the
-    cores of a process, the smaller of the two numbers counts, because a scheduler may not bind processes to cores. This
-    number is divided unless the scheduler starts one process per rank.
+    The cores in the process's affinity mask are divided by the number of ranks per node. The scheduler may also report
+    the number of cores per process. In this case, the smaller of the two numbers of cores is used, because a scheduler
+    may not bind processes to cores. The smaller number is divided by the number of ranks per node, unless the scheduler
+    starts one process per rank.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
@@ -278,8 +278,9 @@ def probe(
 def select_variables(environment: dict[str, str]) -> dict[str, str]:
     """Return the environment variables that affect results, without any variable that looks like a secret.
 
-    A library's variable that is not in `_VARIABLES` may contain private text. Its value is kept only if it is a number
-    or a switch. Otherwise the value is replaced by a note that the variable was set.
+    Variables that match `_VARIABLES` are always kept with their values. Other variables of libraries such as NCCL may
+    contain private text. Their value is kept only if it is a number or a word such as `true` or `off`. Any other value
+    is replaced by a note that the variable was set.
     """
     shown = {}
     for name, value in sorted(environment.items()):
@@ -301,9 +302,9 @@ def read_version(package: str) -> str | None:
 
 
 def read_plugin_versions(spec: RunSpec) -> dict[str, str | None]:
-    """Return the versions of the installed packages whose plug-ins a run uses, by `plug-in PACKAGE`. A version is
-    followed by a hash of the package's Python files, because the code may change without a new version. Empty for a run
-    that uses only plug-ins of zeroscale."""
+    """Return the versions of the installed packages whose plug-ins a run uses. Each key is the text `plug-in PACKAGE`.
+    A version is followed by a hash of the package's Python files, because the code may change without a new version.
+    The result is empty for a run that uses only plug-ins of zeroscale."""
     used = (
         (plugins.ENGINE, spec.engine.backend), (plugins.FAMILY, spec.model.family),
         (plugins.OBJECTIVE, spec.objective), (plugins.DATA, spec.data.source),

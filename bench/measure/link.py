@@ -110,12 +110,12 @@ def add_counts(hosts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def find_transport(sent: Mapping[str, int], moved_bytes: float) -> str | None:
-    """Return the transport ("infiniband" or "sockets") whose counters show at least half of `moved_bytes`. `sent` has
-    the bytes sent by interface or port. If the counters of both transports show this, the result is "infiniband".
+    """Return the transport that carried most of `moved_bytes`. `sent` has the bytes sent by interface or port, from the
+    byte counters of the hosts. A transport is detected if its counters show at least half of `moved_bytes`.
 
-    Return None if the counters of neither transport show it. The bytes then went between devices of a node, or over a
-    network without these counters. RDMA over Ethernet is counted on InfiniBand ports, and on some systems also on the
-    network interface.
+    Return "infiniband" if InfiniBand is detected; else "sockets" if sockets are detected; else None. The result is None
+    if the bytes went between devices of a node, or over a network without these counters. RDMA over Ethernet is counted
+    on InfiniBand ports, and on some systems also on the network interface.
     """
     ports = sum(count for name, count in sent.items() if "/" in name)
     interfaces = sum(count for name, count in sent.items() if "/" not in name and name != "lo")

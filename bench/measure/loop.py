@@ -108,8 +108,8 @@ Reading = torch.Tensor | float | None
 
 @dataclass
 class FetchedBatches:
-    """Micro-batches of one optimizer step that the engine took: their number, the time spent waiting for them, and the
-    number of their padding tokens."""
+    """Counts for the micro-batches that the engine has fetched in one optimizer step: their number, the seconds of
+    waiting for them, and the number of their padding tokens."""
 
     taken: int = 0
     wait_s: float = 0.0
@@ -382,8 +382,8 @@ def run(
 def _count_block_steps(protocol: MeasureSpec, lacking: int) -> int:
     """Return the number of steps of the next block. Between two blocks, rank 0 decides whether to continue.
 
-    `lacking` is the number of steps that are still needed for the protocol's minimum number of steps, of the warm-up or
-    of the window. If `lacking` is positive, the block has at most this number of steps. If it is not, only more time is
+    `lacking` is the number of steps that the warm-up or the window still needs to reach its minimum number of steps. If
+    `lacking` is positive, the block has at most this number of steps. If `lacking` is 0 or negative, only more time is
     needed, and the block has its full length.
     """
     return min(protocol.block_steps, lacking) if lacking > 0 else protocol.block_steps

@@ -41,9 +41,9 @@ MOST_PASSES = 4096
 def count_flops(run: Callable[[], object]) -> int:
     """Return the matmul FLOPs of `run` on this rank, including those of recomputed activations.
 
-    As in bench.predict.work, fused attention counts as if it were not causal, and its backward pass counts twice the
-    FLOPs of the forward pass. torch's own formulas are replaced, because they add recomputed scores to the backward
-    pass and lack the CPU kernels.
+    Fused attention is counted by the convention of bench.predict.work. Its forward FLOPs are those of attention without
+    a causal mask. Its backward FLOPs are twice its forward FLOPs. torch's own formulas are replaced for two reasons.
+    They count recomputed scores in the backward pass, and there are no formulas for the CPU kernels.
     """
     formulas: dict[Any, Callable[..., int]] = {}
     for name in _KERNELS:
@@ -67,8 +67,8 @@ def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> 
 
 @dataclass
 class Inspection:
-    """Results of this rank from a few untimed steps after the measurement window: the collectives, FLOPs and passes of
-    these steps, and their times. All values are per step."""
+    """Results of this rank from a few untimed steps after the measurement window: its collectives, its FLOPs, its
+    passes, and times such as the seconds outside of collectives. All values are per step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
     outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers
@@ -225,9 +225,9 @@ def select_passes(spec: RunSpec, seen: list[Inspection]) -> tuple[tuple[TimedPas
 def drop_unknown(observed: Observations, *, computes: bool) -> Observations:
     """Return the observations of a rehearsal without the values that a rehearsal cannot measure.
 
-    In a rehearsal one rank runs alone, without its peers. Its losses are meaningless, so they are dropped. Its step
-    times contain no communication, so they are dropped as step times. If the rehearsal really computes (`computes`),
-    the step times of the window are kept as the field `compute_s`.
+    In a rehearsal one rank runs alone, without its peers. Losses are removed, because they are meaningless. Step times
+    are removed, because they contain no communication. Exception: if the rehearsal executes all computation
+    (`computes`), the step times of the window are kept as the field `compute_s`.
     """
     assert observed.steps
     compute_s = observed.steps.step_s[observed.steps.cut :] if computes else ()

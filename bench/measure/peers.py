@@ -1,7 +1,8 @@
-"""Communication of the harness between the ranks of a run: the process group, decisions and gathered results.
+"""Communication of the harness between the ranks of a run: the process group, common decisions, and the gathering of
+results.
 
-These collectives are separate from the engine's collectives, and are called only outside of timed steps. In a rehearsal
-one rank runs alone and has no real peers.
+The harness calls its collectives only outside of timed steps. They are separate from the collectives of the engine. In
+a rehearsal one rank runs alone and has no real peers.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Rehearsal without computation. A rehearsal runs one rank of a job alone, without its peers. Here it also skips large
-operations: their results have a shape and allocated memory, but no meaningful values.
+"""Rehearsal without computation. A rehearsal runs one rank of a job alone, without its peers. A rehearsal without
+computation also skips large operations: their results have a shape and allocated memory, but no meaningful values.
 
-So a rank can be rehearsed on a machine whose memory is too small for it. Each result is allocated and counted as usual.
-It is never written to, so the operating system assigns no physical pages. Temporary memory inside an operation's kernel
-is not included.
+Each result is allocated and counted as usual, but is never written to. So the operating system assigns no physical
+pages to it. A rank can therefore be rehearsed on a machine whose memory is too small for the rank. Temporary memory
+inside an operation's kernel is not included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,8 @@ def _is_cheap(func: Any) -> bool:
 
 
 def _is_changed(returned: Any) -> bool:
-    """Return True if this entry of a schema's returns is an argument that the operation modifies in place."""
+    """Return True if an operation's result is an argument that the operation modifies in place. `returned` describes
+    the result in the operation's schema."""
     return returned.alias_info is not None and returned.alias_info.is_write
 
 
@@ -105,10 +106,11 @@ def _list_changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Ite
 
 
 def _find_shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], elements: int) -> Any:
-    """Return the results of an operation as tensors on the meta device, which have a shape and no memory.
+    """Return the results of an operation as tensors on the meta device, which have a shape and no memory. `elements` is
+    the total number of elements of the operation's arguments.
 
-    If the shapes depend on values, return None for an operation that is small enough to be executed, and raise Refused
-    for a larger operation. `elements` is the number of elements of all its arguments.
+    Some shapes depend on values, so they are unknown before the operation is executed. In this case, return None if the
+    operation is small enough to be executed, and raise Refused if it is larger.
     """
     taken = tree_map_only(Tensor, _describe, (tuple(args), kwargs))
     # An operation runs on the device of its tensor arguments, unless it has an argument `device`.

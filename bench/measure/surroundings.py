@@ -2,8 +2,9 @@
 temperature and other processes of the rank's device.
 
 Background load is the CPU time of processes outside of the run between two readings of the kernel's counters. The run's
-processes are its ranks on this machine, their descendants and their ancestors. If several nodes of the run share one
-machine, the ranks of all these nodes count. Kernel threads are never background load.
+processes are all its ranks on this machine, their descendants and their ancestors. Several nodes of a run may share one
+machine, for example in tests. The ranks of all these nodes then belong to the run's processes. Kernel threads are never
+background load.
 
 The device monitoring follows the manuals of NVML and AMD SMI. It has not been tested on a GPU yet.
 """
@@ -128,8 +129,8 @@ class CommandMonitor:
         self._began = self._host.sample()
 
     def explain_busy(self) -> str:
-        """Return a text with the reason why the machine counts as busy since the command began. Empty if it was not
-        busy, or if its load is unknown."""
+        """Return the reason why the machine was busy between the start of the command and this call, as text. The text
+        is empty if the machine was not busy, or if its load is unknown."""
         load = compute_load(0, self._began, reading := self._host.sample())
         if load is None or self._began is None or reading is None:
             return ""
@@ -202,8 +203,8 @@ def _compute_own_s(processes: dict[int, _Process], sessions: Collection[int]) ->
 
 def compute_shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return the fraction of time for which a device was throttled between two readings of its counters, by reason. The
-    growth of the counter `all` is the elapsed time (or the number of all samples). The growth of each other counter is
-    divided by it. The result is empty if `all` has not grown."""
+    growth of the counter `all` is the elapsed time (or the number of all samples). The fraction of a reason is the
+    growth of its counter, divided by the growth of `all`. The result is empty if `all` has not grown."""
     passed = after.get("all", 0.0) - before.get("all", 0.0)
     if passed <= 0:
         return {}
@@ -292,11 +293,11 @@ class Surroundings:
         self._device = DeviceMonitor(rank, uuid, self._own) if uuid else None
 
     def wait_until_quiet(self, within_s: float, peers: "Peers", still_here: Callable[[], None]) -> None:
-        """Wait until the background load of every node is at most BUSY_SHARE, above which a run is flagged `busy`. The
-        ranks sleep meanwhile.
+        """Wait until the background load of every node is at most BUSY_SHARE. A run with a higher background load is
+        flagged `busy`. The ranks sleep while they wait.
 
-        Raise Refused if the load of a node is still higher after `within_s` seconds. `still_here` is called before each
-        sample, to show that the rank is alive.
+        Raise Refused if the load of a node is still higher after `within_s` seconds. The load is sampled repeatedly.
+        `still_here` is called before each sample of the load, to show that the rank is alive.
         """
         until = time.monotonic() + within_s
         while True:

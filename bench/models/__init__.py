@@ -59,9 +59,9 @@ def check_model_type(config: object, known: Sequence[str]) -> str:
 
 
 def read_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return values of a Hugging Face config.json, under the names that a model family uses for them: the field names
-    of its class `Shape`, which has the sizes of a model. `names` maps these field names to the keys of the config.
-    Raise UserError if a value is missing."""
+    """Return the sizes of a model from the content of a Hugging Face config.json. The keys of the result are field
+    names of the model family's class `Shape`. `names` maps each of these field names to a key of the config, such as
+    `{"width": "n_embd"}`. Raise UserError if a value is missing."""
     if missing := [theirs for theirs in names.values() if config.get(theirs) is None]:
         value = f"{config['model_type']} config"
         raise UserError(value, f"lacks {', '.join(missing)}", "give the complete config.json")
@@ -75,8 +75,8 @@ def build_network(model: ModelSpec) -> Stacks | None:
 
 
 def get_network(model: ModelSpec) -> Stacks:
-    """Return the description of a model's layers, by which the model is divided into pipeline stages. Raise UserError
-    if the model's family does not describe its layers."""
+    """Return the description of a model's layers, from which an engine decides how to divide the model into pipeline
+    stages. Raise UserError if the model's family does not describe its layers."""
     if (network := build_network(model)) is None:
         rule = f"a model of family {model.family} is not described layer by layer, so it cannot be divided"
         raise UserError(f"model={model.name}", rule, "choose an engine without a pipeline, or another family")

@@ -14,7 +14,8 @@ CAUSAL = "causal_lm"
 
 
 def load(objective: str) -> ObjectivePlugin:
-    """Return the objective with this name. Raise UserError if there is no such objective, or if it has wrong values."""
+    """Return the objective with this name. Raise UserError if there is no such objective, or if its definition is
+    invalid."""
     plugin = plugins.load(plugins.OBJECTIVE, objective)
     value = f"objective={objective}"
     if plugin.REDUCTION not in ("mean", "sum"):

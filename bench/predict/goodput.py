@@ -15,8 +15,8 @@ _DAY_S = 86_400.0
 
 
 class PublishedFailures(NamedTuple):
-    """Published number of failures that ended training on a job or cluster, with the device-days over which they were
-    counted."""
+    """Published number of failures of training jobs, and the number of device-days in which these failures were
+    counted. The numbers are from a single job or a whole cluster."""
 
     failures: float
     device_days: float

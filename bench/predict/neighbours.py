@@ -154,8 +154,9 @@ class MeasuredPoints(NamedTuple):
 
 
 def format_decisive(spec: RunSpec, part: str | None = None) -> str:
-    """Return the fields of a spec that decide the time of a step, as JSON text. Fields that do not, such as names,
-    data, seed and measurement protocol, are excluded. `part` selects one section of the spec, such as `model`."""
+    """Return the fields of a spec that affect the time of a step, as JSON text. Fields without an effect on the time
+    are excluded, such as names, data, seed and measurement protocol. `part` selects one section of the spec, such as
+    `model`."""
     decisive = select(spec.model_dump(mode="json", by_alias=True), "step_time")
     return json.dumps(decisive if part is None else decisive[part], sort_keys=True)
 
@@ -166,9 +167,9 @@ def collect_measured(
     """Return the measurements from `records` that were made on `machine` and are comparable with `like`: model,
     precision, objective and sequence lengths are equal.
 
-    `predict` returns the predicted step time of a spec in seconds, or None; measured runs are compared with it. If a
-    configuration ran in several environments (devices and versions of software), only runs in the environment of the
-    latest run count.
+    `predict` returns the predicted step time of a spec in seconds, or None. The measured step times are compared with
+    these predictions. If a configuration ran in several environments (devices and versions of software), only the
+    environment of its latest run is used. Runs in its other environments are ignored.
     """
     points: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -186,7 +187,7 @@ def collect_measured(
 
 def _is_comparable(record: RunRecord, like: RunSpec, machine: Machine) -> bool:
     """Return True if the run of a record measured the same model and workload as `like`, on a machine of the same kind
-    as `machine`. Only complete runs and runs out of memory are comparable."""
+    as `machine`. Only runs that were completed, and runs that ended because memory ran out, are comparable."""
     recorded, spec = record.circumstance.machine, record.spec
     device_name = record.environment.classification.device if record.environment else ""
     if recorded.name != machine.name:

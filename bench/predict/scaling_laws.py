@@ -64,9 +64,12 @@ class KaplanLaw:
 @dataclass(frozen=True)
 class ParametricLaw:
     """Scaling law L(N, D) = E + A/N^α + B/D^β, where N counts all parameters and D all tokens. The law was fitted to
-    runs whose batches were not above the critical batch. This class uses D as E_min, the number of tokens needed with
-    very small batches. However, the fitted runs had larger batches and needed more tokens than E_min, so E_min is
-    overestimated."""
+    runs whose batches were not above the critical batch.
+
+    Other code needs E_min, the number of tokens to reach a loss with very small batches. This class returns the D of
+    the law in place of E_min. However, the fitted runs had larger batches and needed more tokens than E_min, so E_min
+    is overestimated.
+    """
 
     e: float
     a: float
@@ -80,11 +83,12 @@ class ParametricLaw:
         return self.compute_floor(parameters) + self.b / math.pow(tokens, self.beta)
 
     def compute_floor(self, parameters: float) -> float:
-        """Return the lowest loss, as `KaplanLaw.compute_floor` does."""
+        """Return the lowest loss that a model with this number of parameters approaches with unlimited data."""
         return self.e + self.a / math.pow(parameters, self.alpha)
 
     def compute_least_tokens(self, parameters: float, loss: float) -> float:
-        """Return E_min, as `KaplanLaw.compute_least_tokens` does."""
+        """Return E_min: the tokens to reach `loss` with batches far below the critical batch. `loss` must be above
+        `compute_floor`."""
         return float((self.b / (loss - self.compute_floor(parameters))) ** (1 / self.beta))
 
 
@@ -99,7 +103,7 @@ LAWS: dict[str, ScalingLaw] = {"kaplan": KAPLAN, "chinchilla": CHINCHILLA, "chin
 
 
 def find_law(name: str) -> ScalingLaw:
-    """Return the scaling law with this name. Raises UserError with the nearest name if there is none."""
+    """Return the scaling law with this name. Raise UserError with the nearest name if there is none."""
     if name not in LAWS:
         raise UserError(f"law={name}", "no such scaling law", suggest_nearest(name, LAWS))
     return LAWS[name]

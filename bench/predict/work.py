@@ -43,7 +43,8 @@ _KEPT = 256  # cached results; a study has few networks and lengths, and each ru
 
 
 class Matmul(NamedTuple):
-    """`times` products of an m × k matrix by a k × n matrix."""
+    """Equal matrix products, each of an m × k matrix and a k × n matrix. The field `times` is the number of these
+    products."""
 
     m: int
     k: int
@@ -231,8 +232,8 @@ def _compute_attention(
 
 
 def _count_score_bytes(part: Attention, load: Workload) -> float:
-    """Return the bytes moved between the two products (scores and weighted values) of an attention that writes its
-    scores to memory, per pair of a query and a key.
+    """Return the bytes moved for each pair of a query and a key, in an attention that writes its scores to memory. The
+    bytes are moved between the attention's two matrix products (scores and weighted values).
 
     transformers scales scores, adds a bias, adds a mask if there is one, and takes softmax. Each operation reads and
     writes all scores. Llama's softmax is in fp32, which adds the bytes of converting the scores.

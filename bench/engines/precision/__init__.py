@@ -94,8 +94,9 @@ def check_optimizer(spec: RunSpec) -> None:
 
 
 def check_whole(spec: RunSpec, updated: str) -> None:
-    """Raise UserError if the spec sets optimizer.name=adafactor. Engines whose ranks do not update whole parameters
-    call this check. `updated` is the text with which the message names the part of a parameter that a rank updates."""
+    """Raise UserError if the spec sets optimizer.name=adafactor. An engine calls this check if each of its ranks
+    updates only a part of a parameter. `updated` describes this part for the error message, such as "some of their
+    rows"."""
     if spec.optimizer.name == "adafactor":
         rule = f"its sums by row and column need whole matrices, and a rank of engine {spec.engine.name} has {updated}"
         raise UserError("optimizer.name=adafactor", rule, "choose engine=ddp or zero0, or optimizer.name=adamw_8bit")
@@ -111,8 +112,8 @@ def check_unscaled(spec: RunSpec) -> None:
 
 
 def count_model_moment_bytes(optimizer: OptimizerSpec, model: "ModelSizes") -> int:
-    """Return the bytes of the optimizer's state on a rank that updates whole parameters. Adafactor keeps one
-    sum per row and per column of a matrix, and all elements of a vector."""
+    """Return the bytes of the optimizer's state on a rank that updates whole parameters. For a matrix, Adafactor's
+    state is one fp32 sum per row and one per column. For a vector, it is one fp32 value per element."""
     if optimizer.name != "adafactor":
         return count_moment_bytes(optimizer, model.tensors)
     shapes = [(one, number) for unit in model.units for one, number in unit.matrices if one.trained]
@@ -138,12 +139,12 @@ def count_moment_bytes(optimizer: OptimizerSpec, sizes: Iterable[EqualTensors]) 
 def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence[EqualTensors]) -> int:
     """Return the bytes of the temporaries of an optimizer's step for tensors of these sizes.
 
-    On a GPU torch 2.13's AdamW computes the square roots of all tensors at once. On a CPU it computes one tensor's root
-    and quotient while the temporaries of the previous tensor are still allocated. Adafactor has as many temporaries at
-    the same time as AdamW on a CPU: the squared gradient, its sum with a constant, and the previous tensor's update.
+    On a GPU, torch 2.13's AdamW computes the square roots of all tensors at once. On a CPU, AdamW updates one tensor
+    after the other. A tensor then needs two temporaries: a square root and a quotient. A temporary of the previous
+    tensor may still be allocated. Adafactor has as many temporaries at the same time as AdamW on a CPU.
 
-    On a CPU bitsandbytes has five temporaries: the tensor's two moments in fp32, a copy of the gradient, a root and a
-    quotient. Kernels that update in place have no temporaries.
+    On a CPU, bitsandbytes has five temporaries for a tensor: its two moments in fp32, a copy of its gradient, a square
+    root and a quotient. Kernels that update in place have no temporaries.
     """
     if optimizer.name == "adamw_8bit":
         wide = [size.elements for size in sizes if size.elements >= SMALLEST_8BIT]
@@ -152,5 +153,6 @@ def count_update_bytes(optimizer: OptimizerSpec, device: Device, sizes: Sequence
         return 0
     if device == "cuda" and optimizer.name == "adamw":
         return FULL * sum(size.elements * size.number for size in sizes)
+    # Adafactor's temporaries: the squared gradient, its sum with a constant, and the previous tensor's update
     # embedding and head have small neighbours in the optimizer's list; a layer's matrices have each other
     return FULL * max((3 if size.number > SCARCE else 2) * size.elements for size in sizes)

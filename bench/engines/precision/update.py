@@ -1,8 +1,10 @@
 """Construction of models in a run's precision, and the optimizer's update after backward, computed as in ZeRO.
 
-Norm, clipping and update use fp32. In bf16 and fp16 they use master weights. The functions `construction`, `whole` and
-`parameter_count` belong to the interface of an engine (`bench.core.plugins.EngineBuilder`). An engine whose ranks hold
-whole parameters imports and exports them unchanged.
+The norm of the gradients, clipping and the update are computed in fp32. In bf16 and fp16, the optimizer updates fp32
+master weights.
+
+The functions `construction`, `whole` and `parameter_count` belong to the interface of an engine
+(`bench.core.plugins.EngineBuilder`). An engine whose ranks hold whole parameters uses these three functions unchanged.
 """
 
 import os
@@ -137,8 +139,8 @@ def sum_squares(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def find_clipping_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the factor, 0-d and at most 1, by which clipping multiplies gradients with the norm `norm`. After that,
-    the norm of the gradients is at most `limit`."""
+    """Return the factor by which clipping multiplies gradients, as a 0-d tensor. `norm` is the norm of the gradients,
+    and `limit` is the largest norm that is allowed. The factor is at most 1."""
     return (limit / (norm + SMALLEST)).clamp(max=1.0)
 
 
@@ -184,7 +186,8 @@ class Update:
         self.skipped = state["skipped"]
 
     def __call__(self) -> None:
-        """Make one optimizer step. The host waits for the device in fp16 only, to decide whether to skip the step."""
+        """Make one optimizer step. Only in fp16, the host waits for the device: a step whose gradients overflow must be
+        skipped."""
         # all gradients are copied to fp32 at once, because norm and clipping need all of them
         if self._separate:
             for master, parameter in zip(self._masters, self._parameters, strict=True):

@@ -37,9 +37,9 @@ site file."""
 def build_user_environment() -> dict[str, str]:
     """Return the environment variables of this process, without the variables that describe the job in which it runs.
 
-    If the removed variables were kept, `srun` and `sbatch` would use the number of tasks or the memory of the current
-    job as options of the new job. The new job would also inherit the description that another launcher gave of the
-    current job.
+    Otherwise `srun` and `sbatch` would use the number of tasks or the memory of the current job as options of the new
+    job. The variable ZEROSCALE_JOB is removed as well. A launcher from a plug-in sets this variable to describe the
+    current job, and the new job would inherit this description.
     """
     environment = {key: value for key, value in os.environ.items() if key != job_environment.OWN}
     if "SLURM_JOB_ID" not in environment:

@@ -1,4 +1,4 @@
-"""Options of a Slurm site. conf/launcher/slurm.yaml explains every option, and slurm/README.md how to write a site
+"""Options of a Slurm site. conf/launcher/slurm.yaml explains every option. slurm/README.md explains how to write a site
 file."""
 
 import re

@@ -42,8 +42,8 @@ def find_log(folder: Path, handle: str, task: int | None) -> Path:
 def quote_directive(value: object) -> str:
     """Return a value quoted for an #SBATCH line.
 
-    sbatch parses these lines itself. It supports quotes and backslashes, but no other shell syntax. The source is the
-    function `_get_argument` in src/sbatch/opt.c, in which this has not changed since 2006.
+    sbatch parses these lines itself. It supports quotes and backslashes, but no other shell syntax. The parser is the
+    function `_get_argument` in src/sbatch/opt.c. Its rules have not changed since 2006.
     """
     text = str(value)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -176,7 +176,8 @@ def _list_bindings(options: Options) -> list[str]:
 
 
 def _build_container_command(container: Container, folder: Path) -> list[list[str]]:
-    """Return the words that precede a command to run it in a container, with the study's folder mounted.
+    """Return the beginning of a command line that runs a program in a container, with the study's folder mounted. The
+    program and its arguments follow.
 
     Each inner list is one line of the job script. `folder` is the folder of a job.
     """

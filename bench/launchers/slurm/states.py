@@ -103,9 +103,9 @@ def parse_sacct(text: str) -> Iterator[JobState]:
 
 
 def _check_empty(program: str, text: str) -> None:
-    """Raise UserError if the output of a program, in which no line could be parsed, is not empty.
+    """Raise UserError unless a program's output is empty. Call this if no line of the output could be parsed.
 
-    If such output were interpreted as "no such job", zeroscale would submit every job again.
+    If unknown output were interpreted as "no such job", zeroscale would submit every job again.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER:")]
     if lines:

@@ -1,5 +1,6 @@
-"""Options of launcher=vertex, the accelerators of each machine type, and the container image of the jobs. The image has
-a Dockerfile and commands that build and push it. conf/launcher/vertex.yaml explains every option."""
+"""Options of launcher=vertex, the accelerators of each machine type, and the container image of the jobs. For the
+image, this module has a Dockerfile and the commands that build and push the image. conf/launcher/vertex.yaml explains
+every option."""
 
 import difflib
 import functools
@@ -238,8 +239,8 @@ def find_accelerators(options: Options, machine_type: str, devices_per_node: int
 
 
 def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int) -> str:
-    """Return the remedy for an error message: the machine type has `own_count` accelerators of type `kind`, but `count`
-    are requested."""
+    """Return the remedy for a wrong number of accelerators: the run requests `count` accelerators of the type `kind`,
+    but the machine type has `own_count`."""
     others = [name for name, found in table["fixed"].items() if found.get(kind) == count]
     if others:
         return f"set launcher.machine_type={others[0]}"
@@ -249,10 +250,11 @@ def _find_remedy(table: Mapping[str, Any], kind: str, count: int, own_count: int
 def _check_attached(
     table: Mapping[str, Mapping[int, int]], machine_type: str, cores: int, kind: str, count: int
 ) -> None:
-    """Raise UserError if a machine of the family n1 with this number of cores cannot have these accelerators.
+    """Raise UserError if a machine of the family n1 cannot have `count` accelerators of the type `kind`. `cores` is the
+    machine's number of cores.
 
-    `table` maps each type of accelerator to a mapping. The inner mapping has a key for each number of accelerators that
-    a machine can have. Its value is the largest number of cores of a machine with this number of accelerators.
+    `table` has the largest number of cores for each type and number of accelerators. For example, `{"NVIDIA_TESLA_P4":
+    {1: 24, 2: 48}}` means that a machine with two P4 has at most 48 cores.
     """
     if kind not in table:
         remedy = suggest_nearest(kind, list(table), f"choose one of {', '.join(table)}")
@@ -271,7 +273,8 @@ def _read_machine_types() -> dict[str, Any]:
 
 
 def job_setup(options: Options) -> JobSetup:
-    """Return the device kind, container image, Python command and price of a job, and how to build its image."""
+    """Return the properties of a job: device kind, container image, Python command, price, and the commands that build
+    the image."""
     fixed = _read_machine_types()["fixed"].get(options.machine_type or "", {})
     has_gpu, image = bool(options.accelerator_type or fixed), options.image or ""
     return JobSetup(
@@ -302,8 +305,8 @@ def _describe_spot_price(options: Options) -> str:
 
 @functools.cache  # called for every point of a study
 def _find_missing_package() -> str:
-    """Return a text with a package of the extra `vertex` that is not installed, and its remedy; empty if there is
-    none."""
+    """Return a text that names a missing package of zeroscale's extra `vertex`, and the command that installs the
+    package. The text is empty if no package is missing."""
     for package, module in (("google-cloud-aiplatform", "google.cloud.aiplatform_v1"), ("gcsfs", "gcsfs")):
         try:
             found = importlib.util.find_spec(module)
@@ -322,7 +325,8 @@ def _describe_unknown_type(machine_type: str) -> str:
 
 
 def _suggest_gpu(machine_type: str) -> str:
-    """Return an override with which a job gets GPUs, if its machine type comes without accelerators."""
+    """Return an option with which jobs get GPUs. For a machine type of the family n1, the option attaches a GPU.
+    Otherwise the option selects a similar machine type with GPUs."""
     if machine_type.startswith("n1-"):
         return "launcher.accelerator_type=NVIDIA_TESLA_T4"
     near = difflib.get_close_matches(machine_type, _read_machine_types()["fixed"], n=1)

@@ -51,7 +51,8 @@ def plan(work: Work, options: Options) -> LaunchPlan:
 
 
 def build_store_url(folder: Path, bucket: str) -> str:
-    """Return the URL of a study in the object store. `folder` is a job's folder, two levels below that of the study."""
+    """Return the URL of a study in the object store. `folder` is the folder of a job of the study. The study's folder
+    is two levels above `folder`."""
     return f"{bucket.rstrip('/')}/{folder.parent.parent.name}"
 
 
@@ -69,8 +70,8 @@ def build_labels(name: str, nodes: int, folder: Path, options: Options) -> dict[
 
 
 def build_study_label(url: str) -> str:
-    """Return a label value for the study with this URL in the object store. Different studies have different values,
-    and so has the same study in different object stores."""
+    """Return a label value for the study with this URL in the object store. The value differs between studies. If the
+    same study is in two object stores, the value also differs between the stores."""
     return f"{_build_label_value(url.rpartition('/')[2])[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 

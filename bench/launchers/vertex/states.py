@@ -32,7 +32,7 @@ _STATUS = re.compile(r"non-zero status of (\d+)")
 
 
 class JobUse(NamedTuple):
-    """Times of a job, from which its cost until now and its largest possible cost follow."""
+    """Times of a job. They determine the job's cost until now and its largest possible cost."""
 
     began_at: float | None  # seconds since the epoch; None if the job did not begin
     ended_at: float | None  # None if the job has not ended
@@ -113,8 +113,8 @@ def count_nodes(job: Any) -> int:
 
 
 class Cost(NamedTuple):
-    """Cost of jobs in the currency of the price. The time in which a machine starts is not included, nor is the price
-    of its disk."""
+    """Cost of jobs in the currency of the price. The cost excludes the price of disks, and the start-up time of
+    machines."""
 
     spent: float  # cost of ended jobs, and of running jobs until now
     reserved: float  # largest further cost of the jobs that have not ended

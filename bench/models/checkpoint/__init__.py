@@ -1,7 +1,7 @@
 """Checkpoints in transformers' format: a folder with config.json and safetensors, or a name on the Hugging Face Hub.
 
-This folder is not a model family. This file finds a checkpoint's files, reads their headers and does not import torch.
-`tensors` reads and writes the weights.
+This file finds a checkpoint's files and reads their headers. It does not import torch. The module `tensors` reads and
+writes the weights. This package is in bench/models, but is not a model family.
 """
 
 import functools
@@ -55,7 +55,7 @@ def find_folder(checkpoint: str, files: Sequence[str] = FILES) -> Path:
 
 def fetch_once(checkpoint: str, is_first: bool, barrier: Callable[[], None]) -> Path:
     """Return the folder of a checkpoint. If files have to be fetched, the first rank of a node (`is_first`) fetches
-    them for all ranks of the node. `barrier` waits for all ranks. Collective."""
+    them for all ranks of the node. `barrier` waits for all ranks. All ranks must call this function."""
     if is_first:
         find_folder(checkpoint)
     barrier()
@@ -87,8 +87,9 @@ def read_config(checkpoint: str) -> Any:
 
 
 def describe(checkpoint: str) -> Any:
-    """Return the content of a checkpoint's config.json with the key STORES_HEAD: False if the weights have no separate
-    head. The key is missing for weights on the Hub, which are not fetched here, and for weights that cannot be read."""
+    """Return the content of a checkpoint's config.json with the additional key STORES_HEAD. The value of this key is
+    True if the weights have a separate head, and False if they have none. The key is missing for weights on the Hub,
+    which are not fetched here, and for weights that cannot be read."""
     config = read_config(checkpoint)
     if not (isinstance(config, dict) and is_folder(checkpoint)):
         return config
@@ -99,7 +100,7 @@ def describe(checkpoint: str) -> Any:
 
 
 def _refuse_adapters(checkpoint: str, folder: Path) -> None:
-    """Raise UserError if a folder without a model has adapters of peft."""
+    """Raise UserError if a folder has adapters of peft where a full model is needed."""
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
         return
@@ -111,8 +112,8 @@ def _refuse_adapters(checkpoint: str, folder: Path) -> None:
 
 
 def read_json(path: Path, given: str, name: str = CONFIG) -> Any:
-    """Return the content of a config.json or of another JSON file with this `name`. Raise UserError if it cannot be
-    read; the error names `given`, the config key with its value."""
+    """Return the content of a JSON file. Raise UserError if the file cannot be read. The error message contains the
+    name of the file, `name`, and the setting that led to the file, `given`, such as `model.checkpoint=FOLDER`."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -164,7 +165,8 @@ def _check_headers(checkpoint: str, stamps: tuple[tuple[str, int, int], ...]) ->
 
 def read_headers(checkpoint: str, folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a checkpoint by name, from the headers of its files. Raise UserError for a damaged or
-    truncated file. Raise it also if a tensor is not in the file in which it should be according to the index."""
+    truncated file. Raise UserError also if the index names a file for a tensor, but this file does not contain the
+    tensor."""
     value, found = f"model.checkpoint={checkpoint}", dict[str, StoredTensor]()
     for path in list_files(checkpoint, folder):
         try:

@@ -57,12 +57,12 @@ class StoredForm(NamedTuple):
     restore_rows: Callable[[Tensor], Tensor] = _keep  # … and back in the order of the model
 
     def to_stored(self, tensor: Tensor) -> Tensor:
-        """Return a parameter of the model as transformers stores it."""
+        """Return a parameter of the model in the layout of transformers."""
         rows = self.order_rows(tensor)
         return rows.T if self.is_transposed else rows
 
     def from_stored(self, stored: Tensor) -> Tensor:
-        """Return a stored tensor as the model's parameter."""
+        """Return a stored tensor in the model's layout. Reverses `to_stored`."""
         return self.restore_rows(stored.T if self.is_transposed else stored)
 
 
@@ -119,7 +119,7 @@ def load_weights(module: Module, spec: RunSpec, whole: Whole, folder: Path, *, i
 
     Arguments: `module` is the model or this rank's part of the model. `whole` is the engine's function that makes
     partitioned parameters whole (`EngineBuilder.whole`). `is_main` is True on rank 0. Raise UserError unless the
-    checkpoint has exactly the tensors of the model. Collective.
+    checkpoint has exactly the tensors of the model. All ranks must call this function.
     """
     checkpoint, facts = str(spec.model.checkpoint), engines.facts(spec)
     family = models.load_stored_builder(spec.model.family)
@@ -190,10 +190,11 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def save_weights(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: Path, *, is_main: bool) -> None:
-    """Write config.json and safetensors of a trained model, from which transformers' `from_pretrained` loads it.
+    """Write a trained model as config.json and safetensors. transformers' `from_pretrained` can load the model from
+    these files.
 
     `weights` yields each parameter and buffer by name, whole and in the run's precision, on every rank. Rank 0 writes.
-    Collective.
+    All ranks must call this function.
     """
     family, writer = models.load_stored_builder(spec.model.family), ShardWriter(folder)
     for name, value in weights:
@@ -207,7 +208,8 @@ def save_weights(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: P
 
 def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: Path, *, is_main: bool) -> None:
     """Write the adapters of a trained model in peft's format. `PeftModel.from_pretrained` can then add them to the
-    model of transformers. `weights` yields the trained parameters as for `save_weights`. Collective."""
+    model of transformers. `weights` yields the trained parameters by name, whole and in the run's precision, on every
+    rank. Rank 0 writes. All ranks must call this function."""
     from peft import LoraConfig  # an optional dependency
 
     family, stored, targets = models.load_stored_builder(spec.model.family), dict[str, Tensor](), dict[str, bool]()
@@ -232,9 +234,12 @@ def save_adapters(spec: RunSpec, weights: Iterable[tuple[str, Tensor]], folder: 
 
 
 def build_config(spec: RunSpec) -> dict[str, Any]:
-    """Return the content of the config.json of a model. If the run began with a checkpoint, the checkpoint's
-    config.json is the basis, because it also has the ids of special tokens. If it did not, transformers' default ids
-    are used, except ids outside the model's vocabulary. Raise UserError if transformers has no such model."""
+    """Return the content of the config.json of a model. Raise UserError if transformers has no such model.
+
+    If the run began with a checkpoint, the content is based on the checkpoint's config.json, which also has the ids of
+    special tokens. Otherwise the content is based on transformers' defaults for this model. Default ids of special
+    tokens are then removed if they are outside the model's vocabulary.
+    """
     family = models.load_stored_builder(spec.model.family)
     checkpoint = spec.model.checkpoint
     config = family.transformers_config(spec).to_dict() if checkpoint is None else read_config(checkpoint)

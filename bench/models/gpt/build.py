@@ -117,8 +117,8 @@ def _complete(shape: Shape) -> Shape:
 
 
 def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
-    """Return the values of a GPT2Config or LlamaConfig that the tables GPT2 and LLAMA lack. These tables map fields of
-    a Shape to keys of the config with the same meaning."""
+    """Return the values of a GPT2Config or LlamaConfig that are not listed in the tables GPT2 and LLAMA. Each table
+    maps a field of Shape to the key of the config with the same meaning."""
     head = {"tie_word_embeddings": not shape.separate_head, "use_cache": False}
     if shape.fused:
         drops = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout)
@@ -136,8 +136,8 @@ def _list_config_values(shape: Shape, dropout: float) -> Mapping[str, Any]:
 def initialise(module: nn.Module, spec: RunSpec, whole: Whole = nullcontext) -> None:
     """Set every weight of `module` to values that depend only on spec.seed and the parameter's name. Biases are 0 and
     scales of norms 1, as in transformers. In GPT-2, the standard deviation of each sub-layer's last matrix is divided
-    by √(number of sub-layers). Every rank draws the same values. `whole` returns the context in which the engine makes
-    given parameters whole, so that their values can be set."""
+    by √(number of sub-layers). Every rank draws the same values. `whole` is the engine's function that gathers
+    partitioned parameters, so that their values can be set."""
     shape = Shape.model_validate(spec.model.shape)
     residual = DEVIATION * (2 * shape.layers) ** -0.5 if shape.scaled_residuals else DEVIATION
     for name, parameter in module.named_parameters():  # shared parameters appear once

@@ -153,8 +153,8 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """MLP with two matrices and an activation between them. The gated form has a third matrix, whose product scales the
-    activation."""
+    """MLP with two matrices and an activation function between them. The gated form multiplies the input by a third
+    matrix. This product and the result of the activation function are multiplied element by element."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -293,8 +293,8 @@ class CausalLanguageModel(nn.Module):
 
 
 def _find_places(tokens: int, like: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Return `position_ids` if they are given. Otherwise return the positions 0, 1, …, (length,), on the device of
-    `like`."""
+    """Return `position_ids` if they are given. Otherwise return the positions from 0 to `tokens` - 1, with shape
+    (tokens,), on the device of `like`."""
     return torch.arange(tokens, device=like.device) if position_ids is None else position_ids
 
 

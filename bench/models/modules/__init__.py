@@ -45,10 +45,12 @@ def build_part(
     """Let `make` create a part of a model on the meta device, and allocate the part's memory on the device that the
     context `construction` sets. No memory is allocated for submodules that `make` drops.
 
-    A part has the attributes `part` and `tied` and, if it has the head, `lm_head`. If the head is tied, it becomes tied
-    to the parameter `embedding` again, because allocation separates tied parameters. With the setting
-    `model.loss_chunk_tokens`, the head computes a chunked loss. `among` are the tensor-parallel ranks that share the
-    part's matrices; None if these are whole. `dimensions` are those of `mark_slices`.
+    A part has the attributes `part` and `tied` and, if it has the head, `lm_head`. Allocation separates tied
+    parameters. So a tied head is tied again to the embedding, whose parameter name is `embedding`. With the setting
+    `model.loss_chunk_tokens`, the head computes a chunked loss.
+
+    `among` are the tensor-parallel ranks that share the part's matrices; None if the matrices are not sliced.
+    `dimensions` maps the names of modules to the dimension in which their weights are sliced.
     """
     with construction or nullcontext(), SkippedInitialisation():
         # the context decides the final device; within it the module is built on the meta device

@@ -31,7 +31,7 @@ _FIRST, _SECOND = "lora_A", "lora_B"
 
 def adapt(module: Module, spec: RunSpec, engine: EngineBuilder) -> Module:
     """Put the spec's adapters into an initialised model, and freeze the weights that are not trained. Return the model.
-    Raise the errors of `check_adapter`. Collective."""
+    Raise the errors of `check_adapter`. All ranks must call this function."""
     check_adapter(module, spec.adapter)
     for name, parameter in module.named_parameters():
         if spec.adapter.frozen and re.search(spec.adapter.frozen, name):
@@ -128,8 +128,8 @@ def _quantise(module: Module, spec: RunSpec, engine: EngineBuilder) -> None:
 
 
 def _pack(layer: Any, adapter: AdapterSpec) -> Any:
-    """Return a replacement for a linear layer whose weight is quantised by bitsandbytes. The weight of `layer` must not
-    be partitioned."""
+    """Return a layer that can replace the linear layer `layer`. The new layer's weight is quantised by bitsandbytes.
+    The weight of `layer` must not be partitioned."""
     from bitsandbytes import nn as quantised
     from bitsandbytes.functional import int8_vectorwise_quant, quantize_4bit
 

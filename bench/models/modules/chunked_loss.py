@@ -1,5 +1,5 @@
-"""Head and cross-entropy computed together, a chunk of rows (tokens) at a time. All logits of a large vocabulary
-therefore never exist at once.
+"""Head and cross-entropy computed together, a chunk of rows (tokens) at a time. So only the logits of one chunk are in
+memory at any time, which saves much memory for a large vocabulary.
 
 Forward also computes the gradients of each chunk while the chunk's logits exist, as Liger Kernel does (arXiv
 2410.10989). Nothing is computed twice: there are three matmuls per row, as with a plain head. From forward to backward,

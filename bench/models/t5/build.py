@@ -71,8 +71,8 @@ _FLEX = "flex_attention_with_position_bias"
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> torch.nn.Module:
     """Return an uninitialised T5ForConditionalGeneration or UMT5ForConditionalGeneration, built inside the context
-    `construction`. The context, of an engine or `torch.device("meta")`, decides the device and dtype of the weights.
-    Without a context, weights are in fp32."""
+    `construction`. This context decides the device and dtype of the weights. It is an engine's context or
+    `torch.device("meta")`. Without a context, weights are in fp32."""
     shape = Shape.model_validate(spec.model.shape)
     kind = KINDS[shape.bias_per_layer, bool(spec.model.loss_chunk_tokens)]
     with construction or nullcontext(), SkippedInitialisation():

@@ -125,10 +125,10 @@ class AdviceQuestion(NamedTuple):
         return tokens / share if share else math.inf
 
     def kept(self, choice: Choice) -> bool | None:
-        """Return whether a training with `choice` keeps the limits on hours and node-hours. The result is True if it
-        does so even at the slow end of its interval. It is False if it misses a limit at its likely time, and None if
-        it misses a limit only at the slow end. If the length of the training is unknown, there are no hours to compare,
-        and the result is True."""
+        """Return whether a training with `choice` keeps the limits on hours and node-hours. The predicted hours have an
+        uncertainty interval. The result is True if even the high end keeps all limits, and False if the likely value
+        misses a limit. The result is None if only the high end misses a limit. If the length of the training is
+        unknown, no hours are predicted, and the result is True."""
         hours = self.predict_hours(choice)
         if hours is None:
             return True
@@ -191,9 +191,13 @@ class Advice(NamedTuple):
         return [rival for rival in sound if not self.is_distinct(rival)]
 
     def explain_order(self, rival: Choice) -> str:
-        """Return the reason why `rival` is ranked after the winner although its prediction is better. Return an empty
-        text if its prediction is not better. Return an empty text also if the rival is less sure than the winner to fit
-        into memory and keep the limits (`rate_doubt`): then its rank needs no other reason."""
+        """Return the reason why `rival` is ranked after the winner although the prediction of `rival` is better. The
+        text is empty if the prediction of `rival` is not better.
+
+        The text is also empty if the doubt about `rival` (`rate_doubt`) is greater than the doubt about the winner. It
+        is the doubt whether a choice fits into memory and keeps the limits. A greater doubt explains the order without
+        a further reason.
+        """
         share = self.compute_extra_share(rival)
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
@@ -214,8 +218,9 @@ class Advice(NamedTuple):
 def rate_doubt(choice: Choice, question: AdviceQuestion) -> int:
     """Return the doubt about a choice as a rank from 0 to 3; `advise` prefers the lowest rank.
 
-    The limits are those of the question on hours and node-hours. 0: fits into memory and keeps the limits. 1: fits, but
-    may miss a limit. 2: may not fit into memory. 3: misses a limit at its likely time.
+    0: the choice fits into memory and keeps the limits. 1: it fits, but may miss a limit. 2: it may not fit into
+    memory. 3: it misses a limit even with its likely training time. The limits are the numbers of hours and node-hours
+    in `question`.
     """
     kept = question.kept(choice)
     if kept is False:
@@ -243,14 +248,14 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     """Return the advice for a question. If every choice misses the limits, the winner misses them too. Raise ValueError
     if `choices` is empty.
 
-    Choices are ordered by the doubt whether they fit into memory and keep the limits (`rate_doubt`), then by their time
-    (or cost) per token. This time is the slow end of the uncertainty interval, without the error that all choices
-    share. So of two choices with equal predictions, the more certain choice comes first, such as a measured
-    configuration.
+    Choices are ordered by the doubt whether they fit into memory and keep the limits (`rate_doubt`). Choices with equal
+    doubt are ordered by their time (or cost) per token, taken at the slow end of its uncertainty interval. So of two
+    choices with equal predictions, the more certain choice comes first, such as a measured configuration. The interval
+    excludes the error that all choices share.
 
-    The winner is chosen among the choices with the least doubt. Of these, all choices within CLOSE (5 %) of the lowest
-    time (or cost) count as equal. The first rule that makes a difference between equal choices decides: fewer nodes, a
-    measured step time, weights without quantisation, the larger micro-batch.
+    The winner is one of the choices with the least doubt. Of these, all choices within CLOSE (5 %) of the lowest time
+    (or cost) count as equal. Among equal choices, the winner has the fewest nodes. Ties are broken by three further
+    criteria, in this order: a measured step time, weights without quantisation, and a larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -287,9 +292,9 @@ def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
 
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
-    """Return the best of the choices whose time (or cost) is within CLOSE (5 %) of the lowest. The first rule that
-    makes a difference between them decides: fewer nodes, a measured step time, weights without quantisation, the larger
-    micro-batch."""
+    """Return the best of the choices whose time (or cost) is within CLOSE (5 %) of the lowest. Fewer nodes are better.
+    Ties are broken by three further criteria, in this order: a measured step time, weights without quantisation, and a
+    larger micro-batch."""
     least_s = min(one.order[1] for one in ranked)
 
     def order(one: _RankedChoice) -> tuple[int, bool, bool, int]:

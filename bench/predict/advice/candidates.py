@@ -40,8 +40,11 @@ class Axes(NamedTuple):
     """Values and limits of the search.
 
     If `micro` is None, micro-batches are powers of two, the numbers halfway between them, and the largest number that
-    fits. If `accumulation` is None, the accumulation is doubled until the largest global batch is reached. If the
-    global batch has no limit either, each model copy makes as many micro-batches in a step as it has ranks.
+    fits.
+
+    If `accumulation` is None, the limit on the global batch determines the accumulation. With `global_batch`, only the
+    accumulation that gives this batch is tried. With `max_global_batch`, powers of two and the largest possible
+    accumulation are tried. Without both limits, the accumulation is the number of ranks in a model copy.
     """
 
     nodes: tuple[int, ...] = NODES
@@ -77,9 +80,9 @@ class Candidate(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """A configuration that does not fit into device memory, and the least number of bytes that the device lacks. The
-    number is 0 or less if the configuration may fit according to the prediction, but a measured run of it ran out of
-    memory."""
+    """A configuration that does not fit into device memory. `bytes` is a lower bound of the missing memory per device,
+    computed from the low end of the prediction. If this low end fits, but a measured run ran out of memory, `bytes` is
+    0 or negative."""
 
     spec: RunSpec
     bytes: int
@@ -228,9 +231,10 @@ def _add_along_micro(start: RunSpec, axes: Axes, room: DeviceLimits, found: Cand
 
 
 def _find_largest(start: RunSpec, sure: int, unsure: int, axes: Axes, room: DeviceLimits) -> list[Candidate]:
-    """Search between the micro-batches `sure`, which surely fits, and `unsure`, which is larger and may not fit. Return
-    the candidates with the largest micro-batch that surely fits; empty if none above `sure` does. They differ from
-    `start` only in the batch. A micro-batch that allows no valid global batch counts as too large."""
+    """Return the candidates with the largest micro-batch that surely fits. The micro-batch is searched between `sure`,
+    which surely fits, and the larger `unsure`, which may not fit. The result is empty if no micro-batch above `sure`
+    surely fits. The candidates differ from `start` only in the batch. A micro-batch that allows no valid global batch
+    counts as too large."""
     best: list[Candidate] = []
     while unsure - sure > 1:
         middle = (sure + unsure) // 2

@@ -122,9 +122,9 @@ def compute_price(choice: Choice, step_s: float, *, per_device: bool) -> float:
 
 
 def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 1.0) -> bool:
-    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`), even if the
-    prediction errors have the values within their ranges that are worst for `a` compared with `b`. `weight` is the
-    number of tokens that the training needs with `b`, divided by the number of tokens that it needs with `a`."""
+    """Return True if `a` takes less time per token than `b` (fewer device-seconds if `per_device`) for all prediction
+    errors within their ranges. Only the ends of the ranges are tested. `weight` is the number of tokens that the
+    training needs with `b`, divided by the number of tokens that it needs with `a`."""
     if "measured" in (a.estimate.evidence, b.estimate.evidence) or a.rates != b.rates:
         high, low = a.estimate.high_s, b.estimate.low_s
         return compute_price(a, high, per_device=per_device) < weight * compute_price(b, low, per_device=per_device)
@@ -138,9 +138,12 @@ def is_surely_faster(a: Choice, b: Choice, *, per_device: bool, weight: float = 
 
 def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
     """Return the seconds per token of `choice` (device-seconds per token if `per_device`) in the worst case. For a
-    measured or corrected step time, this is the high end of its interval. For a predicted step time, computing takes
-    longer than predicted by the largest error that this candidate alone may have (REHEARSED; CALIBRATED with work on
-    the host). Errors that all candidates share are excluded, because they do not affect the order of candidates."""
+    measured or corrected step time, the worst case is the high end of the uncertainty interval.
+
+    For a predicted step time, the predicted computing time is multiplied by the largest plausible ratio of true to
+    predicted time. This ratio is the high end of CALIBRATED for an engine with work on the host, and of REHEARSED for
+    any other engine. Errors that all candidates share are excluded, because they do not affect the order of candidates.
+    """
     if choice.estimate.evidence != "predicted":
         return compute_price(choice, choice.estimate.high_s, per_device=per_device)
     own = CALIBRATED[1] if choice.has_host_work else REHEARSED[1]
@@ -148,17 +151,18 @@ def compute_worst_price(choice: Choice, *, per_device: bool) -> float:
 
 
 def _find_own_error(choice: Choice, other: Choice) -> tuple[float, float]:
-    """Return the smallest and largest ratio of true to predicted computing time that `choice` may have because of
-    errors that `other` does not share. Both are 1 if both candidates have the same engine, layout, micro-batch,
-    checkpointing and adapter. Otherwise the ratios are those of REHEARSED, the error of predictions from a rehearsal.
+    """Return the smallest and largest ratio of true to predicted computing time of `choice`. Only errors that `other`
+    does not share are considered. If both candidates have the same engine, layout, micro-batch, checkpointing and
+    adapter, they share all errors, and both ratios are 1. Otherwise the ratios are those of REHEARSED, the error of
+    predictions from a rehearsal.
 
-    There is one exception: if only `choice` has an engine that works on the host, the largest ratio is that of
-    CALIBRATED. CALIBRATED is the range of measured ratios over all engines, and its high end comes from ZeRO stage 3,
-    which works on the host. The ratios of the other engines differed from each other by no more than REHEARSED.
+    Exception: if only `choice` has an engine that works on the host (ZeRO stage 3), the largest ratio is that of
+    CALIBRATED. CALIBRATED is the range of measured ratios over all engines. Its high end comes from ZeRO stage 3.
     """
     if _list_portions(choice) == _list_portions(other):
         return 1.0, 1.0
     alone = choice.has_host_work and not other.has_host_work
+    # the measured ratios of engines without work on the host differ from each other by no more than REHEARSED
     return REHEARSED[0], CALIBRATED[1] if alone else REHEARSED[1]
 
 

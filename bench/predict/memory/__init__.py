@@ -116,10 +116,10 @@ class LargestMicroBatch(NamedTuple):
 def predict_memory(
     spec: RunSpec, device: Device = "cuda", room: int | None = None, *, rehearsed: bool = False
 ) -> MemoryPrediction:
-    """Return the predicted memory of the rank that needs most, on a device with `room` bytes. `rehearsed` is true for a
-    rehearsal, in which one rank runs alone and collectives are only simulated.
+    """Return the predicted memory of the rank that needs the most memory. `room` is the memory of a device in bytes.
+    `rehearsed` is true for a rehearsal, in which one rank runs alone and collectives are only simulated.
 
-    Raises NoPrediction for a model family that does not describe its network, or for an engine that cannot predict its
+    Raise NoPrediction for a model family that does not describe its network, or for an engine that cannot predict its
     memory. Raise UserError for sizes that overflow.
     """
     try:
@@ -146,7 +146,7 @@ def predict_memory_by_place(
     """Return the predicted memory of the ranks at each position of a pipeline. Position s has the stages s, s +
     `parallel.pipeline`, and so on.
 
-    Empty if every rank holds the whole model. Raises the errors of `predict_memory`.
+    Empty if every rank holds the whole model. Raise the errors of `predict_memory`.
     """
     costs = predict_pipeline(spec, device, rehearsed=rehearsed)
     if costs is None:
@@ -219,8 +219,9 @@ def _find_pass_peaks(engine: EngineMemory, width: int, segments: Array) -> tuple
 
 
 def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = "cuda") -> LargestMicroBatch:
-    """Return the largest micro-batches with which `spec` surely fits and may fit into `memory_bytes` per device. All
-    other settings stay as they are, so the global batch grows with the micro-batch."""
+    """Return two micro-batches: the largest with which `spec` surely fits into `memory_bytes` per device, and the
+    largest with which `spec` may fit. All other settings stay as they are, so the global batch grows with the
+    micro-batch."""
 
     def fits(micro: int, end: int) -> bool:
         other = with_batch(spec, micro, spec.accumulation)

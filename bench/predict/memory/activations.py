@@ -30,8 +30,8 @@ save x, x/2, tanh and 1 + tanh."""
 
 class Segment(NamedTuple):
     """Memory of one part of a forward pass, such as a sub-layer, in its forward and in its backward. Values are bytes
-    per rank, with four exceptions. `parameters`, `largest`, `carried` and `transposed` are numbers of elements: of all
-    its parameters, of the largest of them, of gradients not complete yet, and of gradients not accumulated in place."""
+    per rank. Exception: `parameters`, `largest`, `carried` and `transposed` are numbers of elements of parameters or
+    gradients."""
 
     saved: int  # bytes kept from its forward to its backward
     forward: int = 0  # temporary bytes while its forward runs, in addition to `saved`
@@ -100,10 +100,12 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
 
 
 def _keeps_output(network: Stacks, stack: Stack, load: Workload) -> bool:
-    """Return True if the output of a stack (of blocks: encoder or decoder) is kept for backward. The head keeps the
-    output of the last stack if the head's matrix is trained. The output of another stack is the input of
-    cross-attention. It is kept if activation checkpoints hold it, or if the matrices for keys and values need it for
-    their gradients."""
+    """Return True if the output of a stack of blocks (encoder or decoder) is kept for backward.
+
+    The output of the last stack is the input of the head, and is kept if the head's matrix is trained. The output of
+    any other stack is the input of cross-attention. This output is kept if activation checkpoints hold it, or if the
+    gradients of the cross-attention's matrices for keys and values need it.
+    """
     if stack == network.stacks[-1]:
         return network.trains_all
     readers = [part for one in network.stacks for part in one.block if getattr(part, "over", None) == stack.name]
@@ -158,14 +160,17 @@ def _checkpoint_block(block: list[Segment], kept: int) -> list[Segment]:
 
 
 def _build_embedding(network: Stacks, stack: Stack, load: Workload) -> Segment:
-    """Return the segment (memory in forward and backward) of a stack's embedding, with its positions and with the
-    tensors that are made once for all blocks. These tensors are the bucket indices of the position bias, zeros in place
-    of a bias, cosines and sines for rotary positions, and the mask that separates documents.
+    """Return the segment (memory in forward and backward) of a stack's embedding. The segment includes positions and
+    the tensors that are made once for all blocks. These tensors are the bucket indices of the position bias, zeros in
+    place of a bias, cosines and sines for rotary positions, and the mask between documents.
 
     One embedding matrix serves all stacks (encoder and decoder), and the backward of each stack adds to the matrix's
-    gradient. Backward reaches the embedding of the first stack last. Until then the gradient is incomplete and kept:
-    from the embedding of the last stack on or, with a tied head, from the head on. nn.Linear leaves the head's gradient
-    transposed, so torch writes the sum of the head's and the embedding's gradient to a third tensor.
+    gradient. The first contribution comes from the embedding of the last stack or, if the head is tied, from the head.
+    The last contribution comes from the embedding of the first stack. From the first to the last contribution, the
+    incomplete gradient is kept.
+
+    With a tied head, nn.Linear leaves the head's gradient transposed. So torch writes the sum of the head's and the
+    embedding's gradient to a third tensor.
     """
     length, table, last = load.tokens(stack.tokens), network.table, stack == network.stacks[-1]
     buckets, heads = stack.bias_table or (0, 0)
@@ -338,8 +343,9 @@ def _count_part_parameters(network: Stacks, load: Workload, part: Attention | Ml
 def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
     """Return True if the common input of the matrices with these names is kept for backward.
 
-    A trained matrix or an adapter needs its input for the gradient of its weight. An adapter with dropout keeps its own
-    copy after dropout instead. bitsandbytes always keeps the input of an int8 matrix.
+    Backward needs the input to compute the gradient of a trained matrix or of an adapter. Exception: an adapter with
+    dropout does not need the input, because it keeps the input after dropout as a separate tensor. bitsandbytes always
+    keeps the input of an int8 matrix.
     """
     adapter = network.adapter
     if adapter is None:
@@ -351,11 +357,11 @@ def _keeps_input(network: Stacks, names: Sequence[str]) -> bool:
 def _count_adapter_bytes(
     network: Stacks, load: Workload, names: Sequence[str], rows: int, width: int, reached: bool
 ) -> int:
-    """Return the bytes that low-rank adapters keep for backward. The matrices `names`, to which they belong, share one
-    input. It has `rows` tokens of `width` elements.
+    """Return the bytes that low-rank adapters keep for backward. The adapters belong to the matrices with these
+    `names`. All these matrices share one input of `rows` tokens with `width` elements each.
 
-    Each adapter keeps `rank` elements per token. With dropout, it also keeps its own copy of the input. If `reached`,
-    the input needs a gradient, and the adapter keeps the dropout mask, too.
+    Each adapter keeps `rank` elements per token. With dropout, it also keeps its own copy of the input. If the input
+    needs a gradient (`reached`), it keeps the dropout mask, too.
     """
     adapter = network.adapter
     if adapter is None:
@@ -369,10 +375,10 @@ def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
     """Return the bytes that a norm of `rows` tokens saves for backward: its input and statistics per token. The norm's
     output is not counted here, because the next operation saves it.
 
-    torch's layer norm keeps its input, and a mean and a scale per token, on a GPU in fp32. An RMS norm, written as
-    Python operations, keeps its input and a scale per token. If the RMS norm's weight is trained, the normalised input
-    is kept as well. In bf16 and fp16, an RMS norm keeps its input a second time in fp32; its variant `rms_wide` keeps
-    only the fp32 tensor.
+    torch's layer norm keeps its input and two statistics per token, a mean and a scale. On a GPU, the two statistics
+    are in fp32. An RMS norm, written as Python operations, keeps its input and a scale per token. If the RMS norm's
+    weight is trained, the normalised input is kept as well. In bf16 and fp16, an RMS norm keeps its input a second time
+    in fp32; its variant `rms_wide` keeps only the fp32 tensor.
     """
     states = rows * network.width
     if network.norm == "layer":
@@ -421,10 +427,12 @@ def _build_chunked_loss(network: Stacks, load: Workload) -> Segment:
     """Return the segment of head and loss together, for a loss that is computed in chunks of tokens
     (bench.models.modules.chunked_loss).
 
-    Forward already computes the gradients of the hidden states and of the head's matrix, and saves them. It holds one
-    chunk's logits at a time, in the run's precision and in fp32. Backward scales these gradients in place and returns
-    them. From then on, the matrix's gradient counts as a parameter's gradient. So that it does not count twice, its
-    bytes are subtracted from the field `backward`, the temporary bytes in backward.
+    Forward holds one chunk's logits at a time, in the run's precision and in fp32. Forward already computes two
+    gradients and saves them: the gradient of the hidden states and the gradient of the head's matrix. Backward scales
+    both gradients in place and returns them.
+
+    The returned gradient of the head's matrix is counted as the gradient of a parameter. Its bytes are already counted
+    as saved bytes. So the same number of bytes is subtracted from the temporary bytes in backward (field `backward`).
     """
     rows, table = load.micro * load.tokens(network.stacks[-1].tokens), network.table * network.trains_all
     chunk = min(load.chunk or rows, rows) * network.vocab

@@ -216,7 +216,8 @@ def _divide_by_tokens(
 ) -> list[Segment]:
     """Return the segments (memory of sub-layers) of a block with sequence parallelism. Each tensor-parallel rank then
     holds only some tokens of the states that pass from one sub-layer to the next. `block` has the segments without
-    sequence parallelism; it is returned unchanged if `slices` has none. `norm` is the segment of the stack's last norm.
+    sequence parallelism. If `slices` has no sequence parallelism, `block` is returned unchanged. `norm` is the segment
+    of the stack's last norm.
 
     A norm keeps only the tokens of its rank. In contrast, the input of a sub-layer is gathered and kept for all tokens.
     If a sub-layer attends to the output of another stack, that output is gathered and kept for all tokens, too.
@@ -239,8 +240,8 @@ def _divide_by_tokens(
 
 
 def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm: Segment, slices: TensorSlices) -> int:
-    """Return how many bytes fewer a norm keeps with sequence parallelism than without. The norm's output is gathered
-    from all ranks, so its bytes are not divided."""
+    """Return how many bytes fewer a norm keeps with sequence parallelism than without. A rank then keeps the norm's
+    input and statistics for its own tokens only. The norm's output is gathered and kept for all tokens."""
     own = norm.saved - _count_states(network, stack, load, WHOLE)
     return own - own // slices.shares
 
@@ -248,9 +249,13 @@ def _count_saved_by_sharing(network: Stacks, stack: Stack, load: Workload, norm:
 def _build_last_norm(
     network: Stacks, place: int, load: Workload, norm: Segment, part: Part, slices: TensorSlices
 ) -> Segment:
-    """Return the segment (memory) of the norm after the stack with the index `place`, for the stage whose layers are
-    `part`. `norm` is the segment of this norm without pipeline and sequence parallelism. The norm's output is kept only
-    if this stage uses it. With sequence parallelism, the sub-layer that uses the output gathers and keeps it."""
+    """Return the segment (memory) of the norm after a stack of blocks (encoder or decoder), in a pipeline stage with
+    the layers `part`. `place` is the index of the stack of blocks in the network. `norm` is the segment of this norm
+    without pipeline and sequence parallelism.
+
+    The norm's output is kept only if this pipeline stage uses it. With sequence parallelism, the sub-layer that uses
+    the output gathers and keeps it.
+    """
     stack = network.stacks[place]
     attended = any(stack.name in other.attended and other.layers for other in network.stacks)
     used = part.last or (attended and slices.shares == 1)
@@ -295,9 +300,9 @@ def list_place_phases(spec: RunSpec, network: Stacks, load: Workload, costs: Pip
 
 def _find_phases(place: PlaceCosts, passes: list[StagePass], states: int, samples: int) -> dict[str, Terms]:
     """Return the bytes of a rank at one position of the pipeline in each phase of a run, such as forward. Forward and
-    backward are counted at their points of highest memory. `place` has the engine's costs, and `passes` the bytes of a
-    pass through each stage of this position. `states` is the bytes of hidden states that a stage sends for one
-    micro-batch, and `samples` the bytes of all inputs and labels."""
+    backward are counted at their points of highest memory. `place` holds the engine's costs. `passes` holds the bytes
+    of a pass through each stage of this position. `states` is the bytes of hidden states that a stage sends for one
+    micro-batch. `samples` is the bytes of all inputs and labels."""
     moments = place.list_moments()
     counts, is_forward = _count_live_objects(moments, place.stages)
     # a schedule has thousands of points in time: one matrix product gives the totals of all, and terms are built only
@@ -328,11 +333,11 @@ def _count_live_objects(
 
 
 def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list[int]:
-    """Return the bytes of one object of each kind that may live during a step but not between steps.
+    """Return the size in bytes of one object of each kind, such as received states. Only kinds of objects that live
+    during a step but not between steps are listed. The order is that of the columns of `_count_live_objects`.
 
-    The counts of live objects at a point in time (a row of `_count_live_objects`), times these sizes, give the total
-    bytes at that point. So one matrix product gives the totals of all points in time. Each total equals the sum of the
-    terms of `_build_terms` without the bytes that live between steps.
+    A single matrix product of the counts in `_count_live_objects` and these sizes gives the total bytes at all points
+    in time of the schedule. `_build_terms` gives the same total at one point, plus the bytes that live between steps.
     """
     return [
         states,
@@ -348,8 +353,8 @@ def _list_sizes(place: PlaceCosts, passes: list[StagePass], states: int) -> list
 
 def _build_terms(place: PlaceCosts, passes: list[StagePass], moment: StageMoment, states: int) -> Terms:
     """Return the bytes by term (such as activations) at one point in time of the schedule, `moment`. At that time, the
-    rank makes a forward or backward pass, or it reduces gradients and makes no pass. `place` has the engine's costs,
-    and `passes` the bytes of a pass through each stage of this rank. `states` is the bytes of hidden states that a
+    rank makes a forward or backward pass, or it reduces gradients and makes no pass. `place` holds the engine's costs.
+    `passes` holds the bytes of a pass through each stage of this rank. `states` is the bytes of hidden states that a
     stage sends for one micro-batch."""
     at = place.stages.index(moment.stage)
     reduces = moment.kind == "reduce"

@@ -111,7 +111,7 @@ def predict_passes(
 
     Empty for an engine without a pipeline, and for a step with more than `most` passes. `rehearsed_s` is the number of
     computing seconds in a step, measured in a rehearsal (one rank alone). `software` is the class of training software,
-    which says how much its kernels are optimised. Raises the errors of `predict_step_time`.
+    which says how much its kernels are optimised. Raise the errors of `predict_step_time`.
     """
     costs = predict_pipeline(spec, device) if spec.parallel.pipeline > 1 else None
     if costs is None or 2 * spec.accumulation * len(costs.parts) > most:
@@ -132,9 +132,9 @@ def _time_rank(context: StepContext) -> tuple[ComputeTime, list[TransferTime], f
 
 
 def _find_bound(moved: list[TransferTime], own: ComputeTime, idle_s: float, spec: RunSpec) -> str:
-    """Return a name for what limits the step, such as "links between nodes" or a kind of computing. Transfers that
-    overlap with computing count with their whole time: if they take longer than computing, faster links shorten the
-    step, and faster computing does not."""
+    """Return a name for what limits the step, such as "links between nodes" or a kind of computing. The total time of
+    all transfers is compared with the computing time. Transfers that overlap with computing are included in this total.
+    If the total is longer than computing, faster links shorten the step, and faster computing does not."""
     moved_s = sum(one.whole_s for one in moved)
     if idle_s > max(own.total, moved_s):
         return "waiting for other stages"

@@ -1,16 +1,17 @@
 """Computing time of one rank in a step, pass by pass, from its work and the machine's rates, or from a rehearsal.
 
 Rates were calibrated on the machine; without a calibration, published rates of the machine are used. Matrix products,
-attention, element-wise work and the optimizer run one after the other. A product whose rate was not calibrated takes
-the time of its tiles or of its memory traffic, whichever is longer (the roofline model, doi 10.1145/1498765.1498785).
-On a GPU the host starts operations while earlier operations run, so a pass takes about as long as the longer of host
-time and device time. On a CPU, the time to start operations is added to the pass.
+attention, element-wise work and the optimizer run one after the other. If the rate of a product was not calibrated, two
+times are computed: the time of its tiles and the time of its memory traffic. The longer of the two times is used (the
+roofline model, doi 10.1145/1498765.1498785). On a GPU the host starts operations while earlier operations run, so a
+pass takes about as long as the longer of host time and device time. On a CPU, the time to start operations is added to
+the pass.
 
 A product on a GPU takes longer than its FLOPs divided by the best rate. Tiles and waves of tiles may be partly empty,
 and the start and end of each tile take time. A library divides the result into tiles, and a multiprocessor computes one
 tile at a time (NVIDIA, Matrix Multiplication Background User's Guide: tile and wave quantization). The library chooses
-the tile size, and the number of slices of the inner dimension k, that give the shortest time. This module makes the
-same choice.
+the size of the tiles and the number of slices of the inner dimension k. Like the library, this module makes the choice
+with the shortest time.
 """
 
 import functools
@@ -120,9 +121,9 @@ ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (re
 
 @functools.lru_cache(maxsize=65536)  # points of a sweep share it
 def count_tiled_flops(product: Matmul, width: int, multiprocessors: int | None) -> float:
-    """Return the time of `product`, expressed in FLOPs: the number of FLOPs that the device could do in this time at
-    its best rate. This number exceeds the product's own FLOPs, since tiles may be partly empty and the start and end of
-    each tile take time. `width` is the number of bytes per element.
+    """Return the number of FLOPs that the device could do at its best rate in the time of `product`. This number
+    exceeds the product's own FLOPs, since tiles may be partly empty and the start and end of each tile take time.
+    `width` is the number of bytes per element.
 
     If `multiprocessors` is None, all waves of tiles are assumed to be full.
     """
@@ -210,8 +211,9 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     """Return the rates of a machine. The machine is given as JSON text, so that calls can be cached. Raise UserError if
     a rate is unknown.
 
-    A calibration of the machine replaces two values of the class `software`: the host's time to start an operation, and
-    the pace (a factor on predicted times).
+    `software` describes how much the kernels of the training software are optimised. If the machine was calibrated, two
+    values of `software` are not used: the host's time to start an operation, and the factor on predicted times
+    (`pace`).
     """
     machine = Machine.model_validate_json(machine_json)
     found, memory = machine.calibration, machine.memory_bytes_per_s
@@ -379,7 +381,8 @@ def _compute_passes(network: Stacks, load: Workload, known: DeviceRates) -> Pass
 
 
 def time_passes(forward: PassWork, again: PassWork, known: DeviceRates) -> PassTimes:
-    """Return the seconds of a forward pass, of the recomputation with the work `again`, and of the backward pass."""
+    """Return the seconds of a forward pass, of the recomputation, and of the backward pass. `forward` is the work of
+    the forward pass, and `again` the work of the recomputation."""
     backward = compute_backward(forward)
     work = forward.plus(again).plus(backward)
     kinds = {
@@ -391,8 +394,8 @@ def time_passes(forward: PassWork, again: PassWork, known: DeviceRates) -> PassT
 
 
 def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
-    """Return the seconds of an optimizer update of `elements` parameters. All its reads and writes go through
-    memory."""
+    """Return the seconds of an optimizer update of `elements` parameters: the bytes read and written, divided by the
+    memory rate. No read is assumed to hit a cache."""
     copies = (
         (known.width + FULL) if known.width < FULL else 0
     )  # the gradient converted to fp32, the weight converted back

@@ -4,8 +4,8 @@ step waits for it, because no computing overlaps.
 If a collective was calibrated on the machine, its time is interpolated between measured times. Otherwise its time
 follows from the links that a ring of ranks crosses. A ring over n ranks sends (n - 1) / n of the payload over every
 link, and an all-reduce sends twice that (Patarasuk and Yuan, doi 10.1016/j.jpdc.2008.09.002; nccl-tests,
-doc/PERFORMANCE.md). The ring enters and leaves each node once, for any number of devices in the node. So all network
-cards of a node share this traffic.
+doc/PERFORMANCE.md). The ring enters and leaves each node only once, even if the node has many devices. The bytes that
+enter and leave a node are assumed to be divided among all network cards of the node.
 """
 
 import contextlib
@@ -60,13 +60,13 @@ class RankSpan(NamedTuple):
 
     @property
     def ring_s(self) -> float:
-        """Seconds of the hops in one round of the ring, without those of the bytes."""
+        """Latency in seconds of all hops in one round of the ring, without the time to send the bytes."""
         between = min(self.nodes, self.ranks) - 1
         return between * HOP_BETWEEN_S + (self.ranks - 1 - between) * HOP_INSIDE_S
 
     @property
     def tree_s(self) -> float:
-        """Seconds of the hops on the way up a tree over all ranks, without those of the bytes."""
+        """Latency in seconds of all hops on the way up a tree over all ranks, without the time to send the bytes."""
         return (self.ranks / self.nodes - 1) * TREE_HOP_INSIDE_S + math.log2(self.nodes) * HOP_BETWEEN_S
 
 
@@ -83,8 +83,8 @@ def compute_collective_s(kind: CollectiveKind, payload_bytes: float, span: RankS
 
 def compute_hop_s(payload_bytes: float, machine: Machine, *, between_nodes: bool = False) -> float:
     """Return the seconds of sending `payload_bytes` from one device to another device in the same node. If
-    `between_nodes` is true, return instead the seconds in which all devices of a node together send `payload_bytes` to
-    another node."""
+    `between_nodes` is true, the bytes are sent to another node instead, and `payload_bytes` is the total of all sending
+    devices of the node."""
     return _compute_round_s(payload_bytes, RankSpan(1 + between_nodes, 2), machine)
 
 
@@ -92,7 +92,8 @@ def _compute_round_s(
     payload_bytes: float, span: RankSpan, machine: Machine, wire: float = 1.0, *, tree: bool = False
 ) -> float:
     """Return the seconds of one round of a ring on its slowest link, in one direction. `wire` is the share of the
-    payload that crosses the link. With `tree`, a tree may replace the ring where its hops take less time."""
+    payload that crosses the link. If `tree` is true, the latency of a tree's hops is used whenever it is lower than the
+    latency of the ring's hops."""
     inside, between = machine.intra_node_bytes_per_s, machine.inter_node_bytes_per_s
     needed = {"intra_node_bytes_per_s": inside} if span.ranks > span.nodes else {}
     needed |= {"inter_node_bytes_per_s": between} if span.nodes > 1 else {}
@@ -135,10 +136,11 @@ class PublishedLink(NamedTuple):
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - two objects, and points of a sweep share it
     def compute_wait_s(self, payload_bytes: float) -> float:
-        """Return the second term of the time of one round at this payload.
+        """Return the seconds for which one round with this payload waits in its hops and in software.
 
-        It is what remains of a published time after subtraction of the first term. It is interpolated linearly between
-        payloads. Below the smallest published payload it is constant, and above the largest it is 0.
+        The waiting time is the published time of the round minus the time of its bytes at the rate of very large
+        payloads. It is interpolated linearly between published payloads. It is constant below the smallest payload, and
+        0 above the largest.
         """
         sizes, rates = np.array(self.reached).T
         fastest = self.largest_share * self.speed
@@ -212,10 +214,12 @@ def time_transfers(
     """Return the seconds of each transfer in a step of `micro_steps` micro-steps. `own` is the rank's computing time in
     the step, with which transfers can overlap.
 
-    Transfers that overlap with the same pass (forward or backward) share the links. So the computing time of the pass
-    is divided among these transfers in proportion to their seconds, and each transfer overlaps only with its share. One
-    call of each transfer overlaps with nothing: the first call of a gather, because computing waits for it, or the last
-    call of a reduction, because no computing is left after it.
+    Transfers that overlap with the same pass (forward or backward) share the links, so they are assumed not to run at
+    the same time. Each transfer can therefore overlap only with its share of the pass's computing time. The shares are
+    in proportion to the seconds of the transfers.
+
+    One call of each transfer overlaps with nothing. For a gather, it is the first call, because computing waits for it.
+    For a reduction, it is the last call, because no computing is left after it.
     """
     whole = {transfer: compute_transfer_s(transfer, spec, machine) for transfer in found}
     computing = {"forward": own.forward, "backward": own.recomputation + own.backward}

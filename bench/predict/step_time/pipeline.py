@@ -60,10 +60,10 @@ def predict_idle_share(spec: RunSpec) -> float | None:
 
 
 def play_passes_by_flops(spec: RunSpec) -> Sequence[SimulatedPass]:
-    """Return start and end of each pass of a pipeline step. Times are in FLOPs of one sample instead of seconds,
-    because no machine is known.
+    """Return start and end of each pass of a pipeline step. No machine is known, so time is measured in FLOPs: a pass
+    lasts as long as its number of FLOPs for one sample. Transfers are assumed to take no time.
 
-    Empty without a pipeline. The assumptions and errors are those of `predict_idle_share`.
+    Empty without a pipeline. Raise UserError if the engine cannot predict its schedule.
     """
     costs = _find_costs(spec)
     return costs.list_passes(*_count_stage_flops(spec, costs), _move_at_once) if costs else ()
@@ -182,9 +182,9 @@ def _time_part(network: Stacks, load: Workload, part: Part, slices: TensorSlices
 def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSlices) -> list[Transfer]:
     """Return the tensor-parallel exchanges of one stage in a forward and a backward pass.
 
-    States are exchanged before and after each sub-layer. The loss adds two all-reduces: the first has one fp32 number
-    per label, and the second has two. The recomputation of a block ends with the block's last product, so it skips the
-    exchange after the last sub-layer.
+    States are exchanged at the input and output of each sub-layer (see `_list_edges`). The loss adds two all-reduces:
+    one with a single fp32 number per label, and one with two fp32 numbers per label. The recomputation of a block ends
+    with the last matrix product of the block. The exchange after this product is therefore not repeated.
     """
     if slices.ranks == 1:
         return []
@@ -211,12 +211,12 @@ def list_exchanges(network: Stacks, load: Workload, part: Part, slices: TensorSl
 
 
 def _list_edges(states: int, ends: int, begins: int, slices: TensorSlices) -> list[Transfer]:
-    """Return the exchanges between tensor-parallel ranks before and after sub-layers, in a forward and a backward pass.
-    Each exchange has `states` bytes. `begins` is the number of sub-layers with exchanges before them, and `ends` the
-    number of sub-layers with exchanges after them.
+    """Return the exchanges between tensor-parallel ranks at the inputs and outputs of sub-layers, in a forward and a
+    backward pass. Each exchange has `states` bytes. `begins` is the number of sub-layers with an exchange at their
+    input, and `ends` the number of sub-layers with an exchange at their output.
 
-    Without sequence parallelism, forward exchanges only after a sub-layer, and backward only before a sub-layer. With
-    sequence parallelism, each pass exchanges before and after a sub-layer.
+    Without sequence parallelism, a forward pass has exchanges only at outputs. A backward pass has exchanges only at
+    inputs, for the gradients of these inputs. With sequence parallelism, each pass has exchanges at inputs and outputs.
     """
     kinds: tuple[tuple[CollectiveKind, StepPass, int], ...] = (
         ("all_reduce", "forward", ends),
