@@ -60,7 +60,7 @@ class NvidiaDriver:
     def _find_handle(self, device: int | str) -> Any:
         if isinstance(device, int):
             return self._nvml.nvmlDeviceGetHandleByIndex(device)
-        # Two prefixes are tried, because torch reports the UUID of a MIG slice with the prefix of a whole device.
+        # Two prefixes are tried, because `read_driver_name` gives the UUID of a MIG slice the prefix of a whole device.
         handle = self._try(self._nvml.nvmlDeviceGetHandleByUUID, device)
         return handle or self._nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))
 
