@@ -73,10 +73,10 @@ def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
 def check_slices(spec: RunSpec, network: Stacks) -> None:
     """Raise UserError if a model's matrices cannot be divided into one equal slice for each tensor-parallel rank."""
     ranks = spec.parallel.tensor
-    sizes = {"tokens in its vocabulary": network.vocab}
+    sizes = {"tokens in the vocabulary": network.vocab}
     for part in (part for stack in network.stacks for part in stack.block):
         if isinstance(part, Mlp):
-            sizes["inner elements of its feed-forward layers"] = part.inner
+            sizes["inner elements of the feed-forward layers"] = part.inner
         else:
             sizes["heads"] = part.heads
             sizes["heads of keys and values"] = part.key_heads or part.heads
@@ -84,5 +84,5 @@ def check_slices(spec: RunSpec, network: Stacks) -> None:
         if size % ranks:
             common = math.gcd(*sizes.values())
             fitting = ", ".join(str(ranks) for ranks in range(1, min(common, 64) + 1) if common % ranks == 0)
-            rule = f"it does not divide the {size:,} {name} of {spec.model.name}"
+            rule = f"does not divide the {size:,} {name} of {spec.model.name}"
             raise UserError(f"parallel.tensor={ranks}", rule, f"choose one of {fitting}")
