@@ -58,8 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """For tests marked `cold`, start processes in new interpreters, as a user does. For all other tests, fork them from
-    a server process that has already imported torch and the engines."""
+    """Choose how a test starts processes. Tests marked `cold` start processes in new interpreters, as a user does. In
+    all other tests, processes are forked from a server that has already imported torch and the engines."""
     if item.get_closest_marker("cold"):
         with warm.cold():
             return (yield)
@@ -67,8 +67,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all objects that exist after collection from garbage collection, because imported modules stay in memory
-    until the end."""
+    """Freeze all objects that exist after pytest has collected the tests. Python's garbage collector then skips these
+    objects. They are mostly imported modules, which stay in memory until the end."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 50)  # the same thresholds as in bench.cli

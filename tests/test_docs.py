@@ -56,7 +56,8 @@ def test_python_code_of_the_reference_is_valid() -> None:
 
 
 def test_page_of_results_has_each_missed_prediction_and_the_ranges_of_all_that_it_has() -> None:
-    """A row of both pages is recognised by its number of points and its mean error."""
+    """The page of results and the page of predictions have rows about the same predictions. Rows with the same number
+    of points and the same mean error are about the same prediction."""
     shown = {
         (int(cells[2]), cells[3]): cells[4]
         for line in (DOCS / "results.md").read_text().splitlines()
@@ -74,7 +75,8 @@ def test_page_of_results_has_each_missed_prediction_and_the_ranges_of_all_that_i
 
 
 def _rounds_to(exact: str, shown: str) -> bool:
-    """Return True if the number at the begin of `shown` is that of `exact`, rounded to the digits of `shown`."""
+    """Return True if the text `shown` begins with the number at the beginning of `exact`, rounded to the digits of
+    `shown`."""
     number = shown.split()[0].replace("−", "-")
     return abs(float(exact.split()[0]) - float(number)) <= 0.5001 * 10.0 ** -len(number.partition(".")[2])
 
@@ -138,8 +140,8 @@ def _commands(text: str) -> Iterator[Command]:
 
 
 def _words(line: str) -> tuple[str, ...]:
-    """Return the arguments of a shell line after `zeroscale`, up to a pipe or redirection. Environment variables before
-    it are ignored. Empty if the line calls another program."""
+    """Return the arguments of a shell line after the word `zeroscale`, up to a pipe or redirection. Environment
+    variables before the word are ignored. Return an empty tuple if the line calls another program."""
     found = re.match(r"(?:\$ )?(?:\w+=(?:\"[^\"]*\"|\S*) )*(?:\S*/)?zeroscale (.*)", line)
     words = shlex.split(found[1], comments=True) if found else []
     return tuple(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
@@ -176,7 +178,7 @@ _MT5 = {
 
 @pytest.fixture(scope="module")
 def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages mention, in which their commands can run."""
+    """A folder in which the commands of the pages can run. It has the files that the pages mention."""
     folder = tmp_path_factory.mktemp("house")
     recorded = ROOT / "results" / "measured"
     shutil.copytree(recorded, folder / "results" / "measured")

@@ -33,8 +33,8 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def answers(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the exit code and output of several verbs for a results folder or archive. In the output, the path of the
-    folder or archive is replaced, so that outputs can be compared."""
+    """Return the exit codes and outputs of several subcommands (such as `table`) for a results folder or archive. In
+    the outputs, the path of the folder or archive is replaced by SET, so that outputs can be compared."""
     asked = [("table", str(path), "--format", "csv"), ("claims", str(path)), ("compare", str(path), str(path))]
     return [f"{main(words)} {capsys.readouterr().out}".replace(str(path), "SET") for words in asked]
 

@@ -22,10 +22,10 @@ named = functools.partial(spec, model={"name": "my_tiny"})  # a name with Markdo
 
 @pytest.fixture
 def sides(tmp_path: Path) -> list[str]:
-    """Paths of the result sets A and B with five configurations.
+    """Paths of two result sets A and B with the same five configurations.
 
-    In B, the configurations are slower than in A, equally fast, out of memory, measured with another protocol, and
-    missing.
+    In B, the first configuration is slower than in A, the second is equally fast, the third is out of memory, the
+    fourth was measured with another protocol, and the fifth is missing.
     """
     windows = [steps((0.1 * by,) * 30) for by in (0.99, 1.0, 1.01)]
     slower = [steps((0.12 * by,) * 30) for by in (0.99, 1.0, 1.01)]

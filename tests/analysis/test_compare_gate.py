@@ -233,8 +233,8 @@ def test_busy_rounds_of_a_paired_comparison_count_if_kept(tmp_path: Path) -> Non
     """Under growing background load, every round of `zeroscale ab` took 50 % longer than the round before. In each
     round, B is 10 % slower than A.
 
-    If busy runs are kept and compared within each round, they show this slowdown. If busy runs are excluded, or are not
-    compared within rounds, the comparison is inconclusive.
+    If busy runs are kept and compared within each round, the comparison shows that B is 10 % slower. If busy runs are
+    excluded, or are not compared within rounds, the comparison is inconclusive.
     """
     load = ({"node": 0, "others_share": 0.3},)
     ours, theirs = (timed(0.1 * by, [noise * 1.5**n for n, noise in enumerate(NOISE)], load=load) for by in (1.0, 1.1))
@@ -271,9 +271,9 @@ def test_headline_counts_pairs_left_out(tmp_path: Path) -> None:
 
 
 def test_false_alarm_rate_over_four_looks_at_growing_rounds_is_at_most_seven_percent() -> None:
-    """Truly equal pairs are judged four times, after 5, 10, 20 and 40 rounds. If each of these four looks at the data
-    used a confidence level of 95 %, 12 % of the pairs would be judged different at least once. Therefore, with four
-    looks, each look uses a higher confidence level."""
+    """Truly equal pairs are judged four times: after 5, 10, 20 and 40 rounds. With a confidence level of 95 % for each
+    of the four judgements, 12 % of the pairs would be judged different at least once. Therefore, each judgement uses a
+    higher confidence level."""
     rng, level, wrong = np.random.default_rng(2), Gate(0.03, looks=4).level, []
     assert level == pytest.approx(0.9875)
     for _ in range(300):

@@ -1,6 +1,7 @@
 """Costs of points compared with values computed by hand. Two devices at a price of 3.6 per hour cost 0.002 per second.
 
-A run of `run()` has five warm-up steps of 9.9 s and thirty timed steps of 0.1 s: 52.5 s."""
+The function `run()` makes a run of 52.5 s: five warm-up steps of 9.9 s and thirty timed steps of 0.1 s.
+"""
 
 import json
 import re

@@ -65,8 +65,8 @@ def test_unknown_environment_matches_any_and_a_known_environment_only_itself() -
 
 
 def list_outcomes(early: Any, *others: Any, tmp_path: Path) -> dict[str, list[str]]:
-    """Return, for each part of the analysis by name, the outcomes of the runs that this part uses. The run `early`
-    failed before its environment was recorded. `others` are runs of the same engine."""
+    """Return the outcomes of the runs that each part of the analysis uses. The keys are the names of these parts. The
+    run `early` failed before its environment was recorded. `others` are runs of the same engine."""
     records = [early, *others]
     of_set = results(*records)
     return {

@@ -148,7 +148,8 @@ def test_lines_with_the_fewest_node_counts_are_omitted_with_a_note() -> None:
 
 
 def test_note_names_the_levels_of_the_bars_at_the_base_and_at_more_nodes() -> None:
-    """The base has the range of its three repeats. The other points have the interval of a ratio."""
+    """At the smallest number of nodes (the base), an error bar is the range of three repeats. At more nodes, an error
+    bar is the confidence interval of a ratio. The note below the figure must state the confidence level of both."""
     repeated = [
         run(spec(nodes=nodes), repeat=repeat, steps=steps(scattered(0.99 * s, s, 1.01 * s)))
         for nodes in (1, 2)

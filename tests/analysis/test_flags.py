@@ -110,14 +110,15 @@ def test_wide_intervals_are_notes_and_not_flags(note: str, step_s: Sequence[floa
 
 
 def test_window_that_ended_by_time_before_its_steps_is_short() -> None:
-    """The study requested more steps than the 240 that were measured before the time limit. In older records, a window
-    could also reach the time limit because its interval stayed too wide; such a window is not short."""
+    """The study requested more steps than the 240 that were measured before the time limit, so the run is `short`. The
+    protocol of older records was different. A window could go on until the time limit, because the interval of its step
+    time stayed too wide. Such a run is not `short`."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
     assert list_flags(run(spec(measure={"width": 0.02}), steps=steps(STEADY, stopped="time"))) == ()
 
 
 def with_longest(count: int, seconds: float) -> tuple[float, ...]:
-    """Return STEADY, a window of 120 s, in which `count` steps take `seconds` longer."""
+    """Return a copy of the window STEADY (120 s) in which `count` steps take `seconds` longer."""
     return tuple(step + seconds * (number in range(100, 100 + count)) for number, step in enumerate(STEADY))
 
 

@@ -1,6 +1,5 @@
-"""Tests with points that were not run, because they were predicted to exceed the device's memory (outcome
-`infeasible`). Outputs list such points next to the runs with which they would be compared, but never as measured
-points."""
+"""Tests with points (configurations) that were not run, because they were predicted to exceed the device's memory
+(outcome `infeasible`). Tables and figures show these points next to comparable runs, but never as measured points."""
 
 from drawn import draw
 from records import failed, results, run, spec

@@ -45,8 +45,8 @@ def test_interval_is_the_narrowest_with_binomial_coverage_of_95_percent(n: int) 
 
 
 def median_effective_size(values: Sequence[float]) -> float:
-    """Return the effective sample size for the median: the number of independent values that carry as much information
-    about it as `values`."""
+    """Return the effective sample size of `values` for the median. This is the number of independent values that
+    determine the median as precisely as `values` do."""
     return float(effective_size(signs(np.array(values))))
 
 
@@ -65,8 +65,8 @@ def test_drifting_series_has_no_interval() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int) -> None:
-    """The windows have thirty steps and different autocorrelations. Some have too few effective steps for an interval
-    of the median."""
+    """The windows have thirty steps and different autocorrelations. For some windows, the effective number of steps is
+    too small for an interval of the median. These runs have no interval in the output and in the table."""
     coefficient, noise = (0.0, 0.5, 0.9)[seed % 3], (0.005, 0.05)[seed % 2]
     window = np.exp(noise * ar1(np.random.default_rng(seed), 30, coefficient, 1)[0])
     found, mean = series_interval(window), mean_bounds(window)
@@ -85,9 +85,9 @@ def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 @pytest.mark.parametrize("n", range(6, 16))
 def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficient: float) -> None:
-    """Below 9 steps there is no interval. Below 15 steps its width has a minimum. From 15 steps on, the width depends
-    only on which steps lie above or below the median. If steps are autocorrelated, the coverage of this interval is
-    below 95 %. The note `few` warns of this."""
+    """A median of fewer than 9 steps has no interval. With 9 to 14 steps, the interval has a minimum width. From 15
+    steps on, the width depends only on the steps that lie above and below the median. If steps are autocorrelated, the
+    interval covers the true median in less than 95 % of cases, and the run has the note `few`."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)

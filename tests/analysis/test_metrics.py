@@ -78,7 +78,8 @@ def test_energy_per_token_sums_all_devices() -> None:
 
 def test_energy_outside_the_window_is_excluded() -> None:
     """The energy of one device, 300 J, was measured over 1.25 times the length of the window. So 300 J / 1.25 = 240 J
-    belong to the window. For the other device, this length is unknown, so its 500 J count in full."""
+    belong to the window. For the other device, the length of the energy measurement is unknown, so its 500 J count in
+    full."""
     window_s = sum(SECONDS.step_s[SECONDS.cut :])
     values = row(run(steps=SECONDS, energy_j=(300.0, 500.0), energy_s=(1.25 * window_s, None)))
     assert values.energy_j_per_million_tokens == pytest.approx((240 + 500) / (30 * 40) * 1e6)

@@ -184,8 +184,8 @@ def test_text_planted_in_every_field_is_absent_from_the_archive(text: str) -> No
 
 
 def _holds(found: str, text: str) -> bool:
-    """Return True if the text `found` of the archive contains the planted text, or a word of the planted text that
-    could be a name."""
+    """Return True if the text `found`, which comes from the archive, contains the private text `text`. A single word of
+    `text` also counts, if the word could be a name."""
     parts = [part for part in re.split(r"[^A-Za-z0-9]+", text.lower()) if len(part) > 3 and not part.isdigit()]
     known = {"nvidia", "hf", "sk", "2026"}
     return text in found or any(part in found.lower() for part in parts if part not in known)
@@ -220,8 +220,8 @@ def test_packed_run_keeps_the_flag_foreign_hosts(tmp_path: Path) -> None:
 
 
 def test_invalid_record_is_excluded_from_the_archive_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """The record is invalid, because it has a sequence length for a kind of tokens that its training objective does not
-    have."""
+    """The record is invalid: it has a sequence length for tokens of the kind `jdoe`, which its training objective does
+    not have."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "is not in the archive" in caplog.text and "jdoe" not in caplog.text

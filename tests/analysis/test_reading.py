@@ -29,10 +29,10 @@ RECORDED = Path(__file__).parents[1] / "data" / "runs.zip"
 
 
 def foreign(folder: Path) -> Path:
-    """Write files named record.json that are not valid records into `folder`, and return `folder`.
+    """Write invalid files named record.json into `folder`, and return `folder`.
 
-    Their contents are: a truncated record, a file of another program, a record of a future version, an incomplete
-    record, binary data, and a JSON list. One more is a folder with this name.
+    The contents of the files are a truncated record, a file of another program, a record of a future version, an
+    incomplete record, binary data, and a JSON list. There is also a folder named record.json.
     """
     newer = plain(run()) | {"schema_version": 99, "new": 1}
     incomplete = {key: value for key, value in plain(run()).items() if key != "outcome"}

@@ -69,7 +69,8 @@ def fine_tuning(adapter: str = "lora") -> RunRecord:
 def test_table_with_a_training_shows_its_losses_and_which_run_it_is(
     others: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`results/runs/adhoc` has all runs without a study, so a training and other runs are often in one table."""
+    """A table shows the losses of a training, and columns that identify the training among other runs.
+    `results/runs/adhoc` has all runs that belong to no study, so trainings and other runs are often in one table."""
     more = [run(spec("zero3"))] * ("measurement" in others)
     more += [failed("host_oom", spec("zero1"), reason="rank 0: " + "out of memory " * 20)] * ("failure" in others)
     paths = [str(save(tmp_path, fine_tuning(), *more))]

@@ -24,7 +24,7 @@ def at(engine: str, seconds: float, jitter: float = 0.0, micro: int = 2, **more:
 
 
 def allocations(engine: str, *seconds: float, **more: Any) -> list[RunRecord]:
-    """Return one run with this step time for each of `seconds`, each in its own allocation."""
+    """Return one run for each step time in `seconds`. Each run is in an allocation of its own."""
     slurm = [{"slurm": {"SLURM_JOB_ID": str(job)}} for job in range(len(seconds))]
     return [at(engine, s, repeat=job, environment=slurm[job], **more) for job, s in enumerate(seconds)]
 
@@ -239,8 +239,8 @@ def test_comparisons_between_allocations_are_not_called_indicative() -> None:
 
 
 def controls(first: float, last: float) -> Results:
-    """Return results of one allocation in which the control configuration ddp runs twice: before zero1 with the step
-    time `first`, and after zero1 with `last`."""
+    """Return results of one allocation in which the control configuration ddp runs twice. Its step time is `first`
+    before the run of zero1, and `last` after the run of zero1."""
     slurm = {"slurm": {"SLURM_JOB_ID": "7"}}
     times = [("ddp", 0, first), ("zero1", 0, 0.1), ("ddp", 1, last)]
     return results(*(at(engine, s, s / 50, repeat=repeat, environment=slurm) for engine, repeat, s in times))

@@ -84,7 +84,8 @@ def test_markdown_tables_have_units_rounded_numbers_and_failures(files: dict[str
 
 
 def test_numbers_and_their_intervals_have_the_digits_of_the_width_of_the_interval() -> None:
-    """So no rounded number lies outside of its rounded interval."""
+    """A number and the ends of its interval are rounded to the same digit, so that no rounded number lies outside its
+    rounded interval. The width of the interval determines this digit."""
     assert format_within(0.12345, 0.1231, 0.1239) == ("0.12345", "0.12310", "0.12390")
     assert format_within(44_321, 44_300, 44_350) == ("44,321", "44,300", "44,350")
     assert format_within(1.7341, 1.7331, 1.7512) == ("1.734", "1.733", "1.751")

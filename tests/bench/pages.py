@@ -10,8 +10,8 @@ _FILE = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOT
 
 
 def files(kind: str) -> dict[str, str]:
-    """Return the files that the page in docs/extend for this kind of plug-in (such as `engine`) shows, as a dict from
-    path to text."""
+    """Return the files that a page in docs/extend shows, as a dict from path to text. `kind` is the kind of plug-in
+    that the page describes, such as `engine`."""
     return dict(_FILE.findall((PAGES / f"{kind}.md").read_text()))
 
 

@@ -73,9 +73,9 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
 def search(
     asked: Proposer, run: Run, most: int, results: Sequence[TrialResult] = (), width: float = 0.01
 ) -> list[TrialResult]:
-    """Continue the search of the proposer `asked`, whose earlier trials have the results `results`. `run` simulates the
-    run of each proposed trial, whose step time then has an uncertainty of ± `width` (a share). Stop when the search
-    ends or has `most` trials. Return the results of all trials."""
+    """Continue the search of the proposer `asked`. `results` are the results of its earlier trials. `run` simulates
+    each proposed trial. The simulated step time has an uncertainty of ± `width` times the step time. Stop when the
+    search ends or has `most` trials. Return the results of all trials."""
     done = list(results)
     while len(done) < most and (proposal := asked.propose(done)):
         done.append(answer(Trial(number=len(done), **proposal._asdict()), run, width))

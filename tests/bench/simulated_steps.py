@@ -50,8 +50,8 @@ def simulate_schedule(
 
 
 def count_passes_in_flight(order: Order) -> int:
-    """Return the largest number of micro-batches whose forward pass has run on a rank while their backward pass has
-    not. `order` has the actions of that rank in order."""
+    """Return the largest number of micro-batches in flight on a rank: those with a finished forward pass and an
+    unfinished backward pass. `order` has the actions of the rank in the order of execution."""
     now = most = 0
     for action in order:
         now += (action.kind == "forward") - (action.kind == "backward")

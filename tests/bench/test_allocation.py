@@ -135,9 +135,9 @@ def test_two_nodes_or_one_task_per_device_run_the_points_together(tmp_path: Path
 
 
 def test_answered_pruned_exhausted_or_too_long_points_are_not_run(tmp_path: Path) -> None:
-    """A requeued job starts again. It skips points with a final result, and points pruned because a smaller one ran out
-    of memory. It also skips points without attempts left, and points that take longer than the rest of the job's time.
-    Its log has a reason for each skipped point."""
+    """A requeued job starts again and skips four kinds of points: those with a final result, those pruned because a
+    smaller micro-batch ran out of memory, those without attempts left, and those that take longer than the rest of the
+    job's time. The job's log has a reason for each skipped point."""
     done, used_up = requested("batch.micro=5"), requested("batch.micro=6")
     long, short = requested("batch.micro=7", limit_min=60), requested("batch.micro=8")
     small, large = (requested("engine=fsdp", f"batch.micro={micro}") for micro in (3, 4))

@@ -104,8 +104,8 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
 
 @processes
 def test_two_nodes_meet_through_a_bucket_that_is_away_in_the_middle_of_the_run(tmp_path: Path) -> None:
-    """The client is the real gcsfs, and the bucket is emulated. The bucket begins to respond with errors when the
-    attempt (one try at the run) is reserved. It recovers after the node has written the run's record to its own folder.
+    """The client is the real gcsfs, and the bucket is emulated. When the attempt (one try at the run) is reserved, the
+    bucket begins to respond with errors. It recovers after the run's record was written to a local folder of the node.
     """
     point = requested(*TWO_NODES)
     with emulated_bucket() as (bucket, emulator):

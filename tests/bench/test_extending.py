@@ -260,8 +260,8 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def started_by(spool: Path) -> list[int]:
-    """Return the ids of the processes that jobs of the queue in the folder `spool` started. Such a process has the path
-    of this folder in its environment variables."""
+    """Return the ids of all processes that were started by jobs of a queue. `spool` is the queue's folder. A process
+    that was started by a job has the path of `spool` in its environment variables."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

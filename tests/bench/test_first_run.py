@@ -223,7 +223,8 @@ def test_line_of_cpu_defaults_names_exactly_the_changed_keys(
 def test_refusal_of_a_cpu_default_says_that_it_is_a_default(
     verb: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model family, for example, may support one sequence length only."""
+    """On a CPU, zeroscale shortens sequences by default. A model family that supports only one sequence length, for
+    example, refuses this default."""
 
     def refuse(composed: compose.Request, device: str | None) -> None:
         raise UserError(f"sequence.decoder={composed.spec.sequence['decoder']}", "is too short", "set 64")
@@ -315,7 +316,8 @@ def test_run_is_compared_with_the_reference_run_of_its_folder(
 
 
 def test_next_command_names_the_flag_that_only_tables_have(tmp_path: Path) -> None:
-    """The flag `unverified` depends on other runs of the folder, which `format_answer` does not read."""
+    """Whether a run has the flag `unverified` depends on the other runs of its folder. `format_answer` does not read
+    these other runs, so its output names the command that does."""
     for path in store.find_records([Path("tests/data/runs.zip/smoke")]):
         record = store.read_record(path)
         if record.outcome.kind == "ok" and record.spec.engine.name in ("ddp", "zero1"):
@@ -418,8 +420,8 @@ def test_run_far_out_of_memory_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a CPU, such a run would use all memory of the machine. A run that exceeds it by less than 20 % starts, as in a
-    sweep, because the prediction may be wrong."""
+    """On a CPU, a run that is far out of memory would use all memory of the machine. A run that exceeds the machine's
+    memory by less than 20 % starts, because the prediction may be wrong. A sweep has the same limit."""
     words = ["machine=cpu", "devices_per_node=2", "precision=fp32", "sequence.encoder=128", "sequence.decoder=32"]
     host = api.predict(overrides=words)[0].host()
     assert host

@@ -87,8 +87,8 @@ def test_processes_of_the_run_are_not_background_load(tmp_path: Path) -> None:
 
 
 def test_background_load_is_unknown_if_a_rank_is_invisible(tmp_path: Path) -> None:
-    """Two ranks of a run are on one machine in different containers. Neither sees the process ids of the other, so its
-    CPU time would count as background load."""
+    """Two ranks of a run are on one machine in different containers. Each rank cannot see the process ids of the other
+    rank. So the CPU time of the other rank would count as background load."""
     machine = Machine(tmp_path)
     machine.counted(user=10, stolen=0, idle=10)
     apart = HostMonitor([HERE, HERE._replace(processes=HERE.processes + 1)], tmp_path)

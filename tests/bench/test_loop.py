@@ -322,8 +322,8 @@ class OnDevice(Scripted):
 
 
 class Alone(TwoRanks):
-    """Communication of the only rank of a run. An all-gather lasts `device.between_s` seconds by the clock of the
-    simulated host: the time of the harness's work between two blocks."""
+    """Communication of a run with a single rank. The harness works between two blocks of steps. To simulate this work,
+    an all-gather advances the clock of the simulated host by `device.between_s` seconds."""
 
     def __init__(self, device: Device) -> None:
         super().__init__([])
@@ -362,10 +362,8 @@ def test_device_slower_than_its_host_never_waits_for_the_harness() -> None:
 
 
 def test_host_waits_for_the_event_of_the_previous_block() -> None:
-    """A block has 2 steps of 100 ms. The host launches the next block before it reads the times of the previous one.
-
-    So the host only waits for the end of the previous block, and the device always has work.
-    """
+    """A block has 2 steps of 100 ms. While the device runs block n, the host launches block n + 1. Only then does the
+    host read the times of block n. So the device always has work, and the host waits only for the end of block n."""
     device = Device(step_s=0.1, launch_s=0.001)
     timed_on(device)
     in_window = device.waits[-6:]

@@ -129,8 +129,8 @@ def test_payloads_of_collectives_are_counted_as_in_nccl_tests() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_functional_and_dtensor_collectives_are_counted() -> None:
-    """On rank 0 of four, a DTensor of 32 elements has a local quarter. `full_tensor` gathers all 32 elements, and a sum
-    over the DTensor all-reduces a single element."""
+    """A DTensor of 32 elements is divided among four ranks. Rank 0 holds a quarter of the elements. `full_tensor`
+    gathers all 32 elements. `sum` adds the local elements first, so its all-reduce has a single element."""
     rows = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)
     with CollectiveCounter(wait=lambda: None) as counter:
         (all_reduce(torch.ones(1000), "sum", dist.group.WORLD) + 1).sum()

@@ -285,8 +285,8 @@ def test_a_finished_attempt_is_pulled_whole_and_its_record_comes_last(
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[[str], object]) -> None:
-    """From now on, call `note` with the name of each object that is written to the store `objects`, before it is
-    written."""
+    """From now on, call `note` before each write to the store `objects`. The argument of `note` is the name of the
+    object to be written."""
     backend = objects._backend
     create, write = backend.create, backend.write
     monkeypatch.setattr(backend, "create", lambda name, content: (note(name), create(name, content))[1])
@@ -295,7 +295,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, note: Callable[
 
 def test_a_lost_attempt_gets_one_record_and_the_first_counts(url: str, tmp_path: Path, spec: RunSpec) -> None:
     """The job of a run seems to be killed, so two submitting processes each write a record of the lost run. In fact the
-    job still runs, and later writes a record, too. All three must see only the record that was written first."""
+    job still runs, and later writes a third record. The job and both processes must see only the record that was
+    written first."""
     job, one, other = (StudyStore(ObjectStore(url), tmp_path / name) for name in ("node", "one", "other"))
     folder = job.open_attempt(job.folder / config_id(spec), spec, circumstance()).folder
     place = Path(config_id(spec), "0.0")

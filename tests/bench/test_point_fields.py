@@ -1,5 +1,6 @@
-"""Tests of a table of the fields of a point. For each field, the table has the purposes for which the field is ignored,
-such as computing the id of a configuration. The code for each of these purposes must agree with the table."""
+"""Tests of a table of the fields of a point. The code ignores some fields for some purposes. For example, some fields
+are not part of the id of a configuration. The table lists these purposes for each field, and must agree with the code.
+"""
 
 from typing import Any
 
@@ -48,9 +49,9 @@ def changed(field: str) -> RunSpec:
 
 
 def row(field: str) -> Any:
-    """Return the entry of a field in the table FIELDS: whether the config_id, the losses and the step time depend on
-    the field. A field without its own entry has that of its group, such as `data`. Return None if the group has no
-    entry either: then all three depend on the field."""
+    """Return the entry of a field in the table FIELDS. The entry states whether the config_id, the losses and the step
+    time depend on the field. A field without an entry of its own has the entry of its group (such as `data`). Return
+    None if the group has no entry either: then all three depend on the field."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

@@ -74,8 +74,8 @@ def test_token_is_masked_by_its_format_in_logs_records_and_variables(token: str,
 @pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "\x1b[1;38;5;200m", "https://x/?token%3D", "«", "hf_x/"])
 @pytest.mark.parametrize("token", TOKENS)
 def test_token_is_masked_after_a_line_break_a_colour_code_or_an_escape(token: str, before: str) -> None:
-    """In JSON, a line break is written as a backslash and the letter n. If a token follows, the n must not count as its
-    first letter, because then the token would not be recognised."""
+    """In JSON, a line break is written as a backslash and the letter n. If a token follows, this n must not count as
+    the first letter of the token. Otherwise, the token would not be recognised."""
     text = f"Traceback:{before}{token}"
     assert token[8:] not in mask_tokens(text.encode()).decode()
     assert token[8:] not in to_json(Outcome(kind="error", reason=text)).decode()

@@ -1,4 +1,5 @@
-"""Tests of the selection of forward and backward passes of a pipeline's step that are stored in the record."""
+"""A record stores some forward and backward passes of a pipeline's step. These tests check which passes are selected.
+"""
 
 from typing import Any
 
@@ -25,8 +26,8 @@ def pipeline_of(places: int, ranks: int) -> RunSpec:
 
 
 def see(ranks: int) -> list[Inspection]:
-    """Return one inspection for each rank: the measurements of an untimed step. Each has a single forward pass, whose
-    micro-batch number equals the rank's index."""
+    """Return the measurements of an untimed step, one inspection for each rank. An inspection has a single forward
+    pass. The number of the pass's micro-batch is the index of the rank."""
     return [Inspection(passes=[TimedPass("forward", 0, rank, 0.0, 1.0)]) for rank in range(ranks)]
 
 

@@ -141,8 +141,8 @@ def test_rehearsed_record_has_no_step_times_link_or_tokens(rehearsals: dict[str,
 
 
 def test_rehearsed_collectives_have_the_bytes_of_real_collectives(rehearsals: dict[str, RunRecord]) -> None:
-    """At stage 2, every gradient is all-reduced once in bf16, and so are a few scalars. Then the updated weights are
-    gathered, padded to a multiple of the number of ranks."""
+    """At stage 2, every gradient is all-reduced once in bf16. A few scalars are all-reduced, too. Then the updated
+    weights are gathered, padded to a multiple of the number of ranks."""
     observed = rehearsals["the last of 1024"].observations
     assert observed is not None
     assert observed.collectives is not None

@@ -112,7 +112,8 @@ def test_slow_rank_is_named_among_tensor_and_pipeline_peers(zeroscale_run: Start
     """One of four ranks is slow. Its tensor-parallel peer waits for it in all-reduces, and the ranks of the other
     pipeline stage wait in transfers.
 
-    Step times alone do not show which rank is slow. The time that each rank spends outside of collectives does.
+    Step times alone do not show which rank is slow. But the slow rank spends more time outside of collectives than its
+    peers.
     """
     layout = ("engine=pipeline", "parallel.pipeline=2", "parallel.tensor=2", "batch.accumulation=2")
     drill = {"ZEROSCALE_DRILL": "rank=1 step=0 action=slow_compute"}

@@ -108,8 +108,8 @@ def test_error_in_the_protocol_names_the_key_as_written() -> None:
 def test_identity_omits_default_lengths_of_span_corruption(
     sequence: dict[str, int], kept: dict[str, int] | None
 ) -> None:
-    """The ids of old records must stay the same. These ids were computed when sequence lengths were separate fields.
-    Only lengths that differ from their defaults are part of an id."""
+    """The ids of old records must stay the same, although sequence lengths were separate fields then. As in old
+    records, only lengths that differ from their defaults are part of an id."""
     found = spec(sequence=sequence)
     assert found.sequence == {"encoder": 512, "decoder": 128} | sequence
     assert list(found.sequence) == ["encoder", "decoder"]

@@ -93,10 +93,11 @@ def test_rank_finds_its_descriptors_in_environment_variables(tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
-    """While this context is active, the process `pid` does not end when it is killed, like a process in an
+    """While this context is active, the process `pid` does not disappear when it is killed, like a process in an
     uninterruptible system call.
 
-    For this, a tracer is attached to the process. A traced process ends only after its tracer has waited for it.
+    For this, a tracer is attached to the process. A killed process with a tracer remains until the tracer calls `wait`
+    for it.
     """
     with subprocess.Popen([sys.executable, "-c", _TRACES, str(pid)], stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout

@@ -14,9 +14,9 @@ MB = 10**6
 
 
 def host(root: Path, **counters: int) -> Path:
-    """Write the counter files of sent bytes below the folder `root`, and return it. The keyword arguments map network
-    interfaces to their counts in bytes. The interface `ib` is an InfiniBand port, which counts in units of four bytes.
-    """
+    """Write files with counters of sent bytes below the folder `root`. Return `root`. The keyword arguments map names
+    of network interfaces to values of their counters. The interface `ib` is an InfiniBand port, whose counter has units
+    of four bytes."""
     for name, count in counters.items():
         path = root / f"sys/class/net/{name}/statistics/tx_bytes"
         if name == "ib":

@@ -77,8 +77,9 @@ def test_window_ends_at_its_time_limit_below_its_minimum() -> None:
 
 
 def end_early(median_s: float, generator: np.random.Generator) -> bool:
-    """Simulate 100 autocorrelated step times with this median. Every 5 steps, they are compared with a limit of 1.1 s.
-    Return True if they are found to be slower than the limit, which would end the measurement early."""
+    """Simulate 100 autocorrelated step times with the median `median_s`. Every 5 steps, all steps so far are compared
+    with a limit of 1.1 s. Return True if a comparison finds that the steps are slower than the limit, which would end
+    the measurement early."""
     noise, steps = 0.0, list[float]()
     for _ in range(100):
         noise = 0.5 * noise + 0.05 * generator.standard_normal()

@@ -33,9 +33,9 @@ PYDANTIC = re.compile(
 
 
 def list_choices(section: KeySection) -> list[Pair]:
-    """Return the override that selects the plug-in to which the keys of a section belong. It is a list of one pair,
-    such as ("engine", "zero1"): a group, and the name of a file in this group's folder of conf/. Return an empty list
-    if the section does not belong to a plug-in."""
+    """Return the override that makes the keys of a section valid, if the section belongs to a plug-in. The override
+    selects this plug-in. It is returned as a list with one pair, such as ("engine", "zero1"): a group, and the name of
+    a file in this group's folder of conf/. Return an empty list for any other section."""
     if not section.plugin:
         return []
     group = section.group

@@ -204,8 +204,9 @@ RUNS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 
 
 def tests(count: int) -> None:
-    """Print the per cent of pairs of configurations that Welch's and the Mann-Whitney test call different. The tests
-    compare the means of `n` runs per configuration. Pairs are truly equal, or truly different by ten times the scatter.
+    """Print how often Welch's test and the Mann-Whitney test call a pair of configurations different, in per cent. Both
+    tests compare the means of several runs per configuration. In some pairs, the configurations are truly equal. In all
+    other pairs, they truly differ by ten times the scatter.
 
     The significance level is 5 % for one pair, and 0.5 % for the smallest p-value among ten pairs.
     """
@@ -223,8 +224,8 @@ def tests(count: int) -> None:
 
 
 def pairs(count: int) -> None:
-    """Print the per cent of truly equal pairs that tests at 5 % call different. A pair has one run of each of two
-    configurations. The tests compare the step times of these two runs."""
+    """Print how often a test at a significance level of 5 % calls a truly equal pair different, in per cent. A pair has
+    one run of each of two configurations. The test compares the step times of these two runs."""
     rng = np.random.default_rng(0)
     for name in ("independent, lognormal", "AR(1) 0.5, lognormal"):
         for n in (30, 100, 300, 1000):

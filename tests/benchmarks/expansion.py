@@ -49,8 +49,9 @@ def main() -> None:
 
 
 def fresh(study: Path, folder: Path) -> dict[str, float]:
-    """Return the seconds of each part of the expansion (the list of all points is made from the study's file), and the
-    seconds of the whole command `zeroscale sweep --dry-run`. Both run in new processes."""
+    """Return the seconds that an expansion and a whole dry run take, each in a new process. An expansion makes the list
+    of all points from the study's file. Its seconds are divided into parts. The dry run is the command `zeroscale sweep
+    --dry-run`."""
     own = [sys.executable, "-m", "tests.benchmarks.expansion", "--study", str(study)]
     seconds: dict[str, float] = json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
     listing = [str(Path(sys.executable).with_name("zeroscale")), "sweep", f"study={study}", "--dry-run",

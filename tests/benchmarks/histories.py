@@ -35,9 +35,9 @@ def main() -> None:
 
 
 def alike(count: int) -> Iterable[str]:
-    """Yield the lines of a table of false-alarm rates. A set is one history, or ten histories. The table has the per
-    cent of sets in which at least one change is reported, although no history has a true change. Each number is from
-    `count` sets of one history, or `count` / 4 sets of ten."""
+    """Yield the lines of a table of false-alarm rates. No simulated history has a true change. The table has the per
+    cent of cases in which at least one change is reported. A case is one history alone, or ten histories that are
+    tested together. Each number is from `count` cases of one history, or from `count` / 4 cases of ten histories."""
     yield f"\nhistories without a change: % of sets with one told\n{'':<20}{'series':>7}  {format_sizes(LENGTHS)}"
     for name, series in itertools.product([*NAMES, *SERIAL], SERIES):
         detected = [wrong(name, length, series, count if series == 1 else count // 4) for length in LENGTHS]
@@ -107,9 +107,9 @@ def _right(changes: list[LevelChange], true: Array) -> bool:
 
 
 def stairs(count: int) -> Iterable[str]:
-    """Yield the lines of a table for `count` / 2 simulated histories of step times, in each of which the true step time
-    changes five times. The table has two means per history: the number of these changes that are detected, and the
-    number of false detections."""
+    """Yield the lines of a table for `count` / 2 simulated histories of step times. In each history, the true step time
+    changes five times. The table has two numbers, averaged over the histories: the number of true changes that are
+    detected, and the number of false detections."""
     yield "\nfive changes of 5 noises in 60 places: told of them, and besides them"
     rng, detected, more = np.random.default_rng(0), [], []
     true = np.arange(10, 60, 10)

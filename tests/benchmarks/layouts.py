@@ -117,9 +117,9 @@ def draw_batch() -> dict[str, Tensor]:
 
 
 def time_slices(rounds: int) -> dict[str, list[float]]:
-    """Measure forward and backward passes of T5 blocks on one of two tensor-parallel ranks, whose matrices are sliced.
-    Return their processor time divided by that of the same blocks with whole matrices. The keys are ways of slicing,
-    and each list has one ratio per round."""
+    """Measure forward and backward passes of T5 blocks on one of two tensor-parallel ranks. The matrices of the blocks
+    are sliced. Return ratios: the processor time of these blocks divided by the processor time of the same blocks with
+    whole matrices. The keys are ways of slicing, and each list has one ratio per round."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     whole, batch, group = Part(0, UNITS, UNITS), draw_batch(), dist.group.WORLD
     assert group is not None
@@ -136,7 +136,8 @@ def time_slices(rounds: int) -> dict[str, list[float]]:
 
 
 def divide_by_dtensor(module: Any) -> Any:
-    """Return a T5 whose block matrices are DTensors, converted layer by layer as in torch's guides."""
+    """Return a T5 in which the matrices of all blocks are DTensors. The T5 is converted layer by layer, as in torch's
+    guides."""
     plan: dict[str, ParallelStyle] = {}
     for name, owner in module.named_modules():
         kind = name.rpartition(".")[2]
@@ -152,9 +153,9 @@ def divide_by_dtensor(module: Any) -> Any:
 def run_ranks(folder: Path, name: str, rounds: int) -> dict[str, Any]:
     """Run two ranks with the schedule `name`, and return the results of rank 0: `seconds` and `peaks`.
 
-    `seconds` has the step times of our executor divided by those of torch's schedule. `peaks` has the peak bytes for
-    few and for many micro-batches. It is empty for schedules other than `1f1b`, and if the memory counter is not
-    available.
+    `seconds` has the step times of our executor divided by those of torch's schedule. `peaks` has two peaks of our
+    executor in bytes: with few and with many micro-batches. `peaks` is empty for schedules other than `1f1b`, and if
+    the memory counter is not available.
     """
     torch.multiprocessing.start_processes(be_rank, (folder, name, rounds), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
@@ -182,8 +183,8 @@ def build_executor(schedule: ScheduleName, mine: dict[int, Any], size: PipelineS
 
 
 def measure_peaks(rank: int) -> list[int]:
-    """Return the peak tensor bytes of a 1F1B step on this rank, with few (FEW) and with many (MANY) micro-batches. The
-    tokens of the micro-batches are not counted.
+    """Return the peak bytes of tensors in a 1F1B step on this rank: with few (FEW) and with many (MANY) micro-batches.
+    The tensors of the micro-batches' tokens are not counted.
 
     Return an empty list if the memory counter is not available.
     """

@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def sweep(bed: Testbed, mode: str, seeds: Sequence[int], engines: Sequence[str] = ENGINES) -> Spent:
-    """Measure every combination of engine and seed with one job mode: `packed`, or one job per point. Return the
-    seconds that these points took."""
+    """Measure every combination of engine and seed. With the mode `packed`, one job runs all combinations. With the
+    mode `point`, each combination has a job of its own. Return the seconds that these points took."""
     with tempfile.TemporaryDirectory() as results:
         axes = (f"engine={','.join(engines)}", f"seed={','.join(map(str, seeds))}", f"launcher.mode={mode}")
         began_at = time.time()

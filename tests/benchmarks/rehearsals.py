@@ -208,8 +208,9 @@ def list_compared(recorded: RecordedRuns, results: Path) -> Iterator[tuple[objec
 
 
 def find_largest(spec: RunSpec, results: Path) -> Seen:
-    """Rehearse ranks of a spec. For each quantity in the order of SEEN, return the largest number of bytes of any
-    rehearsed rank. At ZeRO stage 3, only rank 0 is rehearsed."""
+    """Rehearse ranks of a spec: run each rank alone, without the others. The quantities in SEEN are sizes in bytes.
+    Return the largest value of each quantity over all rehearsed ranks, in the order of SEEN. At ZeRO stage 3, only rank
+    0 is rehearsed."""
     short = compose.compose_request(compose.parse_single(SHORT)).spec.measure  # memory is the same in every step
     quick = spec.model_copy(update={"measure": short})
     ranks = [0] if spec.engine.options.get("stage") == 3 else range(spec.world_size)

@@ -124,9 +124,9 @@ def describe(replays: Sequence[Replay], points: int) -> str:
 
 
 def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
-    """Return the cost (trials or tokens) within which a share `part` of all simulated searches succeeded. `found` has
-    the sorted costs of the successful searches, and `replays` counts all searches. Return None if fewer searches
-    succeeded."""
+    """Return the cost (trials or tokens) within which the fraction `part` of all simulated searches succeeded. `found`
+    has the sorted costs of the successful searches. `replays` is the number of all searches. Return None if less than
+    the fraction `part` of the searches succeeded."""
     place = math.ceil(part * replays) - 1
     return found[place] if place < len(found) else None
 
@@ -215,13 +215,15 @@ class _RowSpace(SearchSpace):
 
 
 def find_technique(values: Mapping[str, Any]) -> str:
-    """Return the name of the technique that divides the model among the ranks in this row; `ddp` if none does."""
+    """Return the name of the technique that divides the model among the ranks, from the values of a published row. The
+    name is `ddp` if the model is not divided."""
     return "pipeline" if values["pipeline"] > 1 else "tensor" if values["tensor"] > 1 else "ddp"
 
 
 def build_point(values: Mapping[str, Any], predicted_s: float | None) -> SweepPoint:
-    """Return a row as a point of a sweep, with the predicted step time unless it is None. Each GPU is a node of the
-    point, and the engine's name is the technique of the row."""
+    """Return a sweep's point for a row of published values. If `predicted_s` is not None, it is the point's predicted
+    step time. The point has one node for each GPU of the row. The point's engine has the name of the row's technique.
+    """
     gpus = values["tensor"] * values["pipeline"] * values["data"]
     spec = {
         "model": {"name": "gpt", "family": "gpt", "shape": {}},
@@ -253,8 +255,8 @@ def build_spec_point(
 
 
 def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step_s: float, noise: float) -> TrialResult:
-    """Return the result of a trial that ended `ok` with this step time. The ends of the step time's interval are lower
-    and higher than the step time by the fraction `noise`."""
+    """Return the result of a trial that ended `ok` with the step time `step_s`. The interval of the step time is
+    `step_s` × (1 ± `noise`)."""
     batch = point.spec["batch"]
     low, high = step_s * (1 - noise), step_s * (1 + noise)
     quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
@@ -278,8 +280,9 @@ class Halving(NamedTuple):
 
 
 def compare_on_trainings(seeds: int) -> None:
-    """Print how many tokens successive halving trains until the best recorded training is complete. The project's
-    method is compared with Optuna's pruners. Each seed tries the trainings in another random order."""
+    """Print the number of training tokens that successive halving needs until the best recorded training is complete.
+    Tokens of all trainings are counted. The project's method is compared with Optuna's pruners. With each seed, the
+    trainings are tried in another random order."""
     trainings = read_trainings()
     whole = max(trainings[0].losses)
     rungs = [tokens for tokens in trainings[0].losses if whole % tokens == 0 and (whole // tokens).bit_count() == 1]

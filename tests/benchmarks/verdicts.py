@@ -236,10 +236,13 @@ def power(count: int) -> Iterable[str]:
 
 
 def spread(count: int) -> Iterable[str]:
-    """Yield the lines of a table. Each row has means over `count` simulated families (sets of configurations): the
-    number of ties, the true slowdown of the slowest tie, and how often the truly fastest configuration is called
-    fastest or a tie. A tie is a configuration that is not called slower than the fastest. True times are spread evenly
-    between the fastest and 30 % above it. The noise is 1 %."""
+    """Yield the lines of a table for sets of configurations with different true times. The true times are spread evenly
+    between the fastest and 30 % above it. The noise is 1 %.
+
+    A configuration that is not called slower than the fastest is a tie. Each row has means over `count` simulated sets:
+    the number of ties, the true slowdown of the slowest tie, and how often the truly fastest configuration is called
+    fastest or a tie.
+    """
     yield f"\nspread over 30 %, noise 1 %: ties, the farthest in %, best kept in %\n{'':<20}{'n':>3}  {'k':>4}"
     for size in (10, 50, 200):
         for repeats, blocked in LAYOUTS:
@@ -284,7 +287,8 @@ def measure_selection_bias(rng: np.random.Generator, size: int, width: float) ->
 
 
 def format_sizes(sizes: Iterable[int]) -> str:
-    """Return the column headings of a table: one number of configurations or pairs per column."""
+    """Return the column headings of a table. Each column is for another number of configurations or pairs, and its
+    heading is this number."""
     return "".join(f"{size:>7}" for size in sizes)
 
 

@@ -96,10 +96,13 @@ def simulate(process: Process, step_s: float, seed: tuple[int, ...]) -> Simulate
 
 
 def describe_runs(process: Process, step_s: float, runs: int) -> str:
-    """Return a table row for a process, from `runs` simulated runs, with values in per cent. The values are the bias of
-    the mean step time, the standard error of this bias, the coverage of the interval, and the share of runs with each
-    quality flag. Two more values follow: the share of runs whose mean is wrong by more than a limit, and the share of
-    these wrong runs that have a flag."""
+    """Return a table row for a process, from `runs` simulated runs, with values in per cent. The first values are the
+    bias of the mean step time, the standard error of this bias, the coverage of the interval, and the share of runs
+    with each quality flag.
+
+    Two values describe wrong runs. A run is wrong if its mean is wrong by more than a limit. The values are the share
+    of wrong runs among all runs, and the share of flagged runs among the wrong runs.
+    """
     found = [
         simulate(process, step_s, (PROCESSES.index(process), int(1000 * step_s), number)) for number in range(runs)
     ]

@@ -156,9 +156,9 @@ def answer(*words: str, folder: Path = ROOT) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text without differences between machines and times.
+    """Return a text that is the same on every machine and at any time.
 
-    Replaced are paths, the time in job names, and this host's memory. Numbers are rounded to 9 digits, because the last
+    Paths, the time in job names, and this host's memory are replaced. Numbers are rounded to 9 digits, because the last
     digits depend on the processor.
     """
     text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "PROGRAMS")
@@ -214,8 +214,9 @@ def _drawn(block: int) -> Iterator[str]:
     """Yield the overrides of one block of predictions: all combinations of engines, two micro-batches and three node
     counts.
 
-    All predictions of a block are for the same model and the same type of machine. These and all other values are drawn
-    at random, with the block's number as seed."""
+    All predictions of a block are for the same model and the same type of machine. Model, machine and all values that
+    do not differ within the block are drawn at random, with the block's number as seed.
+    """
     draw = random.Random(block)
     machine = draw.choice(_MACHINES)
     varied = _VARIED | _V100 if machine.startswith("v100") else _VARIED

@@ -63,8 +63,8 @@ def stepping(node: str, after: Rank | None = None) -> Rank:
 def _ranks(node: str) -> Iterator[Rank]:
     """Yield the ranks on a node.
 
-    Their progress is read from the memory that each rank shares with its supervisor, which is more recent than the file
-    heartbeat.json.
+    The progress of a rank is read from the memory that the rank shares with its supervisor. The file heartbeat.json is
+    updated less often.
     """
     namespace = (_NAMESPACES / node).stat().st_ino
     for process, words in _processes():

@@ -50,7 +50,7 @@ def study(accounting: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def wait_for_accounting(bed: Testbed, name: str) -> JobState:
-    """Wait until squeue no longer lists the job with this name. Return the job's state that accounting has."""
+    """Wait until squeue no longer lists the job with this name. Return the state of the job in Slurm's accounting."""
     wait_for(lambda: ask([name])[name, None].source != "squeue")
     return ask([name])[name, None]
 

@@ -1,5 +1,5 @@
-"""Tests of the random faults that are injected into sweeps. They check the faults planned for each seed, the rules for
-outcomes, and a short real round.
+"""Tests of `tests.slurm.chaos`, which injects random faults into sweeps. They check which faults are planned for each
+seed, and the rules for outcomes. One test runs a short real round.
 
 `make chaos` runs more rounds.
 """

@@ -18,7 +18,7 @@ _QUICK_TO_SCHEDULE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,s
 
 @pytest.fixture
 def wide(other_testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
-    """Study on a testbed with four nodes, on which two tasks with two nodes each run at the same time."""
+    """Study on a testbed with four nodes. Two array tasks run at the same time, on two nodes each."""
     other_testbed.up("--nodes", "4", "--rate", "1gbit", "--slurmd-timeout-s", "60", "--conf", _QUICK_TO_SCHEDULE)
     monkeypatch.setenv("SLURM_CONF", str(other_testbed.folder / "slurm.conf"))
     study = Study(other_testbed, tmp_path)

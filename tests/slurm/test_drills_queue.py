@@ -25,8 +25,8 @@ exec {sbatch} "$@"
 
 
 def replace_sbatch(folder: Path, script: str) -> dict[str, str]:
-    """Return environment variables with which the command `sbatch` runs the shell script `script` instead. The script
-    may call the real sbatch."""
+    """Return environment variables that replace the command `sbatch`. With these variables, a call of `sbatch` runs the
+    shell script `script`. The script may call the real sbatch."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(script.format(sbatch=shutil.which("sbatch")))
@@ -55,7 +55,7 @@ class Gate:
         (self._gate / "open").touch()
 
     def close_forever(self) -> None:
-        """End all callers that wait. They submit no job."""
+        """Make all waiting callers exit. They submit no job."""
         shutil.rmtree(self._gate)
 
 

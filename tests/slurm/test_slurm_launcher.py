@@ -57,7 +57,7 @@ def slurm(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Testbed:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Function that creates a job, which the test then submits. The job writes messages that describe how it was
-    started. It runs for some seconds, or until a file exists.
+    started. It runs for some seconds, or until a certain file exists.
 
     The name of the job's folder contains shell metacharacters.
     """

@@ -26,8 +26,8 @@ def prepare(capsys: pytest.CaptureFixture[str], results: Path, *words: str, code
 
 
 def run_step(dockerfile: str, step: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run the only RUN step of the Dockerfile that contains the text `step`, in `folder`, as the image build would run
-    it."""
+    """Run one RUN step of the Dockerfile as the image build would run it, in the folder `folder`. The step is the only
+    RUN step that contains the text `step`."""
     (line,) = (found for found in re.findall(r"^RUN ((?:.*\\\n)*.*)$", dockerfile, re.MULTILINE) if step in found)
     line = line.replace("python3 ", f"{shlex.quote(sys.executable)} ")
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # no test uses the network

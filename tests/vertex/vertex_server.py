@@ -109,9 +109,9 @@ class VertexServer:
             return [job for job in jobs if state in (None, _get_state(job))]
 
     def set_state(self, name: str, state: str, message: str = "", *, after_s: float = 0.0) -> None:
-        """Set the state of a job as the service would. The recorded time of the change is the current time. If
-        `after_s` is given, it is `after_s` seconds after the job's start, or after its creation if the job has not
-        started."""
+        """Set the state of a job as the service would. By default, the recorded time of this change is the current
+        time. If `after_s` is given, the recorded time is `after_s` seconds after the job's start, or after the job's
+        creation if the job has not started."""
         with self._lock:
             job = self.jobs[name]
             if _get_state(job) in _ENDED:

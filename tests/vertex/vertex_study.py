@@ -88,7 +88,8 @@ class Study:
         return str(self.server.find("RUNNING")[0].name)
 
     def _read_heartbeats(self) -> Iterator[str]:
-        """Yield the texts of the heartbeat files of running jobs only, because the files of a lost machine remain."""
+        """Yield the texts of the heartbeat files of running jobs. Files of lost machines remain in the bucket, so files
+        of all other jobs are skipped."""
         for job in self.server.find("RUNNING"):
             machines = self.server.folder / job.name.rpartition("/")[2]
             yield from (path.read_text() for path in machines.glob("*/work/adhoc/*/*/heartbeat.json"))

@@ -111,11 +111,12 @@ PROCESSES = {
 
 
 def slowdown(coefficient: float, of_signs: bool) -> float:
-    """Return the number of values of a Gaussian AR(1) series, with this `coefficient`, that together carry as much
-    information as one independent value.
+    """Return by how much autocorrelation slows down the gain of information in a Gaussian AR(1) series. The result is
+    the number of values of the series that tell as much about the mean as one independent value. `coefficient` is the
+    series' autocorrelation ρ at lag 1.
 
-    The information is about the mean or, if `of_signs` is set, about the median. The signs of the values have the
-    autocorrelation 2 / π arcsin ρ, where ρ is that of the values.
+    If `of_signs` is set, the information is about the median instead of the mean. The signs of the values have the
+    autocorrelation 2 / π arcsin ρ.
     """
     lags = np.arange(1, 3000)
     correlations = coefficient**lags

@@ -24,8 +24,8 @@ def test_two_configurations_in_shared_allocations_match_the_paired_t_test() -> N
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_margins_of_equally_noisy_configurations_are_close_to_tukeys(count: int, repeats: int) -> None:
-    """Tukey's margin of error assumes equal variances. Our margin allows for unequal variances. Therefore it is as
-    large or larger, but at the median of simulated families it is at most 1.5 times Tukey's."""
+    """Tukey's margin of error assumes equal variances. Our margin allows for unequal variances. Therefore our margin is
+    never smaller. The median of the ratio of both margins over all simulated sets is at most 1.5."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
@@ -80,9 +80,9 @@ def test_two_hundred_configurations_leave_few_ties() -> None:
 
 
 def test_one_slower_pair_of_fifty_is_detected() -> None:
-    """In each simulated set of fifty pairs, one pair differs by 5 times the noise. This difference is detectable,
-    because the noise is estimated from all pairs. A corrected test that estimates the noise from this pair alone would
-    detect the difference in only a few of 100 sets."""
+    """In each simulated set of fifty pairs, the two configurations of one pair differ by 5 times the noise. This
+    difference is detectable, because the noise is estimated from all pairs. A test that estimated the noise from this
+    pair alone, and was corrected for the number of pairs, would detect the difference in only a few of 100 sets."""
     *_, row = verdicts.power(40)
     assert float(row.split()[4]) >= 90
 
@@ -96,15 +96,15 @@ def test_estimated_selection_bias_of_the_fastest_matches_the_true_bias() -> None
 
 @pytest.mark.parametrize("name", ["normal", "30 % bad nodes", "unequal noise", "two clock states"])
 def test_pairs_that_differ_by_three_percent_are_rarely_called_equal(name: str) -> None:
-    """The target is an error rate of 5 %. The limit of 9.5 % allows for chance: with a true rate of 5 %, 150 simulated
-    sets exceed it with a probability of 1 %."""
+    """The target is an error rate of 5 %. The limit of 9.5 % allows for chance: with a true rate of 5 %, the rate
+    observed in 150 simulated sets exceeds 9.5 % with a probability of 1 %."""
     assert verdicts.called_equal(name, 10, 3, 150, 0.01, math.log1p(0.03))[0] <= 9.5
 
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
 def test_configurations_three_percent_slower_than_the_best_are_rarely_called_equal(name: str) -> None:
-    """In at most 5 % of simulated families, a configuration that is truly 3 % slower is called equal to the fastest. Of
-    the truly equal configurations, at least half are called equal."""
+    """In each simulated set of configurations, some are truly 3 % slower than the fastest. At most 5 % of these may be
+    called equal to the fastest. At least half of the truly equal configurations must be called equal."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
     assert wrongly <= 5
     assert rightly > 50

@@ -20,9 +20,9 @@ SETTLING = ("recompiles", "slow heating")
     "process", [one for one in PROCESSES if one.kind != "background storms"], ids=lambda one: one.name
 )
 def test_simulated_process_has_its_stated_long_run_mean(process: Process) -> None:
-    """A process is a random generator of step times. Its attribute `slowdown` states the long-run mean step time, for
-    undisturbed steps of 1 s. The mean of up to 40,000 simulated steps must differ from it by at most six standard
-    errors."""
+    """A process is a random generator of step times. An undisturbed step takes 1 s. The attribute `slowdown` of a
+    process is the ratio of its long-run mean step time to this 1 s. The mean of up to 40,000 simulated steps may differ
+    from `slowdown` by at most six standard errors."""
     skipped = 2000 if process.kind in SETTLING else 0
     steps = np.fromiter(itertools.islice(process.draw(np.random.default_rng(0), 1.0), skipped, 40_000), float)
     parts = steps[: len(steps) // 38 * 38].reshape(38, -1).mean(axis=1)
@@ -36,9 +36,9 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 
 def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
-    """The simulated step times have bursts: steps take 1.5 times as long for about 5 of 45 s. In an earlier version,
-    the end of the measured window depended on the step times in it, so the means of such windows were wrong by 1.1 to
-    1.8 %."""
+    """The simulated step times have bursts: in every 45 s, steps take 1.5 times as long for about 5 s. In an earlier
+    version, the end of the measured window depended on the step times in it. So the means of such windows were wrong by
+    1.1 to 1.8 %."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"
@@ -56,7 +56,8 @@ def test_interval_of_a_window_covers_the_mean_of_a_stationary_process(name: str)
 
 def test_interval_of_a_run_misses_states_longer_than_its_window() -> None:
     """The simulated machine changes its speed every ten minutes. A measured window is shorter, so it has only one of
-    the two speeds. If this test fails, correct the section of docs/method.md on what no single run can show."""
+    the two speeds. The section "What no single run can show" of docs/method.md states this. If this test fails, the
+    section has to be corrected."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown

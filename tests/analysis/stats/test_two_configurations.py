@@ -74,8 +74,8 @@ def test_comparison_of_steps_combines_the_intervals_of_both_means() -> None:
 
 
 def test_six_steps_are_enough_for_an_interval_of_the_ratio() -> None:
-    """One run per side has six step times each. These are too few for a 95 % interval of a median, but enough for an
-    interval of the ratio of the two means."""
+    """Each side has one run, and each run has six step times. Six step times are too few for a 95 % interval of a
+    median, but enough for an interval of the ratio of the two means."""
     one, other = [1.41, 1.34, 1.36, 1.32, 1.35, 1.32], [2.32, 2.35, 2.39, 2.44, 2.36, 2.55]
     assert describe_window(tuple(other)).median is None
     told = ratio_of_steps(one, other)
@@ -142,8 +142,8 @@ def test_verdicts_of_four_comparisons() -> None:
 
 
 def test_equality_within_three_percent_agrees_with_two_one_sided_tests() -> None:
-    """For comparison, two one-sided Welch tests of scipy are made, of which the larger p-value counts. Our p-value must
-    be between this p-value and twice this p-value."""
+    """The reference is the larger p-value of two one-sided Welch tests by scipy. Our p-value must be at least this
+    reference, and at most twice as large."""
     one, other = ([[seconds * by] for by in (0.995, 1.0, 1.004, 1.001)] for seconds in (1.0, 1.012))
     logs = np.log(one).ravel(), np.log(other).ravel()
     margin = math.log(1.03)

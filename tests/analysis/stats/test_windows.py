@@ -1,5 +1,5 @@
-"""Tests that the intervals of many windows (a window is the timed steps of a run), computed at once, equal the
-intervals computed for each window alone."""
+"""Tests of confidence intervals that are computed for many windows in one call. A window has the timed steps of one
+run. The intervals must equal those computed for each window alone."""
 
 import math
 import random
@@ -18,8 +18,8 @@ def window(seed: int, length: int) -> tuple[float, ...]:
 
 
 def alone(bounds: Callable[[np.ndarray], SeriesBounds], steps: tuple[float, ...]) -> Interval | None:
-    """Return the interval of one window with the function `bounds`, computed alone. None if there are too few steps for
-    an interval."""
+    """Return the interval that the function `bounds` computes from one window. Return None if there are too few steps
+    for an interval."""
     if len(steps) < LEAST:
         return None
     low, high, _ = bounds(np.array(steps))

@@ -38,7 +38,7 @@ def comparison(*points: PredictionPoint, **more: object) -> PredictionComparison
 def judged(
     what: str, predicted: float, truth: float, *, rival: float | None = None, reason: str = ""
 ) -> PredictionPoint:
-    """Return a point of a comparison whose points have a bound of 5 %."""
+    """Return a point of a comparison between predicted and published values. The comparison allows an error of 5 %."""
     return judge_point(PredictionPoint(what, predicted, truth, rival=rival, reason=reason), 5)
 
 

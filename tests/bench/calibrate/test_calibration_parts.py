@@ -1,5 +1,5 @@
-"""Tests of the functions that a calibration calls, in this process. They select the operations that can be measured
-within a given time, and compute results from measured times."""
+"""Tests of the functions of a calibration, called in the process of the test. These functions select the operations
+that can be measured within a given time, and compute results from measured times."""
 
 import pytest
 
@@ -111,9 +111,10 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> None:
-    """Measuring all shapes would take 1000 s, and the largest shape alone 350 s. With a shorter limit (`seconds`), only
-    some shapes are measured. Every shape that takes less than 1 % of the limit must have a similar measured shape: a
-    shape with a tenth to ten times as many FLOPs. At least one measured shape must take more than 1 % of the limit."""
+    """Measuring all shapes would take 1000 s, and the largest shape alone 350 s. With the shorter limit `seconds`, only
+    some shapes are measured. The choice has two rules. Every shape that takes less than 1 % of the limit must be
+    similar to a measured shape, with a tenth to ten times as many FLOPs. At least one measured shape must take more
+    than 1 % of the limit."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

@@ -172,8 +172,8 @@ def test_utf16_file_is_refused_with_its_encoding(tmp_path: Path, name: str, enco
 
 
 def test_folder_without_a_tokenizer_is_refused_before_the_run(tmp_path: Path) -> None:
-    """A checkpoint may have been saved without its tokenizer. A folder with damaged files of a tokenizer is refused in
-    the run, with the whole reason of transformers."""
+    """A checkpoint may have been saved without its tokenizer. If the folder has damaged files of a tokenizer, the run
+    itself refuses the folder, and prints the complete error message of transformers."""
     transformers = pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "model.safetensors").touch()

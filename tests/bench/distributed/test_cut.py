@@ -74,9 +74,10 @@ def test_flops_of_all_units_add_up_to_the_flops_of_the_model(name: str) -> None:
 def test_cut_by_flops_is_more_balanced_than_a_cut_by_number_of_blocks(
     name: str, ranks: int, even: float, by_flops: float
 ) -> None:
-    """Two divisions into stages are compared by the cost of the most expensive stage divided by the mean cost. `even`
-    is this ratio for equal numbers of blocks, and `by_flops` its limit for a division by FLOPs. With 1024 encoder and
-    256 decoder tokens, an encoder block of mT5 costs twice as much as a decoder block."""
+    """The imbalance of a pipeline is the cost of its most expensive stage divided by the mean cost of a stage. `even`
+    is the imbalance if all stages have equal numbers of blocks. `by_flops` is the largest allowed imbalance if the
+    stages are chosen by FLOPs. With 1024 encoder and 256 decoder tokens, an encoder block of mT5 costs twice as much as
+    a decoder block."""
     costs = count_unit_flops(network_of(name), SAMPLES)
     blocks = len(costs) - 2
     bounds = [0, *(1 + blocks * rank // ranks for rank in range(1, ranks)), len(costs)]

@@ -279,8 +279,8 @@ def test_passes_in_flight_of_1f1b_do_not_grow_with_micro_batches() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "breadth_first"])
 def test_at_most_4_receives_are_posted_before_their_use(name: ScheduleName) -> None:
-    """On every rank, at most 4 receive buffers are waiting at any time for the pass that reads them. The limit holds
-    for any number of micro-batches; the test has 64."""
+    """A rank posts a receive before the pass that reads the received tensor. On every rank, at most 4 posted receives
+    are unread at any time. The limit holds for any number of micro-batches; the test has 64."""
     size = PipelineSize(4, 1, 64)
     for order in build_schedule(name, size):
         posted = most = 0

@@ -1,5 +1,6 @@
-"""Tests of our code for pipeline and tensor parallelism, with torch's as the reference. On two real ranks, our executor
-must give the same results as torch's pipeline schedules, and our sliced layers the same as DTensor, up to rounding."""
+"""Tests that compare our code for pipeline and tensor parallelism with torch's code, on two real ranks. Our executor
+must give the same results as torch's pipeline schedules. Our sliced layers must give the same results as DTensor.
+Rounding errors are allowed."""
 
 import os
 import subprocess

@@ -121,8 +121,8 @@ def answer_alone(job: RunSpec, module: Any, data: int) -> list[list[int]]:
 
 
 def compute_shares(job: RunSpec, batches: list[dict[str, Tensor]]) -> list[float]:
-    """Return the weight of each micro-batch's mean loss in the loss of the step. Depending on the job, weights are
-    equal, or proportional to the number of target tokens."""
+    """Return one factor for each micro-batch. The loss of the step is the sum of the micro-batches' mean losses, each
+    times its factor. Depending on the job, the factors are equal, or proportional to the number of target tokens."""
     if not objectives.weighs_targets(job):
         return [1 / len(batches)] * len(batches)
     first = int("decoder" not in job.sequence)  # nothing predicts the first token of a decoder-only model
@@ -159,8 +159,8 @@ def list_different_initial_weights(ranks: Ranks, begun: dict[str, Tensor]) -> li
 
 
 def list_unequal_shared_weights(ranks: Ranks) -> list[str]:
-    """Compare the final weights that several ranks hold, whole or as the same slice. Return the names of parameters
-    whose values differ bitwise between these ranks."""
+    """Compare the final weights of parameters that several ranks hold. The ranks hold either the whole parameter or the
+    same slice of it. Return the names of parameters whose values differ bitwise between these ranks."""
     held: dict[Any, list[Tensor]] = {}
     for rank in ranks:
         for name, weight in rank["weights"].items():

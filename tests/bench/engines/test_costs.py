@@ -58,8 +58,8 @@ def toy_spec() -> RunSpec:
 @pytest.mark.parametrize("name", ["ddp", "zero0", "zero1", "zero2", "zero3"])
 def test_predicted_states_are_divided_by_the_engines_division(name: str) -> None:
     """mt5_base in bf16 has 2 bytes per parameter for weights, 4 for master weights and 8 for AdamW's moments. The run
-    has 8 ranks. Each of the three sizes is divided by the number of ranks among which the engine partitions that state.
-    """
+    has 8 ranks. Each of these three states is divided by the number of ranks among which the engine partitions the
+    state."""
     spec, parameters = asked(f"engine={name}"), 582_401_280
     divided, held = engines.facts(spec).division, predict_engine_memory(spec, "cuda").resident()
     assert divided

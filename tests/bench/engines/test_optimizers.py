@@ -1,5 +1,6 @@
-"""Tests of 8-bit AdamW and Adafactor with every engine that supports them. They train like the original implementation
-of their library on the whole model, and use the predicted memory."""
+"""Tests of 8-bit AdamW and Adafactor with every engine that supports them. The reference is the original optimizer of
+bitsandbytes or transformers, which trains the whole model. Losses must equal those of the reference, and memory must
+equal the prediction."""
 
 from typing import Any
 

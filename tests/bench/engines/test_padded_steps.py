@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def padded(*fields: Any, loss_mean: str = "tokens", **more: Any) -> RunSpec:
-    """Return a spec of pipeline_specs.py with padded data. `fields` and `more` are the arguments of its function
-    `spec`."""
+    """Return a spec with padded data. `fields` and `more` are the arguments of the function `spec` in
+    pipeline_specs.py."""
     return pad(build_spec(*fields, **more), loss_mean)
 
 

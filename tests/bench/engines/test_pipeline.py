@@ -184,9 +184,9 @@ def test_zero3_pipeline_gathers_stages_for_forward_and_backward_and_reduces_once
 
 @pytest.mark.parametrize("label", SLICED)
 def test_tensor_parallel_exchanges_equal_the_closed_form(seen: Seen, label: str) -> None:
-    """In forward, tensor-parallel ranks sum the output of each sub-layer, of the embedding and of the head. In
-    backward, they sum the gradients of their inputs. Cross-attention also sums the gradient of the encoder states. With
-    sequence parallelism, a reduce-scatter and an all-gather replace each sum."""
+    """In forward, tensor-parallel ranks sum the outputs of each sub-layer, of the embedding and of the head. In
+    backward, the ranks sum the gradients of the inputs of these layers. Cross-attention also sums the gradient of the
+    encoder states. With sequence parallelism, a reduce-scatter and an all-gather replace each sum."""
     job, width = JOBS[label], 2 if JOBS[label].precision == "bf16" else 4
     shape, lengths = job.model.shape, list(job.sequence.values())
     if job.model.family == "t5":

@@ -103,9 +103,9 @@ def test_tensor_parallel_size_that_gives_unequal_slices_is_refused(model: str, r
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_slices_of_all_ranks_make_up_the_whole_model(model: str, by_tokens: bool) -> None:
-    """The model has three stages, and each stage is built for both of two tensor-parallel ranks. Parameters have the
-    same names as in the whole model. The slices of the two ranks together have its shapes. The number of elements
-    equals the prediction."""
+    """The model has three stages, and each stage is built for both of two tensor-parallel ranks. Parameters must have
+    the same names as in the whole model. Joined, the slices of the two ranks must have the shapes of the whole model's
+    parameters. The number of elements must equal the prediction."""
     job = spec(model, "1f1b", 3, tensor=2, by_tokens=by_tokens)
     family, network = models.load_divided_builder(job.model.family), models.build_network(job.model)
     assert network

@@ -1,5 +1,5 @@
-"""Tests of pipelines that are started as a user starts them: their record, the record of a rehearsal, and the error
-message for a command that lacks settings of the pipeline."""
+"""Tests of pipelines that are started by the commands of a user. They check the record of a run, the record of a
+rehearsal, and the error message for a command that lacks settings of the pipeline."""
 
 import json
 import os
@@ -60,9 +60,9 @@ def find_one(folder: Path) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with records. A pipeline on four real ranks and its reference with DDP ran in one job, so that ranks
-    import modules only once. All four ranks of the pipeline were also rehearsed, each without the others. So was one
-    rank of a pipeline with 1,024 ranks."""
+    """Folder with records of several runs. A pipeline on four real ranks and its reference with DDP ran in one job, so
+    that ranks import modules only once. All four ranks of the pipeline were also rehearsed, each without the others.
+    One rank of a pipeline with 1,024 ranks was rehearsed, too."""
     made = tmp_path_factory.mktemp("pipelines")
     points = [requested(*words, quick=QUICK) for words in (LAYOUT, ("engine=ddp", "batch.global=16"))]
     allocation = Allocation(made / "real" / "adhoc", points)

@@ -75,7 +75,7 @@ def build_theirs(kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of checkpoints that transformers wrote. For each model in KINDS, it has a subfolder of this name, such as
+    """Folder of checkpoints that transformers wrote. The folder has a subfolder for each model in KINDS, such as
     `llama`."""
     folder = tmp_path_factory.mktemp("theirs")
     for kind in KINDS:

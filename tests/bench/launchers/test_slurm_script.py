@@ -1,5 +1,5 @@
-"""Tests of job scripts. They check the script of a job for the options of a site file. They also check that names in a
-script are quoted, so that a shell never executes a name as a command."""
+"""Tests of job scripts. The script of a job must contain the options of a site file. Names in the script must be
+quoted, so that a shell never executes a name as a command."""
 
 import re
 import shlex

@@ -105,7 +105,7 @@ def test_evaluation_of_the_example_family_has_no_dropout_and_draws_no_random_num
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_described_flops_of_the_example_family_equal_the_count_of_torch(gpt: Any, checkpointing: bool) -> None:
     """Attention is eager, because torch does not count the CPU's fused kernel. A fused kernel also recomputes the
-    attention scores in backward, which model FLOPs do not include."""
+    attention scores in backward. Model FLOPs do not include this recomputation."""
     spec = small(activation_checkpointing=checkpointing)
     model, described = gpt.build(spec), models.build_network(spec.model)
     gpt.initialise(model, spec)

@@ -86,7 +86,7 @@ def loss_of(model: Any, samples: int = 3, **more: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_has_its_stated_parameters_and_the_flops_counted_by_torch(name: str) -> None:
     """FLOPs are compared for a model of two layers with eager attention. A fused kernel would recompute the attention
-    scores in backward, which model FLOPs do not include."""
+    scores in backward. Model FLOPs do not include this recomputation."""
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     whole = spec_of(model["shape"])
     built, described = build(whole, torch.device("meta")), models.build_network(whole.model)
@@ -110,8 +110,8 @@ def test_presets_have_the_published_numbers_of_parameters() -> None:
 
 def test_gpt_175b_has_the_number_of_parameters_in_frontiers_log() -> None:
     """TOTAL_PARAMS in the log is a sum over the ranks: 16 pipeline stages with four tensor-parallel ranks each. The sum
-    counts some parameters several times. The four ranks each hold whole norms, positions, and biases that are added
-    after a sum over ranks. The first and the last stage both hold the embedding."""
+    counts some parameters several times. The four ranks each hold whole norms, whole positions, and the whole biases
+    that are added after an all-reduce. The first and the last stage both hold the embedding."""
     shape = gpt.Shape.model_validate(yaml.safe_load((CONF / "gpt_175b.yaml").read_text())["shape"])
     whole_on_each = shape.layers * 6 * shape.width + shape.positions * shape.width + 2 * shape.width
     counted = count_parameters(gpt.stacks(shape)) + 3 * whole_on_each + shape.vocab * shape.width

@@ -349,7 +349,7 @@ def test_defaults_of_an_old_t5_config_are_ungated_relu_tied_head_and_equal_layer
 @pytest.mark.parametrize("theirs", [(T5Config, T5ForConditionalGeneration), (MT5Config, MT5ForConditionalGeneration)])
 def test_head_that_transformers_5_ties_is_tied_and_not_scaled(tmp_path: Path, theirs: Any, chunk: str) -> None:
     """transformers 5 ties the head of a new model even if its config has tie_word_embeddings=false. Only the file of
-    weights shows it: it has no head."""
+    weights shows that the head is tied: the file contains no head."""
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 96}
     rest = {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     theirs[1](theirs[0](**sizes, **rest)).save_pretrained(tmp_path)

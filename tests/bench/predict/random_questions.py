@@ -241,8 +241,8 @@ def find_faults(question: Question) -> tuple[str, list[Fault]]:
 def _list_prediction_faults(found: Prediction) -> Iterator[str]:
     """Yield a description of each inconsistency in one prediction.
 
-    Inconsistencies are negative terms, NaN, and intervals whose low end is above their high end. Memory or time that is
-    smaller with twice the micro-batch is another.
+    A prediction is inconsistent if a term is negative or NaN, or if an interval's low end is above its high end. It is
+    also inconsistent if memory or time become smaller with twice the micro-batch.
     """
     spec, machine = found.point.composed.spec, found.point.composed.machine
     if found.memory:

@@ -143,7 +143,7 @@ def test_frozen_matrix_without_an_adapter_saves_no_input_for_backward() -> None:
 @pytest.mark.parametrize(("name", "bits"), [("nf4", 4.5), ("nested", 4.127), ("int8", 8.0)])
 def test_quantised_weights_have_the_published_bits_per_parameter(name: str, bits: float) -> None:
     """int8 has one fp32 scale for each row of a matrix. With 4096 columns, these scales add 32 / 4096 bits per
-    parameter to the published 8."""
+    parameter to the published 8 bits per parameter."""
     adapter = {"rank": 8, "quantization": "int8" if name == "int8" else "nf4", "double_quantization": name == "nested"}
     shape = LLAMA | {"width": 4096, "heads": 32, "key_heads": 32, "inner": 4096, "vocab": 128}
     sizes = get_model_sizes(get_network(spec_of(shape, adapter)))
@@ -225,8 +225,8 @@ def single_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some: bool, checkpointing: bool) -> None:
-    """Attention is eager. A fused kernel would recompute the attention scores in backward, which model FLOPs do not
-    include."""
+    """Attention is eager. A fused kernel would recompute the attention scores in backward. Model FLOPs do not include
+    this recomputation."""
     adapter = {"rank": 4, "targets": SOME[name] * some}
     spec = spec_of(SHAPES[name], adapter, attention="eager", precision="fp32", activation_checkpointing=checkpointing)
     module, tokens = adapted(spec), batch(spec)
@@ -238,9 +238,9 @@ def test_flops_of_a_step_with_adapters_equal_the_count_of_torch(name: str, some:
 
 
 def test_frozen_weights_have_4_flops_per_token_and_adapter_weights_6() -> None:
-    """The model is a Llama of 3 blocks. Backward does not need the gradient for the input of the first block. So each
-    matrix that reads this input needs one matrix product less, and so does the adapter of this matrix. Attention needs
-    12 FLOPs for each pair of tokens and each element of a head."""
+    """The model is a Llama of 3 blocks. Backward does not need the gradient for the input of the first block. So
+    backward has one matrix product less for each matrix that reads this input, and one less for the adapter of this
+    matrix. Attention needs 12 FLOPs for each pair of tokens and each element of a head."""
     d, kv, f, vocab, tokens, rank = 48, 24, 80, 96, 20, 4
     matrices = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (d, f), (f, d)]
     frozen = 4 * (3 * sum(k * n for k, n in matrices) + d * vocab) - 2 * sum(k * n for k, n in matrices[:3])

@@ -50,8 +50,8 @@ def choice(
     nodes: int = 1, micro: int = 1, checkpointing: bool = False, fits: bool | None = True, tokens: int = 1000,
 ) -> Choice:  # fmt: skip
     """Return a candidate configuration with an invented step time. `parts` has the seconds of each part of the step,
-    such as forward. `hidden_s` is the number of seconds in which parts overlap. The uncertainty range of forward,
-    recomputation and backward is `rate[0]` to `rate[1]` times their seconds."""
+    such as forward. `hidden_s` is the number of seconds in which parts overlap. The predicted seconds of forward,
+    recomputation and backward have an interval. Its ends are these seconds times `rate[0]` and times `rate[1]`."""
     batch = Batch(micro=micro, accumulation=1, global_=micro * nodes * 8)
     changes = {"engine": preset(engine), "nodes": nodes, "batch": batch, "activation_checkpointing": checkpointing}
     total = sum(parts.values())

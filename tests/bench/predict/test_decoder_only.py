@@ -84,8 +84,8 @@ def test_described_matrices_are_those_of_projections_and_head() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_flops_of_a_sample_equal_the_count_of_torch(dropout: float, checkpointing: bool) -> None:
-    """Attention is eager. A fused kernel would recompute the attention scores in backward, which model FLOPs do not
-    include."""
+    """Attention is eager. A fused kernel would recompute the attention scores in backward. Model FLOPs do not include
+    this recomputation."""
     described, sample = network(**SMALL), {"tokens": TOKENS}
     model = built(dropout=dropout, checkpointing=checkpointing)
     with FlopCounterMode(display=False) as counter:

@@ -36,8 +36,8 @@ def test_estimate_of_stage_3_equals_deepspeeds(nodes: int, per_node: int) -> Non
 
 @pytest.mark.parametrize("name", ["tiny", "t5_3b", "mt5_xxl"])
 def test_largest_layer_is_the_largest_matrix(name: str) -> None:
-    """DeepSpeed's `model_to_params` takes as the largest layer the module that directly owns the most parameters. In a
-    T5, each such module owns a single matrix."""
+    """DeepSpeed's `model_to_params` defines the largest layer as the module that directly owns the most parameters. In
+    a T5, each module that owns parameters owns a single matrix."""
     shape = compose.compose_request(
         compose.parse_single([f"model={name}", "devices_per_node=2", "launcher=slurm"])
     ).spec.model.shape

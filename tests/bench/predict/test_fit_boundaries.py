@@ -1,6 +1,6 @@
-"""Tests of users' published reports on whether a run fitted into memory. `published_memory` builds the spec of the run
-in each report, and predicts its memory. The spec that Hydra composes for this run must have the same predicted memory.
-"""
+"""Tests of users' published reports on whether a run fitted into memory. For each report, `published_memory` builds the
+spec of the reported run, and predicts the memory. Hydra composes a second spec of the same run. Both specs must have
+the same predicted memory."""
 
 import pytest
 

@@ -95,8 +95,8 @@ def test_published_failure_rates_equal_a_calculation_by_hand() -> None:
 
 
 def test_predicted_goodput_of_llama_3_is_above_90_percent_as_published() -> None:
-    """The paper of Llama 3 reports more than 90 % effective training time. A checkpoint of its 405e9 parameters has
-    5.67e12 bytes, and its storage sustains 2e12 bytes/s."""
+    """The paper of Llama 3 reports more than 90 % effective training time. A checkpoint of the 405e9 parameters has
+    5.67e12 bytes, and the storage of Meta's cluster sustains 2e12 bytes/s."""
     size = compute_checkpoint_bytes(405_000_000_000, "bf16")
     assert size == 5.67e12
     found = predict_goodput(16_384, FailureTerms(size / 2e12))

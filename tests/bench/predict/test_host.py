@@ -1,5 +1,5 @@
 """Tests of predicted host memory. The expected values are calculated by hand from the bytes per parameter that
-DeepSpeed keeps on hosts. Their sum over all nodes is the same for any number of nodes."""
+DeepSpeed keeps on hosts. The sum of these bytes over all nodes is the same for any number of nodes."""
 
 import pytest
 
@@ -93,9 +93,10 @@ def test_host_memory_without_offload_is_that_of_processes(engine: str) -> None:
 
 @pytest.mark.parametrize(("room", "low", "high"), [(80e9, 0, 0), (53e9, 0, 4), (42.5e9, 4, 4)])
 def test_stage_2_flattens_weights_on_the_host_if_the_device_has_no_room(room: float, low: int, high: int) -> None:
-    """Before training, DeepSpeed copies all weights into one flat tensor. If the device lacks memory for the second
-    copy (`room` is its memory), the host needs 2 copies × 2 bytes × 12.9e9 parameters for each of 8 ranks, 413 GB.
-    `low` and `high` are the ends of the predicted range, in bytes per parameter and rank."""
+    """Before training, DeepSpeed copies all weights into one flat tensor, so that two copies exist for a moment. If the
+    device's memory, `room`, is too small for both copies, the host holds them: 2 copies × 2 bytes × 12.9e9 parameters
+    for each of 8 ranks, 413 GB. `low` and `high` are the ends of the predicted range, in bytes per parameter and rank.
+    """
     spec = asked("model=mt5_xxl", "engine=zero2", "nodes=8", "devices_per_node=8")
     needed = predict_host_memory(spec, "cuda", int(room))
     assert needed is not None

@@ -99,8 +99,8 @@ def test_activation_bytes_equal_the_tensors_saved_by_autograd(
 @pytest.mark.parametrize("engine", ["ddp", "zero0", "zero2", "zero3"])
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 128), (128, 2), (1, 500)], ids=str)
 def test_memory_terms_are_not_negative_for_short_sequences(engine: str, lengths: tuple[int, int]) -> None:
-    """For short sequences, attention outputs are larger than attention scores. With 128 heads of width 128 and 2 tokens
-    to attend to, they are 64 times as large."""
+    """For short sequences, attention outputs are larger than attention scores. With 128 heads of width 128, and 2
+    tokens to attend to, the outputs are 64 times as large as the scores."""
     words = [f"sequence.{stack}={n}" for stack, n in zip(("encoder", "decoder"), lengths, strict=True)]
     spec = asked("model=t5_11b", f"engine={engine}", "model.attention=eager", "nodes=7", "devices_per_node=3", *words)
     assert min(size for phase in predict_memory(spec).phases for size in phase.terms.values()) >= 0
@@ -270,11 +270,11 @@ def test_stages_1_and_2_flatten_weights_on_the_device_only_if_the_copy_fits(engi
 
 
 def test_chunked_loss_has_gradients_of_states_and_head_in_place_of_logits() -> None:
-    """The example is mt5_base with micro-batch 8 in bf16. The plain loss has the logits of 1,024 tokens and 250,112
-    vocabulary entries twice in backward.
+    """The example is mt5_base with micro-batch 8 in bf16. In backward, the plain loss holds two tensors of 1,024 tokens
+    × 250,112 vocabulary entries.
 
-    A chunked loss has three tensors instead: the gradient of the head (which the plain loss also needs), the gradient
-    of the decoder's output, and the logits of a single chunk in bf16 and fp32.
+    A chunked loss holds other tensors instead: the gradient of the head (which the plain loss also needs), the gradient
+    of the decoder's output, and the logits of a single chunk, once in bf16 and once in fp32.
     """
     whole, chunked = (
         {

@@ -48,8 +48,8 @@ def test_small_payloads_take_equal_time() -> None:
 
 
 def test_slow_links_wait_no_longer_than_fast_links() -> None:
-    """A collective waits in hops and software, whatever the speed of the link. So on a slow link, nearly all of its
-    time is that of its bytes: 2 · 63/64 · 25 MiB at 1.25 GB/s take 41.3 ms."""
+    """The latency of a collective, in its hops and in software, does not depend on the speed of the link. So on a slow
+    link, nearly all of the time is spent on the transfer of the bytes: 2 · 63/64 · 25 MiB at 1.25 GB/s take 41.3 ms."""
     ethernet = NODE.model_copy(update={"inter_node_bytes_per_s": 1.25e9})
     seconds = compute_collective_s("all_reduce", 25 * 2**20, RankSpan(8, 64), ethernet)
     assert 0.0413 < seconds < 1.1 * 0.0413
@@ -70,7 +70,7 @@ def test_slow_links_wait_no_longer_than_fast_links() -> None:
 def test_all_reduces_on_links_of_other_speeds_take_their_published_times(
     span: RankSpan, bytes_per_s: float, payload: int, published_s: float, allowed: float
 ) -> None:
-    """None of these sources was used to choose a constant."""
+    """No constant of the prediction was chosen from the published times of this test."""
     machine = Machine(name="other", intra_node_bytes_per_s=3e11, inter_node_bytes_per_s=bytes_per_s)
     assert compute_collective_s("all_reduce", payload, span, machine) == pytest.approx(published_s, rel=allowed)
 
@@ -141,7 +141,7 @@ def test_calibrations_at_one_link_speed_are_refused_for_another() -> None:
 
 @pytest.mark.parametrize("span", [RankSpan(1, 8), RankSpan(4, 32)])
 def test_more_bytes_never_take_less_time(span: RankSpan) -> None:
-    """Between payloads of 1 and 4 MiB, the published bus bandwidth rises fourfold, so both take about the same time. A
-    payload between them must not be predicted to take less time than 1 MiB."""
+    """The published bus bandwidth is four times as high for 4 MiB as for 1 MiB, so both payloads take about the same
+    time. No payload between 1 and 4 MiB may be predicted to take less time than 1 MiB."""
     seconds = [compute_collective_s("all_reduce", 2 ** (step / 4), span, NODE) for step in range(40, 140)]
     assert all(more >= less * (1 - 1e-12) for less, more in itertools.pairwise(seconds))

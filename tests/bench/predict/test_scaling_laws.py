@@ -35,17 +35,17 @@ def optimal_parameters(law: ParametricLaw, flops: float) -> float:
 
 def test_kaplans_critical_batch_at_the_best_loss_equals_the_table() -> None:
     """For a compute C, table 6 of arXiv 2001.08361 gives a critical batch of 2.0e6 tokens × C^0.24 and a best loss of
-    (3.1e8 / C)^0.050. The law of the critical batch by loss must give the table's batch for the table's loss. It is
-    checked at C = 1 and 100 PF-days."""
+    (3.1e8 / C)^0.050. Our function computes the critical batch from a loss. For the best loss of the table, it must
+    return the critical batch of the table. The test uses C = 1 and 100 PF-days."""
     for petaflop_days in (1, 100):
         loss = (3.1e8 / petaflop_days) ** 0.050
         assert compute_critical_batch(loss) == pytest.approx(2.0e6 * petaflop_days**0.24, rel=0.03)
 
 
 def test_kaplans_loss_of_the_best_model_equals_the_fit_by_compute() -> None:
-    """Two separate fits of arXiv 2001.08361 must give the same loss for 1 PF-day. Table 6 gives the best model, 1.3e9
-    parameters and at least 5.4e3 steps, whose loss follows from our law. Equation 1.3 gives a loss of 3.1e8^0.050 =
-    2.66."""
+    """Two separate fits of arXiv 2001.08361 must give the same loss for 1 PF-day. Equation 1.3 gives a loss of
+    3.1e8^0.050 = 2.66. Table 6 gives the best model and training: 1.3e9 parameters and at least 5.4e3 steps. Our law
+    computes the loss of this training."""
     assert KAPLAN.compute_loss(1.3e9, 5.4e3) == pytest.approx(3.1e8**0.050, rel=0.06)
     spent = 6 * 1.3e9 * 5.4e3 * 2.0e6
     assert spent == pytest.approx(PF_DAY, rel=0.05)
@@ -66,8 +66,9 @@ def test_kaplans_loss_with_the_required_data_is_2_percent_above_unlimited_data()
 
 
 def test_kaplans_two_fits_of_data_differ() -> None:
-    """Equation 1.2 of arXiv 2001.08361 is a separate fit of the loss by the number of tokens D alone: (5.4e13 /
-    D)^0.095. At 22e9 tokens, which the paper's text names, its loss is 5 % above that of equation 1.5."""
+    """Equation 1.2 of arXiv 2001.08361 is a separate fit. It gives the loss as a function of the number of tokens D
+    alone: (5.4e13 / D)^0.095. At 22e9 tokens, a number from the paper's text, this loss is 5 % above the loss of
+    equation 1.5."""
     assert (5.4e13 / 22e9) ** 0.095 / kaplan_data_loss(math.inf, 22e9) == pytest.approx(1.052, abs=1e-3)
 
 
@@ -102,8 +103,9 @@ def test_chinchillas_loss_equals_a_calculation_by_hand(parameters: float, tokens
 def test_corrected_law_agrees_with_chinchillas_table_of_best_sizes(
     parameters: float, flops: float, tokens: float
 ) -> None:
-    """The expected values are those of table 3 of arXiv 2203.15556, which come from another approach of that paper. The
-    law with the rounded constants of the paper's approach 3 disagrees with this table, and the corrected law agrees."""
+    """The expected values are from table 3 of arXiv 2203.15556, which follows from the paper's approach 1. The law of
+    approach 3 is published with rounded constants, and disagrees with this table. The law with corrected constants
+    agrees."""
     best = optimal_parameters(CHINCHILLA_CORRECTED, flops)
     assert best == pytest.approx(parameters, rel=0.25)
     assert flops / (6 * best) == pytest.approx(tokens, rel=0.25)

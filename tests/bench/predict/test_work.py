@@ -70,8 +70,8 @@ def test_recomputation_has_the_flops_of_the_blocks_without_the_last_matrix(
 
 
 class TwoProducts(torch.nn.Module):
-    """A block of two weight matrices. It is a class of its own, because torch does not compile its built-in modules
-    alone."""
+    """A block of two weight matrices. It is a class of its own, because torch does not compile a block that is only a
+    built-in module such as `torch.nn.Linear`."""
 
     def __init__(self) -> None:
         super().__init__()

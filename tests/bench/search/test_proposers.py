@@ -151,9 +151,11 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
     """A trial is ended early if its steps are certainly slower than the best trial so far. The limit is 1.1 × the upper
-    end of the interval of the best trial's step time. On a busy machine, a trial with 0.5 s has an interval up to 0.9
-    s. On a quiet machine, a trial with 0.6 s has an interval up to 0.606 s, so it lowers the limit from 0.99 s to 0.67
-    s."""
+    end of the interval of the best trial's step time.
+
+    The first trial has 0.5 s, on a busy machine. Its interval reaches to 0.9 s, so the limit is 0.99 s. The second
+    trial has 0.6 s, on a quiet machine. Its interval reaches to 0.606 s, so the limit becomes 0.67 s.
+    """
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     candidates = pool(asked)
     seconds = {1: 0.5, 2: 0.6, 4: 1.0}
@@ -169,9 +171,9 @@ def test_costs_of_busy_trials_are_shrunk_towards_the_mean_for_samplers_without_n
     """Some samplers do not support noise. They get costs in which noisy values are moved towards the mean. Here the
     costs are the logarithms of 1, 2 and 4 s, and the last was measured on a busy machine.
 
-    The variance of the three costs is 0.320, and the mean variance of their noise is 0.030. So the variance without
-    noise is 0.290. The distance of the last cost from the mean is multiplied by 0.290 / (0.290 + 0.090), where 0.090 is
-    the variance of its noise.
+    The variance of the three costs is 0.320. On average, 0.030 of it is noise, so the true costs have a variance of
+    0.290. The noise of the last cost has a variance of 0.090. So the distance of the last cost from the mean is
+    multiplied by 0.290 / (0.290 + 0.090).
     """
     asked = section(objective="step_s", sampler="grid", space={"engine": ["ddp"], "batch.micro": [1, 2, 4]})
     sound = search(build_sampler(pool(asked)), lambda values: float(values["batch.micro"]), 3)
@@ -322,8 +324,9 @@ def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
     """The fastest step takes 0.306 s (ddp, one sample, one node), and the slowest 1.856 s (zero3, 64 samples on 8
     nodes).
 
-    The last case has two constraints that exclude each other. Steps of at most 0.4 s have at most 8 samples, so at most
-    23 samples/s. The highest rate, 55 samples/s, needs a step of 1.16 s.
+    The last case has two constraints that exclude each other: a maximum step time of 0.4 s, and a minimum rate of 55
+    samples/s. A step within 0.4 s has at most 8 samples, which is a rate of at most 23 samples/s. The rate of 55
+    samples/s is reached only with a step of 1.16 s.
     """
     candidates = pool(section(sampler="grid", constraints=constraints))
     verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))

@@ -117,8 +117,8 @@ def test_mt5_xxl_is_feasible_on_8_nodes_of_a100_40_at_the_lower_stages(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step needs 38.8 to 41.2 GB per device, slightly less than a device has. With a second copy of the weights on
-    the device, the points would not fit. DeepSpeed makes this copy on the host if the device lacks memory, so the
-    prediction must not include it."""
+    the device, the points would not fit. But if the device lacks memory, DeepSpeed makes the second copy on the host.
+    So the predicted device memory must not include this copy."""
     words = (f"engine={engine}", "nodes=8", "batch.micro=1")
     told = dry(capsys, "model=mt5_xxl", "machine=a100_40", *GPUS[2:], *words)
     assert "infeasible" not in told and "does not fit" not in told

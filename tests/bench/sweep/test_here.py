@@ -71,9 +71,8 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
 
 def test_remedy_for_a_busy_machine_counts_the_planned_repeats(tmp_path: Path) -> None:
     """If a result was measured on a busy machine, a sweep prints a command that adds repeats on a quiet machine. The
-    sweep prints it at its beginning and at its end. The command's number of repeats must include repeats that are
-    planned and have not run yet. Otherwise, the number printed at the end would be larger than the one at the
-    beginning."""
+    sweep prints this command at its beginning and at its end, with a number of repeats. At the beginning, some planned
+    repeats have not run yet. The number must include them, so that it is the same at the end."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     asked = sweep([point(spec(batch__micro=1))])
     asked = asked.model_copy(update={"order": ((0, 0), (1, 0))})
@@ -89,8 +88,8 @@ def test_summary_counts_flags_of_this_sweep_alone(tmp_path: Path, capsys: pytest
 
 
 def test_answer_of_a_sweep_is_about_its_own_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sweeps without a study share a folder. Other points, and runs of the same point on another machine, decide
-    nothing about this sweep. Earlier runs of its own points do."""
+    """Sweeps without a study share a folder. The answer of a sweep includes earlier runs of the sweep's own points. It
+    does not include other points, or runs of the same point on another machine."""
     for micro in (1, 2):
         attempt(tmp_path, spec(batch__micro=micro), "ok", busy=True)
     attempt(tmp_path, spec(batch__micro=8), "host_oom")
@@ -107,7 +106,8 @@ def test_answer_of_a_sweep_is_about_its_own_points(tmp_path: Path, capsys: pytes
 def test_run_that_deviates_from_the_reference_run_counts_as_invalid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its record has the outcome `ok`, which was the outcome before the comparison with the reference run."""
+    """The record of the deviating run has the outcome `ok`, because the record was written before the run was compared
+    with the reference run."""
     for factor, expected in ((1.0, {"ok": 2}), (1.5, {"ok": 1, "invalid": 1})):
         folder = tmp_path / f"{factor}"
         ended = SweepResult(folder, Counter(ok=2), 0, attempts=frozenset(saved_pair(folder, factor).values()))

@@ -93,8 +93,9 @@ def test_array_above_the_submit_limit_is_halved_and_leaves_room_for_the_autopilo
 def test_autopilot_keeps_a_place_for_the_next_autopilot_in_a_full_queue(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The running autopilot and a job of another program leave one place in the queue of three. The next autopilot gets
-    this place and starts ten minutes later, because no job of the sweep is in the queue."""
+    """The queue has three places. The running autopilot and a job of another program use two of them. The next
+    autopilot gets the third place, so no job of the sweep is submitted. Therefore the next autopilot has no job to wait
+    for, and starts ten minutes later."""
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     play(tmp_path, "sbatch", COUNTS)
     (tmp_path / "sbatch.taken").write_text("2")
@@ -211,7 +212,8 @@ def test_jobs_submitted_before_the_scheduler_failed_are_reported(
 def test_failing_function_of_a_launcher_is_named_and_is_no_full_disk(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OSError from writing the job's own files, or from a full disk, is reported as such."""
+    """An OSError in a function of a launcher must not be reported as a full disk. In contrast, an OSError from writing
+    the job's own files is reported as a failed write, and an error for lack of space as a full disk."""
 
     def fail_with(function: str, error: OSError) -> str:
         def fail(*_: object) -> str:

@@ -117,8 +117,8 @@ def walk(plan: SweepPlan, snapshot: Snapshot, tried: dict[str, list[RunAttempt]]
 
 
 class Row(NamedTuple):
-    """A test case: a plan, the attempts so far (`tried`), and the expected decisions. `passes` has the decisions of a
-    pass that runs one point after another. `at_once` has those of a submission of all points together."""
+    """A test case: a plan, the attempts so far (`tried`), and the expected decisions. `passes` has the decisions if
+    points are run one after another. `at_once` has the decisions if all points are submitted together."""
 
     plan: str
     tried: str
@@ -277,8 +277,8 @@ def test_prediction_answers_a_point_unless_measured_neighbours_revoke_it(
 
 
 def test_predicted_records_are_kept_if_a_plan_has_no_predictions() -> None:
-    """The point has a record with the outcome `infeasible`, which was predicted. The plan of a job has no predictions,
-    because they were checked when the job was submitted. It must skip the point."""
+    """The point has a predicted record with the outcome `infeasible`. The plan of a job has no predictions, because
+    predictions were checked when the job was submitted. Even so, the plan must skip the point."""
     found = attempts("m1 infeasible")
     snapshot = Snapshot(lambda name: found.get(name, []), lambda point: Correction(memory=0.1, runs=2))
     assert [describe(found) for found in list_decisions(SweepPlan(runs("m1")), snapshot)] == ["left m1"]

@@ -1,5 +1,5 @@
-"""Tests of pruning: a point is skipped if a run of another point was out of memory and its own run would certainly be,
-too."""
+"""Tests of pruning. A point (configuration) is skipped if another point ran out of memory, and if this point would
+certainly run out of memory, too."""
 
 from pathlib import Path
 

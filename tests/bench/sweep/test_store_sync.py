@@ -1,5 +1,5 @@
-"""Tests of several processes that submit points of one study, whose jobs use an object store. Each process reads the
-study's state from the store, and writes records for attempts that ended without one."""
+"""Tests of several processes that submit points of one study. The jobs of the study use an object store. Each process
+reads the study's state from the store, and writes records for attempts that ended without a record."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -27,8 +27,8 @@ class Strike(NamedTuple):
     """Result of an injected fault: its target, the attempts (tries at a run) that it could affect because they had no
     record yet, and `in_time`.
 
-    `in_time` is True if the fault affected a running attempt. For a fault that pauses ranks, at least one rank must
-    also have been paused during its steps.
+    `in_time` is True if the fault affected a running attempt. A fault that pauses ranks is in time only if at least one
+    rank was paused during its steps.
     """
 
     target: str
@@ -146,8 +146,8 @@ def _bring_back(bed: Testbed, node: str) -> None:
 
 
 def _wait_for_job(sweep: Sweep, fault: PlannedFault) -> tuple[str, list[str]] | None:
-    """Wait until a run has started in a job, and `fault.after_s` seconds longer. Return this job and its nodes. Return
-    None if no such job appears."""
+    """Wait until a job has started a run, and then for another `fault.after_s` seconds. Return this job and its nodes.
+    Return None if no job starts a run."""
     if sweep.wait_for_target(sweep.running_jobs, fault.choice):
         time.sleep(fault.after_s)
     return sweep.wait_for_target(sweep.running_jobs, fault.choice)

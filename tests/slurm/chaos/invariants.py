@@ -65,8 +65,8 @@ def judge(kind: str, outcome: OutcomeKind, reason: str) -> bool:
 
 
 def has_struck(kind: str, made: Strike) -> bool:
-    """Return True if a fault came in time. A fault that should end attempts came too late if every attempt that it
-    could affect ended `ok`."""
+    """Return True if a fault came in time. Some kinds of faults stop an attempt. Such a fault came too late if every
+    attempt that it could affect has the outcome `ok`."""
     paths = [attempt.folder / store.RECORD for attempt in made.hit]
     harmless = "ok" in EXPECTED[kind]
     unharmed = paths and all(path.exists() and store.read_record(path).outcome.kind == "ok" for path in paths)
@@ -74,8 +74,9 @@ def has_struck(kind: str, made: Strike) -> bool:
 
 
 def list_untrue(kind: str, made: Strike) -> Iterator[str]:
-    """Yield a description of each attempt that the fault could affect and that has no record, or has a record whose
-    outcome does not match the fault."""
+    """Yield a description of each attempt that contradicts an injected fault, although the fault could affect the
+    attempt. Either the attempt has no record, the outcome in its record does not match the fault, or a pause of its
+    ranks is not recorded."""
     for attempt in made.hit:
         path = attempt.folder / store.RECORD
         if not path.exists():

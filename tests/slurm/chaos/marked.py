@@ -68,8 +68,8 @@ def _find_parent(entry: Path) -> Path:
 
 
 def _is_forked(entry: Path) -> bool:
-    """Return True if a process is a rank that was forked from a fork server and has kept its command line. Only ranks
-    have an open heartbeat file. `entry` is the process's folder in /proc."""
+    """Return True if a process is a rank that was forked from a fork server. Such a rank still has the command line of
+    the fork server. But only ranks have an open heartbeat file. `entry` is the process's folder in /proc."""
     return any("zeroscale-pulse" in str(link.readlink()) for link in (entry / "fd").iterdir())
 
 

@@ -23,9 +23,9 @@ counts how often runs that these faults could affect had this outcome."""
 
 
 def run_round(planned: Round, bed: Testbed, disk: Path, table: Table) -> list[str]:
-    """Run a planned round (one sweep into which faults are injected) on the testbed `bed`. Count the faults and the
-    outcomes of attempts in `table`. Return a description of each rule for sweeps that was broken. Results are written
-    to the folder `disk`."""
+    """Run a planned round: one sweep into which faults are injected. It runs on the testbed `bed`. Count the faults and
+    the outcomes of attempts in `table`. If a rule for sweeps was broken, the returned list has its description. Results
+    are written to the folder `disk`."""
     print(planned.format_line(), flush=True)
     began, sweep = time.monotonic(), Sweep(bed, disk / f"s{planned.seed}", planned)
     broken: list[str] = []

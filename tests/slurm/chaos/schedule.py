@@ -62,9 +62,9 @@ def plan_round(seed: int, modes: Sequence[str] = MODES) -> Round:
 
 
 def _deal(mode: str, first: int) -> list[str]:
-    """Return the kinds of faults of one round. All kinds of faults of a mode (such as `packed`) are a deck of cards,
-    which is shuffled repeatedly. `first` is the position of the round's first fault in the sequence of dealt cards. On
-    Slurm, a fault of the submitting command is moved to the front."""
+    """Return the kinds of faults of one round. All kinds of faults of a mode (such as `packed`) are shuffled again and
+    again, like a deck of cards. `first` is the number of cards that earlier rounds have used. On Slurm, a fault in the
+    submitting command comes first in the round."""
     cards: list[str] = []
     while len(cards) < first + FAULTS:
         deck = list(HERE if mode == "local" else ON_NODES)

@@ -1,2 +1,2 @@
-"""Comparison of every engine with the same training in one process. The cases cover layouts, schedules, families and
-precisions."""
+"""Comparison of every engine with the same training in one process. The cases cover layouts, schedules, model families
+and precisions."""
