@@ -67,8 +67,9 @@ def _count_backward_flops(gradient: Sequence[int], *forward: Any, **__: Any) -> 
 
 @dataclass
 class Inspection:
-    """Results of this rank from a few untimed steps after the measurement window: its collectives, its FLOPs, its
-    passes, and times such as the seconds outside of collectives. All values are per step."""
+    """Results of this rank from a few additional steps after the measurement window: its collectives, its FLOPs, its
+    forward and backward passes in a pipeline, and times such as the seconds outside of collectives. All values are per
+    step."""
 
     collectives: dict[str, Collective] = field(default_factory=dict)
     outside_collectives_s: float = 0.0  # including waits for data, but not for pipeline transfers

@@ -360,8 +360,8 @@ def _count_adapter_bytes(
     """Return the bytes that low-rank adapters keep for backward. The adapters belong to the matrices with these
     `names`. All these matrices share one input of `rows` tokens with `width` elements each.
 
-    Each adapter keeps `rank` elements per token. With dropout, it also keeps its own copy of the input. If the input
-    needs a gradient (`reached`), it keeps the dropout mask, too.
+    Each adapter keeps `rank` elements per token. With dropout, each adapter also keeps its own copy of the input. If
+    the input needs a gradient (`reached`), an adapter with dropout keeps the dropout mask, too.
     """
     adapter = network.adapter
     if adapter is None:

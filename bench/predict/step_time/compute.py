@@ -395,7 +395,7 @@ def time_passes(forward: PassWork, again: PassWork, known: DeviceRates) -> PassT
 
 def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:
     """Return the seconds of an optimizer update of `elements` parameters: the bytes read and written, divided by the
-    memory rate. No read is assumed to hit a cache."""
+    memory rate. Caches are assumed to have no effect."""
     copies = (
         (known.width + FULL) if known.width < FULL else 0
     )  # the gradient converted to fp32, the weight converted back
