@@ -1,5 +1,4 @@
-"""A record stores some forward and backward passes of a pipeline's step. These tests check which passes are selected.
-"""
+"""A record stores some forward and backward passes of a pipeline's step. These tests check which passes are selected."""
 
 from typing import Any
 
