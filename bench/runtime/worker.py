@@ -311,7 +311,7 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Make a few steps after the timed steps of the run. Return measurements of these steps and their collectives."""
+        """Make a few steps after the timed steps of the run. Return measurements of these steps and of collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")
