@@ -311,8 +311,7 @@ class RankWorker:
         return None
 
     def inspect(self) -> "Inspection":
-        """Make a few more steps after the timed steps of the run. Return counts and times of these additional steps and
-        of their collectives."""
+        """Make a few steps after the timed steps of the run. Return measurements of these steps and of collectives."""
         from bench.measure import observe
 
         self.channel.beat("inspection")

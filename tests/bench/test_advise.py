@@ -356,8 +356,7 @@ def test_suggested_measurement_command_runs_as_printed(
     ask: Ask, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], added: list[str]
 ) -> None:
     """The printed command is pasted into a shell, which reads its words. As a dry run, the command must plan the
-    advised configuration and no other. `words` are the arguments of `advise`. `added` are the overrides that only the
-    printed command has."""
+    advised configuration and no other. `words` are the arguments of `advise`, and `added` more of the command."""
     answer = ask(*words)
     assert main(["advise", *words]) == 0
     pasted = capsys.readouterr().out.partition("  To be surer:\n")[2]

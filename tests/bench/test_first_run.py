@@ -316,8 +316,8 @@ def test_run_is_compared_with_the_reference_run_of_its_folder(
 
 
 def test_next_command_names_the_flag_that_only_tables_have(tmp_path: Path) -> None:
-    """Whether a run has the flag `unverified` depends on the other runs of its folder. `format_answer` does not read
-    these other runs, so its output names the command that does."""
+    """The flag `unverified` of a run depends on the other runs of its folder. `format_answer` does not read these other
+    runs. So its output names the command that compares the runs."""
     for path in store.find_records([Path("tests/data/runs.zip/smoke")]):
         record = store.read_record(path)
         if record.outcome.kind == "ok" and record.spec.engine.name in ("ddp", "zero1"):

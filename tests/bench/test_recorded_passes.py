@@ -1,5 +1,4 @@
-"""A record stores some forward and backward passes of a pipeline's step. These tests check which passes are selected.
-"""
+"""Tests of the choice of forward and backward passes of a pipeline's step that a record stores."""
 
 from typing import Any
 

@@ -129,8 +129,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def templated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Function with a chat template as its argument. It saves a tokenizer of single characters that has this template,
-    and returns the tokenizer's folder."""
+    """Function that saves a tokenizer of single characters with a given chat template. It returns the folder."""
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -96,7 +96,7 @@ def test_more_stages_than_units_are_refused() -> None:
     ("t5", 8, r"the 4 heads of t5; choose one of 1, 2, 4"),
 ])  # fmt: skip
 def test_tensor_parallel_size_that_gives_unequal_slices_is_refused(model: str, ranks: int, rule: str) -> None:
-    with pytest.raises(UserError, match=rf"parallel.tensor={ranks}: it does not divide ({rule})"):
+    with pytest.raises(UserError, match=rf"parallel.tensor={ranks}: does not divide ({rule})"):
         parts_of(spec(model, "1f1b", 1, tensor=ranks))
 
 
