@@ -73,8 +73,10 @@ class SubmitResult(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Return whether the submission is complete and this cluster can run every point that is left."""
-        return self.complete and not self.impossible
+        """Return whether the submission is complete and every point that is left can still run: on this cluster, and
+        within the study's budget."""
+        stopped = self.is_budget_spent and not (self.submitted or self.queued)
+        return self.complete and not self.impossible and not stopped
 
 
 def submit_pending(

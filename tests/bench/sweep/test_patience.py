@@ -355,3 +355,18 @@ def test_refused_sweep_leaves_the_study_unchanged(
 
 def read_study(folder: Path) -> tuple[list[definition.SweepDefinition], list[jobs.SubmittedJob]]:
     return definition.read(folder), jobs.list_submitted(folder)[0]
+
+
+def test_resume_fails_if_the_budget_is_spent_before_all_points_have_a_result(
+    study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sweep([point(spec(batch__micro=2))])
+    budget = made.rules.budget.model_copy(update={"node_hours": 0.05})
+    rules = made.rules.model_copy(update={"budget": budget})
+    definition.write(study, made.model_copy(update={"launcher": {"name": "slurm", "mode": "point"}, "rules": rules}))
+    job = study / jobs.FOLDER / "s-1"
+    job.mkdir(parents=True)
+    jobs.write_handle(job, "7")
+    jobs.begin_allocation(job, jobs.AllocationPeriod("7", None, 0, 1, 100.0, 292.6))
+    assert main(["resume", str(study)]) == 1
+    assert "the budget is spent: 0.0535 of 0.05 node-hours" in capsys.readouterr().out
