@@ -1,9 +1,9 @@
 """Fast start of processes in tests: they are forked from a server that has already done their imports.
 
-A rank spends nearly all of its processor time on imports of torch and DeepSpeed. For a command that runs a module of
-`bench` or a script of the tests, the `Popen` in this module therefore forks from a server with these imports done. The
-fork server of a packed job (all points in one Slurm job) works in the same way. Supervisors and ranks that such a
-process starts are forked, too.
+A rank spends nearly all of its processor time on imports of torch and DeepSpeed. This module has its own `Popen`, which
+avoids the imports. If a command runs a module of `bench` or a script of the tests, `Popen` forks the new process from a
+server with these imports done. A forked process uses the same `Popen`. So if it starts supervisors or ranks, they are
+forked, too.
 
 Any other command is started as usual by `subprocess.Popen`. This also holds for a command whose environment changes
 what is imported (`PYTHONPATH`, `LD_PRELOAD`).
@@ -266,8 +266,8 @@ def _fork_server() -> Server:
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Run the requested module or script. Return its exit code. If it should end by a signal, return the negative
-    signal number."""
+    """Run the requested module or script, and return its exit code. If SIGINT interrupts the module or script, return
+    the negative number of SIGINT."""
     module, script = request.get("module"), request.get("script")
     sys.argv = [script or str(module), *request["arguments"]]
     if not request.get("safe"):

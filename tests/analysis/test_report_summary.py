@@ -52,8 +52,8 @@ def test_setup_separates_varied_from_constant_settings() -> None:
 
 def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
     """The report must count runs and configurations in the same way everywhere. One configuration ran on two machines,
-    and another was also rehearsed. The configurations that are compared have one run each. A configuration whose three
-    runs had background load is not compared, so its runs must not change this number."""
+    and another was also rehearsed. The report must state that each compared configuration has one run. Another
+    configuration has three runs, but it is not compared, because its runs had background load."""
     other = machine(fp32=2.0).model_copy(update={"name": "other"})
     busy = [at("zero1", 0.05, repeat=n, load=({"node": 0, "others_share": 0.3},)) for n in range(3)]
     rehearsal = run(spec("zero2"), evidence="rehearsed")

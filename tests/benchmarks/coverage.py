@@ -2,12 +2,17 @@
 
   python -m tests.benchmarks.coverage [--series 2000] [--only median mean tests]
 
-Coverage is the share of series whose 95 % interval contains the true value. Each series has a fixed length and a known
-truth. Windows that end when their interval is narrow enough are not simulated here. Each table row begins with the
-effective sample size for the median or the mean, computed from the scatter of the estimates. Then it has the coverage
-of each method, in per cent of the series for which the method gives an interval. Three more columns describe only the
-project's method (`taken`, from `bench.core.statistics`). They are the per cent of series with an interval, the coverage
-for series with an effective sample size of at least 20, and the coverage for at least 200.
+Coverage is the share of series whose 95 % interval contains the known true value. The tables of coverage for the median
+and the mean have one row for each process (generator of step times) and series length. The columns are:
+
+  n        number of steps in a series
+  size     effective sample size for the median or mean, computed from the scatter of the estimates
+  methods  one column for each method: its coverage, in per cent of the series for which it gives an interval
+  bound    per cent of series for which the project's method gives an interval
+  ≥ 20     coverage of the project's method, only for series with an estimated effective sample size of at least 20
+  ≥ 200    coverage of the project's method, only for series with an estimated effective sample size of at least 200
+
+The project's method is `taken`, from `bench.core.statistics`.
 
 The process `slow drift` is white noise plus a slow drift with the same variance. The drift is so slow that no series is
 long enough to determine the median of this process.

@@ -2,9 +2,10 @@
 
   python -m tests.benchmarks.histories [--histories 400]
 
-A history is a series of step times at successive positions, for example one per commit. The positions are called
-places. Sizes of changes are multiples of the noise between places. The noise distributions are those of
-`tests.benchmarks.verdicts`. The noises named `serial` are autocorrelated from place to place.
+A history is a series of step times at successive positions, for example one per commit. The printed tables call a
+position a place. A step time deviates randomly from its true value, and the standard deviation is called the noise. The
+size of a change is given in multiples of the noise. The noise distributions are those of `tests.benchmarks.verdicts`.
+If a distribution is named `serial`, the deviations at neighbouring positions are correlated.
 """
 
 import argparse

@@ -1,13 +1,19 @@
-"""Overhead of the project's own code for tensor and pipeline parallelism, in three parts.
+"""Overhead of the project's own code for tensor and pipeline parallelism, in three benchmarks.
 
   python -m tests.benchmarks.layouts [--rounds 40]
 
-Slices: one of two tensor-parallel ranks, with fake collectives, runs a forward and backward pass of eight small T5
-blocks. Its processor time is divided by that of unsliced blocks. The same is done with DTensors as matrices. Schedules:
-the same pipeline stages run on two gloo ranks. The step time with our executor is divided by that with
-torch.distributed.pipelining. In each round, the variants run in random order. The benchmark prints the median of the
-ratios within a round with its 95 % rank-based interval. Peak: the peak bytes of rank 0's tensors in a step with many
-micro-batches are divided by those in a step with few.
+Slices: one of two tensor-parallel ranks runs a forward and a backward pass of eight small T5 blocks, with fake
+collectives. The matrices of the blocks are sliced by the project's code, or are DTensors. The result is the processor
+time divided by the processor time of the same blocks with whole matrices.
+
+Schedules: two gloo ranks run the same pipeline stages with the project's executor and with
+torch.distributed.pipelining. The result is the executor's step time divided by torch's step time.
+
+For slices and schedules, each round runs all variants in random order and gives one ratio per variant. The median of
+each variant's ratios is printed, with its 95 % rank-based interval.
+
+Peak: the peak bytes of rank 0's tensors are measured in a pipeline step, with many and with few micro-batches. The
+result is the peak with many micro-batches divided by the peak with few.
 """
 
 import argparse

@@ -2,10 +2,14 @@
 
   python -m tests.benchmarks.packed [--points 24]      (as root, with slurm-wlm, munge and iproute2: slurm/testbed)
 
-A point is one configuration to measure. The benchmark starts a Slurm testbed with two nodes per point and one job at a
-time. Half of the jobs with one point run before the packed job and half after it, so that drift of the machine affects
-both kinds. Every point runs the same few steps. Wall time is measured from the call of `zeroscale sweep` to the end of
-the last job. Wall time minus the time of the steps is the fixed cost of the points.
+A point is one configuration to measure. Every point runs the same few steps on two nodes. The benchmark starts a Slurm
+testbed: a small Slurm cluster on this machine, here with two nodes. So jobs run one after another.
+
+First, half of the points run in one job each. Then all points run in the packed job. At the end, the other half of the
+points run in one job each. With this order, drift of the machine affects both modes.
+
+Wall time is measured from the call of `zeroscale sweep` to the end of the last job. Wall time minus the time of the
+steps is the fixed cost of the points.
 """
 
 import argparse

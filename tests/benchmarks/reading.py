@@ -2,12 +2,13 @@
 
   python -m tests.benchmarks.reading [--records 10000 100000]
 
-The records are synthetic, in the form of a real record with 60 steps. There are 5 models × 5 engines × 6 micro-batches
-× 4 node counts, repeated as often as needed. The largest micro-batches are recorded as out of memory; for large models
-and low ZeRO stages, smaller micro-batches are too. For the first read, every `record.json` is in the page cache and all
-libraries are imported. The last column is the time per record with the largest number of records, divided by that with
-the smallest number. It is 1 if the time is proportional to the number of records, and less than 1 if there is a fixed
-cost.
+The records are synthetic, in the form of a real record with 60 steps. The configurations are all combinations of 5
+models, 5 engines, 6 micro-batches and 4 node counts. Each configuration is repeated as often as needed. Large
+micro-batches are recorded as out of memory. The limit is lower for large models and for low ZeRO stages.
+
+Before the first read, every `record.json` is in the page cache, and all libraries are imported. The last column is the
+time per record for the last number of `--records`, divided by the time per record for the first number. The ratio is 1
+if the total time is proportional to the number of records. It is less than 1 if a part of the time is fixed.
 """
 
 import argparse

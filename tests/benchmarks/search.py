@@ -1,22 +1,24 @@
-"""Number of trials that a search needs, and processor time of its proposals, in searches simulated with published
-steps.
+"""Number of trials that a search needs, and processor time of its proposals, in searches simulated with published step
+times.
 
   python -m tests.benchmarks.search [--seeds 60] [--trials 120] [--samplers gp tpe] [--predictions off none]
 
-The grids contain the 720 published steps of GPT on 2 to 8 A100, with their predictions. They come from
-results/published/gpt_single_node_a100.csv and its held-out rows. There is one grid per model width. The fields of a
-grid are the number of layers, the degrees of tensor, pipeline and data parallelism, micro-batch and accumulation. The
-objective is layers × samples per GPU and second. Every simulated search multiplies the published step times by random
-noise. This noise is as large as the 95 % intervals of the runs in results/measured/two_cores.zip/step_time. The result
-is the number of trials until the search tries a point within 2 % of the grid's best published throughput.
+The simulation uses 720 published step times of GPT on 2 to 8 A100, and their predictions. The step times come from
+results/published/gpt_single_node_a100.csv and its held-out rows. Each model width has a search space (grid) of its own.
+The points of a grid differ in the number of layers, the degrees of tensor, pipeline and data parallelism, micro-batch
+and accumulation. The objective is the throughput per GPU, in layers × samples per second.
 
-Two thirds of these rows were used to develop the prediction formulas, so the predictions are unusually good. Therefore
-every sampler is also run with worse predictions. With `off`, predictions are wrong by a random factor for each
-technique (log-normal, standard deviation 0.5). With `rough`, they are also wrong by a factor for each point (standard
-deviation 0.3). With `none`, there are no predictions.
+In each simulated search, every published step time is multiplied by a random factor. The 95 % interval of these factors
+is as wide as the median 95 % interval of the runs in results/measured/two_cores.zip/step_time. The result of a search
+is its number of trials until it tries a point whose published throughput is within 2 % of the grid's best.
 
-Two more benchmarks follow: successive halving on recorded trainings, and the processor time of one proposal after 1,000
-trials.
+Two thirds of the published step times were used to develop the prediction formulas, so the predictions are unusually
+good. Therefore every sampler is also run with worse predictions. With `off`, predictions are wrong by a random factor
+for each technique (log-normal, standard deviation 0.5). With `rough`, predictions are also wrong by a random factor for
+each point (standard deviation 0.3). With `none`, there are no predictions.
+
+Two more benchmarks follow. The first simulates successive halving on recorded trainings. The second measures the
+processor time of one proposal after 1,000 trials.
 """
 
 import argparse

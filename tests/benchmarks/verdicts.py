@@ -4,8 +4,9 @@
 
 A simulated family is a set of configurations with known true times and three or five repeats each. Noise is added to
 the logarithm of the time. In rows marked `apart`, every repeat has its own allocation. In rows marked `within`, each
-allocation has one repeat of every configuration, and all of these repeats have the same random offset. The standard
-deviation of this offset is three times the noise for equal configurations, and 300 times the noise for spread times.
+allocation has one repeat of every configuration, and all of these repeats have the same random offset. If all
+configurations are equally fast, the offset's standard deviation is 3 times the noise. In the table whose true times
+are spread over 30 %, the offset's standard deviation is 300 times the noise.
 
 The statistical method was chosen with four distributions of noise: normal, t, two kinds of nodes (`30 % bad nodes`),
 and normal with another width for each configuration (`unequal noise`). The other distributions were not used for this

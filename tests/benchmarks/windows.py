@@ -3,10 +3,14 @@ contains the true step time, and how often the verdict of a comparison is right.
 
   python -m tests.benchmarks.windows [--runs 100]
 
-Simulated step times of `tests.benchmarks.processes` run through the real measurement loop (`bench.measure.loop.run`)
-with the protocol of conf/measure/full.yaml. The simulated device is a GPU with a simulated clock. It has the warm-up of
-a GPU, and one block of steps in flight. The true step time is the long-run mean of a process, because hours of training
-cost this mean per step. For a process that settles, the truth is the step time after it has settled.
+A process is a random generator of step times (`tests.benchmarks.processes`). The real measurement loop
+(`bench.measure.loop.run`) measures these step times with the protocol of conf/measure/full.yaml. The loop runs as on a
+GPU: with the warm-up of a GPU, and with one block of steps in flight. Elapsed time is the sum of the simulated step
+times.
+
+The true step time of a process is its long-run mean, because this mean determines how long a training takes. Some
+processes are slow at the beginning and then settle at a constant speed. Their true step time is the step time after
+they have settled.
 """
 
 import argparse

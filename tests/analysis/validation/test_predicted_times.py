@@ -49,18 +49,20 @@ def test_predicted_step_of_t5_3b_on_two_nodes_has_half_the_micro_steps_of_one_no
 
 
 def test_update_time_of_t5_3b_is_the_transfer_between_nodes() -> None:
-    """Calculation by hand: each device has half of 2.78e9 parameters, because tensor parallelism is 2. 80 devices form
-    a ring. In a reduce-scatter or all-gather, each device sends 79/80 of the bytes of these parameters over a link of
-    100 GB/s.
+    """Calculation by hand: each device has half of 2.78e9 parameters, because tensor parallelism is 2. 80 devices on
+    20 nodes form a ring. In a reduce-scatter or all-gather, each device sends 79/80 of the bytes of these parameters.
+    The link has a bandwidth of 100 GB/s, of which 94.3 % are reached.
 
-    Gradients are 4 bytes each in buckets of 200 MiB, weights 2 bytes each in buckets of 100 MiB. The bytes pass at
-    94.3 % of the bandwidth. Each collective waits for 0.387 or 0.282 ms, as on 4 nodes of 8, and for 0.333 ms more,
-    because its ring has 15 more hops between nodes and 32 more inside nodes or less. The gradient norm and a small part
-    of the optimizer are not in this calculation; they are within the tolerance.
+    Gradients have 4 bytes each, in buckets of 200 MiB. Weights have 2 bytes each, in buckets of 100 MiB. Each bucket
+    also has a waiting time. In published measurements on 4 nodes of 8 devices, it is 0.387 ms for a gradient bucket and
+    0.282 ms for a weight bucket. Here, it is 0.333 ms longer, because the ring has 16 more hops between nodes (14 µs
+    each) and 32 more hops inside nodes (3.4 µs each).
+
+    The gradient norm and a small part of the optimizer are not in this calculation; they are within the tolerance.
     """
-    further_s = 15 * 14e-6 + (59 + 1 - 28) * 3.4e-6
+    further_s = (19 - 3) * 14e-6 + (60 - 28) * 3.4e-6
     reduced = 4 * 1.39e9 * (79 / 80 / 94.3e9 + (0.387e-3 + further_s) / (200 * 2**20))
     gathered = 2 * 1.39e9 * (79 / 80 / 94.3e9 + (0.282e-3 + further_s) / (100 * 2**20))
     assert published_times.predict_update_s(20, published_times.build_replica_machine()) == pytest.approx(
-        reduced + gathered, rel=0.02
+        reduced + gathered, rel=0.01
     )

@@ -1,10 +1,12 @@
 """Script that runs one rank, which trains jobs together with the other ranks: `python engine_ranks.py JOBS OUT`.
 torchrun's environment variables must be set.
 
-JOBS is the path of a JSON file that maps labels to RunSpecs. OUT-<rank>.json gets the observations of each job. If a
-label begins with MEMORY, these are only the job's memory in bytes. The ranks connect through a file next to OUT,
-because another process could take a free port first. If the variable PRETENDED is set, no other rank exists. The rank
-then runs as in a rehearsal, with a fake process group.
+JOBS is the path of a JSON file that maps labels to RunSpecs. Each RunSpec is a job. The script writes its observations
+of each job to OUT-<rank>.json. If a label begins with MEMORY, only the memory of the job is observed, in bytes.
+
+The ranks connect through a file next to OUT. They do not use a port, because another process could take a free port
+before the ranks do. If the environment variable PRETENDED is set, no other rank exists. The rank then runs as in a
+rehearsal, with a fake process group.
 """
 
 import contextlib

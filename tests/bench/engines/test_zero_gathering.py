@@ -1,10 +1,11 @@
 """Tests of a simulation (replay) of DeepSpeed's stage 3 coordinator, which gathers and releases weights. The results
 are compared with a hand calculation for three tensors of 10, 20 and 30 elements.
 
-The replay gives the elements of gathered weights at each stop. A stop is the execution of one module. The example has a
-first module without a weight, and three modules with one weight each. The first module only marks where the gradient of
-the embedding is complete, so it is a stop of backward alone. Therefore forward has three stops and backward has four. A
-fifth row of backward is the last reduction of gradients.
+A stop is the execution of one module. The replay gives one row per stop: the weights and gradients in memory while the
+module runs. The example has a first module without a weight, and then three modules with one weight each. The replay
+has a stop for the first module only in backward, where this module marks that the gradient of the embedding is
+complete. So forward has three stops and three rows. Backward has four stops and five rows. Its last row is not a stop,
+but the final reduction of gradients.
 """
 
 from bench.core.engine_costs import ModelSizes

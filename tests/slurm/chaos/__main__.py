@@ -3,8 +3,8 @@
   make chaos CHAOS="--seeds 1-20"      as root, because it needs a testbed
 
 The program prints one line per fault, one line per broken rule, and a table of faults and outcomes. The exit code is 1
-if a rule was broken. A seed determines the faults and their targets. The step of a point at which a fault happens
-depends on the machine.
+if a rule was broken. A seed determines the faults and their targets. It does not determine during which step of a run a
+fault happens, because step times vary.
 """
 
 import argparse

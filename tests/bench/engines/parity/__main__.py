@@ -5,9 +5,11 @@ Each run prints one line: the largest relative deviations of losses, gradient no
 five clipped steps, and of the losses of evaluations between these steps. The exit code is 1 if a
 run deviates too much: by more than 1e-6 in fp32, 1e-5 in fp32 with sliced matrices, or 5 % in bf16.
 
-Three things must be bitwise equal. First, a run and the single process have equal initial weights. Second, if several
-ranks hold the same parameter, its final values are equal on these ranks. Third, a run without evaluations has the same
-losses, norms and weights. Dropout uses the seed of each rank, also in the single process. Evaluations have no dropout
+Three things must be bitwise equal. First, the run and the single process start with equal weights. Second, if several
+ranks hold the same parameter, its final values are equal on these ranks. Third, losses, gradient norms and weights of
+the run are the same with and without evaluations.
+
+The single process applies dropout to the samples of each rank with the seed of this rank. Evaluations have no dropout
 and draw no random numbers. With padded samples, some micro-batches have no target token.
 """
 
