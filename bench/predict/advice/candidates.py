@@ -19,7 +19,8 @@ limit is useful because in a larger copy, each rank computes a smaller portion a
 names are not limited."""
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
-batch is still reached, since the search also tries larger micro-batches and more model copies."""
+batch is still reached, since the search also tries larger micro-batches and more model copies. There is no limit if
+the user names the layout, the accumulation or the global batch."""
 UNLIMITED = 2**62
 """Largest global batch, in samples, if nothing limits it."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -266,7 +267,9 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
     if start.parallel != Parallel():
         # a rank with several stages needs at least two micro-batches
         fewest = 2 if start.parallel.stages_per_rank > 1 else 1
-        specs = [s for s in specs if fewest <= s.accumulation <= MOST_MICRO_BATCHES and can_run(s, room.device)]
+        named = axes.accumulation or axes.global_batch or axes.layouts.tensor or axes.layouts.pipeline
+        most = UNLIMITED if named else MOST_MICRO_BATCHES
+        specs = [s for s in specs if fewest <= s.accumulation <= most and can_run(s, room.device)]
     found = []
     for spec in specs:
         needed, seen = predict_memory(spec, room.device, room.bytes), room.seen(spec)

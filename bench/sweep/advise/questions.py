@@ -83,7 +83,10 @@ def parse_query(texts: Sequence[str]) -> AdviceQuery:
     engines = tuple(map(str, lists.get("engine", find_group_files("engine"))))
     shared = [(key, value) for key, value in shared if key != "batch.global"]
     fixed = tuple(text for text in texts if text.partition("=")[0] in dict(shared))
-    shared += [(key, lists[key][0]) for key in _LAYOUTS if key in lists]  # other keys may depend on the layout
+    first = {key: lists[key][0] for key in _LAYOUTS if key in lists}
+    if first:  # other keys may depend on the layout, which needs enough nodes
+        enough = int(first.get("parallel.tensor", 1)) * int(first.get("parallel.pipeline", 1))
+        shared += [("nodes", enough), *first.items()]
     software = words.get("software", USUAL)
     return AdviceQuery(
         question, words.get("price"), axes, engines, "engine" in lists, shared, fixed, training, software,

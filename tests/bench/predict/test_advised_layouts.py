@@ -68,3 +68,14 @@ def test_searched_layouts_have_at_most_twice_the_ranks_of_the_smallest_that_fits
     smallest = layouts[0].ranks
     near = [layout for layout in layouts if layout.ranks <= ENOUGH * smallest]
     assert json.loads(capsys.readouterr().out)["candidates"] == len(near)
+
+
+@pytest.mark.parametrize("batch", [["batch.micro=1", "batch.accumulation=160"], ["batch.micro=1", "batch.global=160"]])
+def test_named_layout_may_have_several_nodes_and_many_micro_batches(
+    batch: list[str], capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    words = ["model=gpt_22b", "machine=mi250x", "devices_per_node=8", "nodes=8", "engine=pipeline"]
+    assert main(["advise", *words, "parallel.tensor=8", "parallel.pipeline=8", *batch, "--json"]) == 0
+    winner = json.loads(capsys.readouterr().out)["winner"]
+    assert (winner["tensor"], winner["pipeline"], winner["nodes"], winner["global_batch"]) == (8, 8, 8, 160)
