@@ -184,8 +184,8 @@ def test_out_of_memory_of_one_stage_counts_in_the_verdict() -> None:
 
 @pytest.mark.parametrize(("at_four", "verdict"), [(0.8, "contradicted"), (2.4, "reproduced")])
 def test_speedup_by_a_micro_batch_that_fits_only_one_stage_counts(at_four: float, verdict: str) -> None:
-    """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at micro-batch 4. Only ZeRO-3 fits micro-batch 4. There
-    it takes `at_four` = 0.8 s or 2.4 s for the same number of samples."""
+    """ZeRO-2 takes 2 s at micro-batch 2 and runs out of memory at micro-batch 4. ZeRO-3 fits into memory at micro-batch
+    4, and takes `at_four` = 0.8 s or 2.4 s for the same number of samples."""
     records = [record for n in (1, 2) for record in stages(2.0, 2.2, nodes=(n,))]
     for n in (1, 2):
         records += at("zero3", n, at_four / n, micro=4)
@@ -279,8 +279,13 @@ def test_verdicts_count_detected_differences_below_three_percent_but_not_equalit
     three: tuple[float, ...], second: str, third: str
 ) -> None:
     """`three` has the step time of ZeRO-3 divided by the step time of ZeRO-2, on 1, 2 and 4 nodes. `second` and `third`
-    are the expected verdicts on two claims. Repeats differ by only 0.01 %, so differences below 3 % are detected, and
-    they count. If no difference is detected, the two stages do not count as equal."""
+    are the expected verdicts on the claims C2 and C3. Repeats differ by only 0.01 %, so a difference of 2 % is
+    detected.
+
+    If ZeRO-3 is slower at every node count, or faster at every node count, differences below 3 % count. As a
+    counterexample at a single node count, only a difference of 3 % or more counts. A node count without a detected
+    difference decides nothing: the two stages do not count as equal.
+    """
     of = entries(
         *(one for n, by in zip((1, 2, 4), three, strict=True) for one in stages(1.0, by, nodes=(n,), apart=0.0001))
     )
@@ -391,7 +396,8 @@ def test_text_and_markdown_begin_with_the_rule(runs: Path, capsys: pytest.Captur
 def test_rule_in_text_is_wrapped_and_claims_keep_one_line_per_property(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each property of a claim stays on one line, because `grep` finds a phrase only within a line."""
+    """The first paragraph of the output is the rule by which claims are judged. It is wrapped at 100 columns. Each
+    property of a claim stays on one line, because `grep` finds a phrase only within a line."""
     main(["claims", str(runs)])
     rule, first, *_ = capsys.readouterr().out.split("\n\n")
     assert len(rule.splitlines()) > 5 and max(map(len, rule.splitlines())) <= 100

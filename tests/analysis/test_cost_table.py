@@ -1,6 +1,7 @@
-"""Costs of points compared with values computed by hand. Two devices at a price of 3.6 per hour cost 0.002 per second.
+"""Tests of the costs of configurations. The expected costs are computed by hand: two devices at a price of 3.6 per hour
+cost 0.002 per second.
 
-The function `run()` makes a run of 52.5 s: five warm-up steps of 9.9 s and thirty timed steps of 0.1 s.
+The function `run()` returns a run of 52.5 s: five warm-up steps of 9.9 s and thirty timed steps of 0.1 s.
 """
 
 import json

@@ -110,9 +110,9 @@ def test_wide_intervals_are_notes_and_not_flags(note: str, step_s: Sequence[floa
 
 
 def test_window_that_ended_by_time_before_its_steps_is_short() -> None:
-    """The study requested more steps than the 240 that were measured before the time limit, so the run is `short`. The
-    protocol of older records was different. A window could go on until the time limit, because the interval of its step
-    time stayed too wide. Such a run is not `short`."""
+    """The study requested more steps than the 240 that were measured before the time limit, so the run is `short`. In
+    an older protocol, a window ended when the confidence interval of the step time was narrow enough, or at the time
+    limit. A run with this protocol is not `short`."""
     assert list_flags(run(steps=steps(STEADY, stopped="time"))) == ("short",)
     assert list_flags(run(spec(measure={"width": 0.02}), steps=steps(STEADY, stopped="time"))) == ()
 

@@ -86,8 +86,9 @@ def test_interval_is_printed_and_in_the_table_and_a_wide_mean_is_noted(seed: int
 @pytest.mark.parametrize("n", range(6, 16))
 def test_interval_of_few_steps_has_its_coverage_or_is_omitted(n: int, coefficient: float) -> None:
     """A median of fewer than 9 steps has no interval. With 9 to 14 steps, the interval has a minimum width. From 15
-    steps on, the width depends only on the steps that lie above and below the median. If steps are autocorrelated, the
-    interval covers the true median in less than 95 % of cases, and the run has the note `few`."""
+    steps on, the width depends only on which steps lie above or below the median. If these 15 or more steps are
+    autocorrelated, the interval covers the true median in less than 95 % of cases. The note `few` warns of this
+    coverage."""
     series = ar1(np.random.default_rng(n), n, coefficient, 4000)
     intervals = [found for found in map(series_interval, series) if found]
     assert (len(intervals) == 0) is (n < 9)

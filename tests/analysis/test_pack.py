@@ -220,8 +220,8 @@ def test_packed_run_keeps_the_flag_foreign_hosts(tmp_path: Path) -> None:
 
 
 def test_invalid_record_is_excluded_from_the_archive_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """The record is invalid: it has a sequence length for tokens of the kind `jdoe`, which its training objective does
-    not have."""
+    """The record has a sequence length for tokens of the kind `jdoe`. Its training objective has no tokens of this
+    kind, so the record is invalid."""
     odd = run().model_copy(update={"spec": spec().model_copy(update={"sequence": {"jdoe": 8}})})
     assert len(pack_records([odd, run(repeat=1)])) == 1
     assert "is not in the archive" in caplog.text and "jdoe" not in caplog.text

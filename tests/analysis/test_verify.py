@@ -62,8 +62,8 @@ def test_unknown_engine_is_verified_but_is_no_reference() -> None:
 
 
 def test_engine_that_deviates_by_definition_is_unverified_and_never_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local SGD is an example of such an engine. Here, an engine has other losses than ddp. Its run is invalid, unless
-    the engine declares that it deviates."""
+    """By definition, some engines have other losses than the reference ddp. Local SGD is an example. If an engine does
+    not declare this deviation, a run with other losses is invalid."""
     wrong, reference = run(**losses(0.5)), run(spec("ddp"))
     assert judged(wrong, reference) == ("invalid", False)
     ddp = find_facts(reference.spec)

@@ -50,8 +50,8 @@ def simulate_schedule(
 
 
 def count_passes_in_flight(order: Order) -> int:
-    """Return the largest number of micro-batches in flight on a rank: those with a finished forward pass and an
-    unfinished backward pass. `order` has the actions of the rank in the order of execution."""
+    """Return the largest number of micro-batches in flight on a rank. A micro-batch is in flight if its forward pass is
+    finished and its backward pass is not. `order` has the actions of the rank in the order of execution."""
     now = most = 0
     for action in order:
         now += (action.kind == "forward") - (action.kind == "backward")

@@ -223,8 +223,8 @@ def test_line_of_cpu_defaults_names_exactly_the_changed_keys(
 def test_refusal_of_a_cpu_default_says_that_it_is_a_default(
     verb: str, processor: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU, zeroscale shortens sequences by default. A model family that supports only one sequence length, for
-    example, refuses this default."""
+    """On a CPU, zeroscale shortens sequences by default. This default can be invalid, for example for a model family
+    that supports only one sequence length. In this case, the error message must say that the value is a default."""
 
     def refuse(composed: compose.Request, device: str | None) -> None:
         raise UserError(f"sequence.decoder={composed.spec.sequence['decoder']}", "is too short", "set 64")

@@ -50,8 +50,8 @@ def changed(field: str) -> RunSpec:
 
 def row(field: str) -> Any:
     """Return the entry of a field in the table FIELDS. The entry states whether the config_id, the losses and the step
-    time depend on the field. A field without an entry of its own has the entry of its group (such as `data`). Return
-    None if the group has no entry either: then all three depend on the field."""
+    time depend on the field. A field without an entry of its own has the entry of its group (such as `data`). If the
+    group has no entry either, return None: config_id, losses and step time all depend on the field."""
     return FIELDS.get(field) or FIELDS.get(field.partition(".")[0])
 
 

@@ -111,12 +111,11 @@ PROCESSES = {
 
 
 def slowdown(coefficient: float, of_signs: bool) -> float:
-    """Return by how much autocorrelation slows down the gain of information in a Gaussian AR(1) series. The result is
-    the number of values of the series that tell as much about the mean as one independent value. `coefficient` is the
-    series' autocorrelation ρ at lag 1.
+    """Return the number of values of a Gaussian AR(1) series that carry as much information about the mean as one
+    independent value. `coefficient` is the autocorrelation of the series at lag 1.
 
-    If `of_signs` is set, the information is about the median instead of the mean. The signs of the values have the
-    autocorrelation 2 / π arcsin ρ.
+    If `of_signs` is set, the information is about the median instead of the mean, and is computed from the signs of the
+    values. If the values have the autocorrelation ρ at a lag, the signs have the autocorrelation 2 / π arcsin ρ.
     """
     lags = np.arange(1, 3000)
     correlations = coefficient**lags

@@ -24,8 +24,9 @@ def test_two_configurations_in_shared_allocations_match_the_paired_t_test() -> N
 
 @pytest.mark.parametrize(("count", "repeats"), [(3, 3), (10, 3), (40, 5)])
 def test_margins_of_equally_noisy_configurations_are_close_to_tukeys(count: int, repeats: int) -> None:
-    """Tukey's margin of error assumes equal variances. Our margin allows for unequal variances. Therefore our margin is
-    never smaller. The median of the ratio of both margins over all simulated sets is at most 1.5."""
+    """Tukey's margin of error assumes equal variances. Our margin allows for unequal variances. So our margin must be
+    at least 0.97 times Tukey's margin for every configuration. The median of our margins for all configurations must be
+    at most 1.5 times Tukey's margin."""
     logs = drawn(count, count, repeats)
     quantile = stats.studentized_range.ppf(0.95, count, count * (repeats - 1))
     tukey = quantile * math.sqrt(logs.var(axis=1, ddof=1).mean() / repeats)
@@ -103,8 +104,9 @@ def test_pairs_that_differ_by_three_percent_are_rarely_called_equal(name: str) -
 
 @pytest.mark.parametrize("name", ["normal", "unequal noise", "two clock states", "a tenth 5× noisier"])
 def test_configurations_three_percent_slower_than_the_best_are_rarely_called_equal(name: str) -> None:
-    """In each simulated set of configurations, some are truly 3 % slower than the fastest. At most 5 % of these may be
-    called equal to the fastest. At least half of the truly equal configurations must be called equal."""
+    """In each simulated set of configurations, some are truly 3 % slower than the fastest. In at most 5 % of the sets,
+    one of these slower configurations may be called equal to the fastest. More than half of the truly equal
+    configurations must be called equal."""
     wrongly, rightly = verdicts.called_equal_to_best(name, 10, 5, 60, 0.004)
     assert wrongly <= 5
     assert rightly > 50

@@ -37,8 +37,8 @@ def measured(name: str, runs: int, step_s: float = 1.0) -> Sequence[SimulatedRun
 
 def test_bursts_bias_neither_the_mean_nor_the_length_of_a_window() -> None:
     """The simulated step times have bursts: in every 45 s, steps take 1.5 times as long for about 5 s. In an earlier
-    version, the end of the measured window depended on the step times in it. So the means of such windows were wrong by
-    1.1 to 1.8 %."""
+    version, the step times in a window determined the end of this window. Therefore the means of the windows were wrong
+    by 1.1 to 1.8 %."""
     found = measured("5 s of 45 s half as long again", 150)
     assert {one.stopped for one in found} == {"window"}
     assert all(60 <= math.fsum(one.step_s) < 76 for one in found), "a block of 5 steps, and the step under way"
@@ -55,9 +55,9 @@ def test_interval_of_a_window_covers_the_mean_of_a_stationary_process(name: str)
 
 
 def test_interval_of_a_run_misses_states_longer_than_its_window() -> None:
-    """The simulated machine changes its speed every ten minutes. A measured window is shorter, so it has only one of
-    the two speeds. The section "What no single run can show" of docs/method.md states this. If this test fails, the
-    section has to be corrected."""
+    """The simulated machine changes its speed every ten minutes. A measured window is shorter than ten minutes, so the
+    window has only one of the two speeds. The section "What no single run can show" of docs/method.md describes this
+    limitation. If this test fails, the section has to be corrected."""
     name = "6 % slower by turns, 10 min each"
     known = [intervals.describe_window(one.step_s).mean for one in measured(name, 40)]
     truth = NAMED[name].slowdown

@@ -112,9 +112,9 @@ MANY = sort_shapes([(k, n) for k in (64, 512, 4096) for n in (64, 512, 4096, 655
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 50.0, 500.0])
 def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> None:
     """Measuring all shapes would take 1000 s, and the largest shape alone 350 s. With the shorter limit `seconds`, only
-    some shapes are measured. The choice has two rules. Every shape that takes less than 1 % of the limit must be
-    similar to a measured shape, with a tenth to ten times as many FLOPs. At least one measured shape must take more
-    than 1 % of the limit."""
+    some shapes are measured. The choice has two rules. For every shape that takes less than 1 % of the limit, a
+    measured shape must have a tenth to ten times as many FLOPs. At least one measured shape must take more than 1 % of
+    the limit."""
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds

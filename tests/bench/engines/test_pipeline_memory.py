@@ -131,9 +131,9 @@ RUN = {
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_memory_of_rehearsed_pipeline_ranks_equals_the_prediction() -> None:
-    """The memory between steps may differ from the prediction by up to 200 bytes. The prediction leaves out AdamW's
-    step counts, and 128 bytes that bitsandbytes keeps per process. The peak while the engine is built must be within 1
-    % of the prediction, and the peak of a step within 5 %."""
+    """The memory between steps may differ from the prediction by up to 200 bytes. The prediction excludes AdamW's step
+    counts, and 128 bytes that bitsandbytes keeps per process. The peak while the engine is built must be within 1 % of
+    the prediction, and the peak of a step within 5 %."""
     plain = {label: job.model_dump(mode="json", by_alias=True) for label, job in RUN.items()}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("rehearsed_memory.py")), json.dumps(plain)],

@@ -220,8 +220,8 @@ def test_trial_budget_counts_every_rung() -> None:
 @pytest.mark.parametrize("given", ({}, {"trials": 10}, {"rungs": {"least": 1_000, "brackets": 2}}))
 def test_foreseen_trials_and_time_are_near_those_that_follow(given: dict[str, Any]) -> None:
     """A simulated trial takes one second per 1,000 tokens of training. The whole search is simulated. At each trial,
-    the search foresees the number of further trials and the remaining time. Both are compared with the number and time
-    of the further trials in the simulation."""
+    the search predicts the total number of trials and the remaining time. Both predictions are compared with the
+    simulation."""
     tokens = [0, 1_000, 3_000, 9_000]
 
     def compute_seconds(trial: Trial) -> float:

@@ -150,8 +150,8 @@ def test_trials_within_the_noise_of_a_busy_best_trial_are_reported_as_equal() ->
 
 
 def test_step_limit_of_a_trial_allows_for_the_noise_of_earlier_trials() -> None:
-    """A trial is ended early if its steps are certainly slower than the best trial so far. The limit is 1.1 × the upper
-    end of the interval of the best trial's step time.
+    """A trial is ended early if its steps are certainly slower than the best trial so far. Each earlier trial has an
+    interval of its step time. The limit is 1.1 × the lowest upper end of these intervals.
 
     The first trial has 0.5 s, on a busy machine. Its interval reaches to 0.9 s, so the limit is 0.99 s. The second
     trial has 0.6 s, on a quiet machine. Its interval reaches to 0.606 s, so the limit becomes 0.67 s.
@@ -324,9 +324,9 @@ def test_constraints_that_no_trial_keeps_to_are_reported_in_one_line(
     """The fastest step takes 0.306 s (ddp, one sample, one node), and the slowest 1.856 s (zero3, 64 samples on 8
     nodes).
 
-    The last case has two constraints that exclude each other: a maximum step time of 0.4 s, and a minimum rate of 55
-    samples/s. A step within 0.4 s has at most 8 samples, which is a rate of at most 23 samples/s. The rate of 55
-    samples/s is reached only with a step of 1.16 s.
+    The last case has two constraints that exclude each other: a maximum step time of 0.4 s, and a minimum rate of 30
+    samples/s. A step within 0.4 s has at most 8 samples, which is a rate of at most 23 samples/s. The highest rate of
+    all trials, 55 samples/s, has a step time of 1.16 s.
     """
     candidates = pool(section(sampler="grid", constraints=constraints))
     verdict = conclude(candidates, search(build_sampler(candidates), step_s, 99))

@@ -72,7 +72,8 @@ def test_a_repeated_sweep_begins_with_its_answers_from_a_busy_machine_and_how_to
 def test_remedy_for_a_busy_machine_counts_the_planned_repeats(tmp_path: Path) -> None:
     """If a result was measured on a busy machine, a sweep prints a command that adds repeats on a quiet machine. The
     sweep prints this command at its beginning and at its end, with a number of repeats. At the beginning, some planned
-    repeats have not run yet. The number must include them, so that it is the same at the end."""
+    repeats have not run yet. The number must include these planned repeats, so that the command at the end has the same
+    number."""
     attempt(tmp_path, spec(batch__micro=1), "ok", busy=True)
     asked = sweep([point(spec(batch__micro=1))])
     asked = asked.model_copy(update={"order": ((0, 0), (1, 0))})

@@ -24,8 +24,9 @@ NOW = datetime.now(UTC).timestamp()
 
 
 def submitted(folder: Path, made: SweepDefinition, number: int, log: str = "") -> JobTask:
-    """Write the files of a submitted job that runs all points of a sweep, with the scheduler's id `number`. `log` is
-    the job's output. Return the job's name, and None in place of the index of an array task."""
+    """Write the files of a submitted job into the study's `folder`. The job runs all points of the sweep `made`.
+    `number` is the job's id in the scheduler, and `log` is the job's output. Return the job's name, and None in place
+    of the index of an array task."""
     points = tuple(made.requested(one, 0) for one in made.points)
     job = Job(name=f"s-{number:03}", mode="packed", nodes=1, devices_per_node=2, time_limit_min=9, points=points)
     jobs.write_handle(jobs.write(folder, job), str(number))

@@ -150,7 +150,8 @@ def read_dependencies(study: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_throttle_holds_over_several_arrays(study: Path) -> None:
-    """Points of one and of two nodes are in different arrays. Each array uses the whole throttle."""
+    """At most one array task of the sweep may run at a time. Slurm limits only the tasks within one array. Points of
+    one and of two nodes are in different arrays, so the second array must wait for the end of the first."""
     many = sweep([point(spec(batch__micro=micro, nodes=nodes)) for nodes in (1, 2) for micro in (4, 8)])
     definition.write(study, many.model_copy(update={"launcher": {"name": "slurm", "mode": "array", "throttle": 1}}))
     assert len(submitting.submit_pending(study, autopilot=False).submitted) == 2

@@ -5,8 +5,9 @@ Tests describe points, attempts and decisions as text. The points m1, m2, m4 and
 which is 1, 2, 4 or 8. An attempt is a point and its outcome, such as `m4 oom`. A suffix of the point names another
 repeat (`m4#1 oom`), machine (`m4@fast oom`) or environment (`m4~old ok`).
 
-Expected decisions are `run m4` (start), `pruned m8` (record without a run), `left m4` (skip) and `waits m4` (postpone).
-`confirm m4` runs a point again that has just run out of memory.
+An expected decision is a verb and a point. `run m4` starts a run. `pruned m8` writes a record without a run. `left m4`
+skips the point, and `waits m4` postpones the point. If m4 has just run out of memory, `confirm m4` runs the point
+again.
 """
 
 import itertools

@@ -1,5 +1,5 @@
-"""Tests of pruning. A point (configuration) is skipped if another point ran out of memory, and if this point would
-certainly run out of memory, too."""
+"""Tests of pruning. A point (configuration) is pruned, which means skipped, if two conditions hold. Another point ran
+out of memory. The pruned point would certainly run out of memory, too."""
 
 from pathlib import Path
 
