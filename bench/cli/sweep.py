@@ -413,10 +413,10 @@ class PredictionText:
         yield from self.warnings()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a line if points may exceed their time limit, in which case they have no result."""
+        """Yield a line if runs may exceed their time limit, in which case they have no result."""
         limits = [(one.minutes, one.point.time_limit_min) for one in self._runs]
         if short := sum(bool(taken and limit is not None and taken.high > limit) for taken, limit in limits):
-            yield f"{format_count(short, 'point')} may need more than the time limit: raise launcher.time_limit_min"
+            yield f"{format_count(short, 'run')} may need more than the time limit: raise launcher.time_limit_min"
 
     @functools.cached_property
     def _runs(self) -> list[PointPrediction]:

@@ -181,10 +181,10 @@ def test_submission_warns_of_a_time_limit_that_may_be_too_short(
     slow = ("engine=zero3", "batch.micro=64", "sequence.encoder=4096", "launcher.time_limit_min=5")
     assert cli.main(["sweep", *GPUS, *slow, "--no-prune", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()
-    assert told.err == "1 point may need more than the time limit: raise launcher.time_limit_min\n"
+    assert told.err == "1 run may need more than the time limit: raise launcher.time_limit_min\n"
     assert told.out.startswith("nothing to submit: ")
 
 
 def test_summary_warns_of_a_time_limit_that_may_be_too_short() -> None:
     told = list(foretold(2, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
-    assert told[-1] == "2 points may need more than the time limit: raise launcher.time_limit_min"
+    assert told[-1] == "2 runs may need more than the time limit: raise launcher.time_limit_min"
