@@ -13,7 +13,7 @@ from bench.config.decode import Request, check_rank
 from bench.core.errors import UserError
 from bench.core.files import find_group_files
 from bench.core.formatting import describe_adapter, describe_choice, format_count
-from bench.core.spec import Device, RunSpec
+from bench.core.spec import Device, Parallel, RunSpec
 from bench.core.study import Pair
 from bench.predict.advice.candidates import UNLIMITED, Axes, CandidateSearch, DeviceLimits, Shortage
 from bench.predict.memory import find_largest_micro_batch, format_gigabytes, predict_host_memory, predict_memory
@@ -92,8 +92,9 @@ def list_remedies(request: Request, overrides: Sequence[Pair], config_dir: Path 
 
 
 def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | None]) -> list[Change]:
-    """Return changes that each select an engine. An engine is included if, on each rank, its model states take at most
-    as many bytes as with the engine of `spec`. `compose_changed` returns the request with a change applied.
+    """Return changes that each select an engine without a pipeline. An engine is included if, on each rank, its model
+    states take at most as many bytes as with the engine of `spec`. All engines are included if the engine of `spec` has
+    a pipeline. `compose_changed` returns the request with a change applied.
 
     Engines of the same backend come first. Within a backend, engines with more bytes per rank come first, since they
     communicate less.
@@ -105,8 +106,11 @@ def _list_engines(spec: RunSpec, compose_changed: Callable[[Change], Request | N
         return division.state_bytes(10**9, one.precision, one.optimizer.name) if division else None
 
     own, found = count_bytes(spec), []
+    # engines without pipelines refuse a layout, so it is set back to the default
+    layout = spec.parallel.model_dump()
+    reset = [(f"parallel.{name}", value) for name, value in Parallel() if layout[name] != value]
     for name in find_group_files("engine"):
-        change = (("engine", name),)
+        change = (("engine", name), *reset)
         changed = compose_changed(change)
         size = count_bytes(changed.spec) if changed else None
         if changed and size is not None and (own is None or size <= own):

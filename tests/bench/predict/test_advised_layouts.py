@@ -79,3 +79,13 @@ def test_named_layout_may_have_several_nodes_and_many_micro_batches(
     assert main(["advise", *words, "parallel.tensor=8", "parallel.pipeline=8", *batch, "--json"]) == 0
     winner = json.loads(capsys.readouterr().out)["winner"]
     assert (winner["tensor"], winner["pipeline"], winner["nodes"], winner["global_batch"]) == (8, 8, 8, 160)
+
+
+def test_remedy_for_a_pipeline_that_does_not_fit_sets_its_layout_back(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=gpt_22b", "machine=mi250x", "devices_per_node=8", "nodes=8", "sequence.tokens=2048"]
+    words += ["batch.micro=1", "batch.accumulation=8", "activation_checkpointing=true"]
+    assert main(["predict", *words, "engine=modular", "parallel.stages_per_rank=50"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Changes that make it fit: engine=zero2 parallel.stages_per_rank=1 fits." in told
+    assert main(["predict", *words, "engine=zero2", "parallel.stages_per_rank=1"]) == 0
+    assert "mi250x has 68.7 GB: fits." in capsys.readouterr().out
