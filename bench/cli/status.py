@@ -192,8 +192,8 @@ def estimate_time_left(view: StudyState) -> TimeLeft | None:
     finished points, use the plan's time limits.
 
     The estimate assumes that the number of points that run at the same time stays as it is now, and is at least one.
-    Return None if no point is left, or if the time of a point is unknown. If the sweep uses a scheduler, also return
-    None if none of its jobs is in the queue, or if the scheduler did not respond.
+    Return None if no point is left, or if the time of a point is unknown. In a sweep with a scheduler, also return None
+    if the queue has no job of the sweep, or if the scheduler did not respond.
     """
     if view.seen.jobs and not (view.is_reached and view.live):
         return None

@@ -4,6 +4,7 @@ predictions simulate them.
 With n ranks, stage s lies on rank s mod n. With one stage per rank, stage s therefore lies on rank s.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -199,16 +200,18 @@ def add_gathers(order: Order, ahead: int = 1) -> Order:
     next are gathered. If the weights of one of these stages are already whole, they are kept and not gathered again.
     All weights are released at the end of the step. The gradients of a stage are reduced after its last backward.
     """
-    stages = [action.stage for action in order if action.computes]
+    # one entry for all consecutive passes of a stage, so that long schedules stay fast
+    stages = [stage for stage, _ in itertools.groupby(action.stage for action in order if action.computes)]
     last = {action.stage: action for action in order if action.kind == "backward"}
     result, whole, place = list[Action](), list[int](), 0
     for action in order:
         if action.computes:
+            place += action.stage != stages[place]
             coming = _list_next_stages(stages, place, ahead)
             # releases come first, so that the memory of a finished stage is free for the next gather
             result += [Action("release", stage) for stage in whole if stage not in coming]
             result += [Action("gather", stage) for stage in coming if stage not in whole]
-            whole, place = coming, place + 1
+            whole = coming
         result.append(action)
         # reduced at once, so that the stage's whole gradients are freed before the next stage allocates its own
         if action == last.get(action.stage):

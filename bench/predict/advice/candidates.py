@@ -19,8 +19,11 @@ limit is useful because in a larger copy, each rank computes a smaller portion a
 names are not limited."""
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
-batch is still reached, since the search also tries larger micro-batches and more model copies. There is no limit if
-the user names the layout, the accumulation or the global batch."""
+batch is still reached, since the search also tries larger micro-batches and more model copies. An accumulation that the
+user names is not limited."""
+MOST_NAMED_MICRO_BATCHES = 2048
+"""Like MOST_MICRO_BATCHES, if the user names the numbers of tensor-parallel and of pipeline ranks. More are then
+possible, because few configurations are predicted."""
 UNLIMITED = 2**62
 """Largest global batch, in samples, if nothing limits it."""
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -267,8 +270,8 @@ def _list_with_micro(start: RunSpec, micro: int, axes: Axes, room: DeviceLimits)
     if start.parallel != Parallel():
         # a rank with several stages needs at least two micro-batches
         fewest = 2 if start.parallel.stages_per_rank > 1 else 1
-        named = axes.accumulation or axes.global_batch or axes.layouts.tensor or axes.layouts.pipeline
-        most = UNLIMITED if named else MOST_MICRO_BATCHES
+        most = MOST_NAMED_MICRO_BATCHES if axes.layouts.tensor and axes.layouts.pipeline else MOST_MICRO_BATCHES
+        most = UNLIMITED if axes.accumulation else most
         specs = [s for s in specs if fewest <= s.accumulation <= most and can_run(s, room.device)]
     found = []
     for spec in specs:
