@@ -98,7 +98,7 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
 def _build_trial(section: "SearchSection", result: "TrialResult", kept: bool, spent: float) -> SearchTrial:
     measured = result.quantities
     value = measured.get(section.objective) if measured and kept else None
-    sample_s = measured.step_s / measured.samples if measured else None
+    sample_s = measured.mean.s / measured.samples if measured else None
     return SearchTrial(
         number=result.trial.number + 1,
         values=result.trial.values,

@@ -117,7 +117,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     if given and not args.exact and args.gate is None:
         raise UserError(given[0], "has no meaning without --gate or --exact", "add --gate 3%")
     if args.exact or args.gate is not None:
-        gate = Gate(args.gate, args.exact, args.strict, looks, _allowed(args))
+        gate = Gate(args.gate, args.exact, args.strict, looks, read_allowed(args))
     across = tuple(one for text in args.across for one in parse_across(text))
     if args.across and not across:
         raise UserError(f"--across {','.join(args.across)}", "names no field", "give a field, e.g. versions.torch")
@@ -126,7 +126,7 @@ def _question(args: argparse.Namespace) -> "ComparisonSetup":
     return ComparisonSetup(called, across, gate, args.paired, keep_disturbed)
 
 
-def _allowed(args: argparse.Namespace) -> frozenset[str]:
+def read_allowed(args: argparse.Namespace) -> frozenset[str]:
     """Return the quantities that may change without breaking the gate (`--allow`). Raise UserError for an unknown
     quantity."""
     from analysis.compare.judging import FIXED, is_quantity

@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     the user allows. Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
+    compare.read_allowed(args)  # refuses an unknown quantity before the first round
     words = [
         *_list_small_overrides(args.overrides, args.config_dir),
         *args.overrides,

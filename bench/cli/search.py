@@ -23,7 +23,7 @@ from bench import api, launchers
 from bench.cli import options
 from bench.core import terminal
 from bench.core.formatting import format_count
-from bench.core.quantities import OBJECTIVES
+from bench.core.quantities import DEVIATIONS, OBJECTIVES
 from bench.core.study import SearchSection
 from bench.sweep import definition
 from bench.sweep.policy import Proposal, TrialResult
@@ -139,13 +139,14 @@ def format_verdict(
     section, best = verdict.section, verdict.best
     lines = [terminal.wrap_columns(f"best {section.objective}: {_format_trial(section, best)}")] if best else []
     if best and best.quantities and (noise := best.quantities.noise(section.objective)):
-        off = f"{100 * math.expm1(2 * noise):.0f} %"  # two standard deviations of its logarithm
+        off = f"{100 * math.expm1(DEVIATIONS * noise):.0f} %"
         lines.append(f"its measurement was disturbed (busy machine, few or unsteady steps): error up to {off}")
         words = ["zeroscale", verb, *best.trial.point.overrides, "launcher.quiet_within_s=600", *given]
         lines += ["measure it again:", terminal.wrap_command(words)]
     lines += [] if best else [verdict.unmet or "no trial has the outcome ok"]
     if verdict.equals:
-        lines.append(f"not distinguishable from the best, by intervals of one run each: {len(verdict.equals)}")
+        some = f", the {_SHOWN} best of them:" if len(verdict.equals) > _SHOWN else ""
+        lines.append(f"not distinguishable from the best, by intervals of one run each: {len(verdict.equals)}{some}")
         lines += [terminal.wrap_columns(f"  {_format_trial(section, one)}") for one in verdict.equals[:_SHOWN]]
     outcomes = ", ".join(f"{number} {kind}" for kind, number in verdict.outcomes.most_common())
     of = "" if verdict.candidates is None else f" of {verdict.candidates:,} points"

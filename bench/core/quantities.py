@@ -39,22 +39,31 @@ _LAST_STEPS = 5
 _BUSY_NOISE = 0.3  # on a busy machine: a factor of 1.35 up or down
 _UNKNOWN_NOISE = 0.3  # too few steps for an interval
 _UNSTEADY_NOISE = 0.1  # measured before the step times were steady
-_DEVIATIONS = 1.96  # standard deviations on either side of a 95 % interval
+DEVIATIONS = 1.96
+"""Number of standard deviations on either side of a 95 % interval of a normal distribution."""
 _LEAST_NOISE = 0.025  # smaller noise is ignored: two undisturbed runs of one point differ as much
 
 
-class RunQuantities(NamedTuple):
-    """Quantities of a run that ended well. `low_s` and `high_s` are the 95 % interval of the median step time,
-    estimated from the steps of this run alone; None if there are too few steps."""
+class StepTime(NamedTuple):
+    """Mean or median step time of a run in seconds, with its 95 % interval. The interval is estimated from the steps of
+    this run alone; None if there are too few steps."""
 
-    step_s: float
-    low_s: float | None
-    high_s: float | None
+    s: float
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+class RunQuantities(NamedTuple):
+    """Quantities of a run that ended well. As in the tables of `analysis`, throughputs follow from the mean step time,
+    and `step_s` is the median."""
+
+    mean: StepTime
+    median: StepTime
     samples: int  # per step
     tokens: float | None  # per step, padding included
     nodes: int
-    peak_bytes: int | None
-    loss: float | None
+    peak_bytes: int | None = None
+    loss: float | None = None
     ended_early: bool = False  # a search stopped the run, because its steps were longer than the best trial's
     validation_loss: float | None = None
     step_noise: float = 0.0  # extra standard deviation of the log of the step time, due to disturbances
@@ -70,20 +79,23 @@ class RunQuantities(NamedTuple):
         if name in _TIMELESS:
             value: float | None = getattr(self, name)
             return value
-        return self._of_time(name, self.step_s)
+        return self._of_time(name, self._select_time(name).s)
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return the 95 % interval of a quantity that is computed from the step time, such as a throughput. None if the
         interval is unknown, or if the quantity does not depend on the step time. If the measurement was disturbed, the
         interval is widened by the extra noise."""
-        low_s, high_s = self.low_s, self.high_s
+        step_s, low_s, high_s = self._select_time(name)
         if self.step_noise:
-            factor = math.exp(_DEVIATIONS * self.step_noise)
-            low_s, high_s = self.step_s / factor, self.step_s * factor
+            factor = math.exp(DEVIATIONS * self.step_noise)
+            low_s, high_s = step_s / factor, step_s * factor
         if name in _TIMELESS or low_s is None or high_s is None:
             return None
         one, other = self._of_time(name, low_s), self._of_time(name, high_s)
         return None if one is None or other is None else (min(one, other), max(one, other))
+
+    def _select_time(self, name: str) -> StepTime:
+        return self.median if name == "step_s" else self.mean
 
     def _of_time(self, name: str, step_s: float) -> float | None:
         work = compute_work(name, self.samples, self.tokens, self.nodes)
@@ -122,22 +134,21 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
     window = steps.step_s[steps.cut :]
     if not window:
         return None
-    from bench.core.statistics import series_interval  # imported here: it imports scipy, which is slow
+    from bench.core.statistics import series_interval, series_mean_interval  # imported here: scipy is slow to import
 
-    interval = series_interval(window)
+    interval = series_mean_interval(window)
     # The rank with the highest peak decides whether a run fits.
     peaks = [rank.peak_allocated_bytes for rank in observed.memory if rank.peak_allocated_bytes is not None]
     losses = [loss for loss in steps.loss[-_LAST_STEPS:] if loss is not None and math.isfinite(loss)]
-    of_interval = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * _DEVIATIONS)
+    of_interval = _UNKNOWN_NOISE if interval is None else math.log(interval[1] / interval[0]) / (2 * DEVIATIONS)
     noises = [
         of_interval if of_interval > _LEAST_NOISE else 0.0,
         _UNSTEADY_NOISE if steps.steady is False else 0.0,  # None in records of version 3, which do not test it
         _BUSY_NOISE if is_busy(observed, sum(window)) else 0.0,
     ]
     return RunQuantities(
-        step_s=statistics.median(window),
-        low_s=interval[0] if interval else None,
-        high_s=interval[1] if interval else None,
+        mean=StepTime(statistics.fmean(window), *(interval or ())),
+        median=StepTime(statistics.median(window), *(series_interval(window) or ())),
         samples=record.spec.global_batch,
         tokens=observed.tokens.all if observed.tokens else None,
         nodes=record.spec.nodes,

@@ -77,6 +77,16 @@ def series_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, flo
     return (float(low), float(high)) if np.isfinite(low) else None
 
 
+def series_mean_interval(step_s: ArrayLike, level: float = LEVEL) -> tuple[float, float] | None:
+    """Return the interval of the mean of a run's step times, given in order. None for too few steps, or if the interval
+    reaches zero."""
+    steps = np.asarray(step_s, float)
+    if steps.size < LEAST:
+        return None
+    low, high, _ = mean_bounds(steps, level)
+    return (float(low), float(high)) if low > 0 and np.isfinite(high) else None
+
+
 def median_bounds(series: Array, level: float = LEVEL) -> SeriesBounds:
     """Return the interval of the median of each series along the last axis.
 

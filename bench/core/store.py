@@ -75,7 +75,7 @@ class RunAttempt(NamedTuple):
     unreadable: str = ""  # why the record cannot be read; empty otherwise
     job: str = ""  # name of the allocation in which it ran; empty without a scheduler
     drill: bool = False  # True: a fault was injected, so that the run is not a measurement
-    disk_full: bool = False  # True: the disk was full, so the outcome is not due to the point
+    excused: bool = False  # True: the disk was full or the machine stayed busy, so the outcome is not due to the point
     paused_s: float = 0.0  # seconds during which it was suspended or stopped
 
 
@@ -243,7 +243,7 @@ def _parse_header(plain: dict[str, Any]) -> dict[str, Any]:
     return header | {
         "environment_id": header["environment_id"] or None,
         "drill": bool(evidence.get("drill") or observed.get("drill") or plain.get(_FAULT_SEEN)),
-        "disk_full": bool(evidence.get("disk_full")),
+        "excused": bool(evidence.get("disk_full") or evidence.get("not_quiet")),
         "paused_s": float(evidence.get(PAUSED) or 0.0),
     }
 

@@ -84,6 +84,10 @@ class WrongTransport(Refused):
     minimum in the machine file."""
 
 
+class NotQuiet(Refused):
+    """Error for a run that waited for a quiet machine, and whose machine stayed busy."""
+
+
 # Outcomes of a rank that ran out of memory. For these outcomes, the record says how much memory was in use.
 OUT_OF_MEMORY: tuple[OutcomeKind, ...] = ("oom", "host_oom")
 _TYPES: dict[str, OutcomeKind] = {

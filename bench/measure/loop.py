@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from bench.core.spec import MeasureSpec, RunSpec
-from bench.core.statistics import series_interval
+from bench.core.statistics import series_interval, series_mean_interval
 from bench.core.steps import StepTimes
 from bench.data import MicroBatch
 from bench.engines import Engine
@@ -81,13 +81,15 @@ def is_warmup_done(steps: int, elapsed_s: float, protocol: MeasureSpec, *, on_gp
 
 
 def is_slower(step_s: Sequence[float], than_s: float, block: int) -> bool:
-    """Return True if the whole confidence interval of the median step time lies above `than_s` seconds. `block` is the
-    number of steps in a block.
+    """Return True if the whole confidence intervals of the mean and of the median step time lie above `than_s` seconds.
+    A search may compare trials by either. `block` is the number of steps in a block.
 
     Return False if there are fewer than two blocks of steps, or no interval can be computed.
     """
-    interval = series_interval(step_s, _SLOWER_LEVEL) if len(step_s) >= 2 * block else None
-    return interval is not None and interval[0] > than_s
+    if len(step_s) < 2 * block:
+        return False
+    intervals = series_mean_interval(step_s, _SLOWER_LEVEL), series_interval(step_s, _SLOWER_LEVEL)
+    return all(interval is not None and interval[0] > than_s for interval in intervals)
 
 
 def find_stop_reason(steps: int, elapsed_s: float, protocol: MeasureSpec) -> WindowEnd | None:

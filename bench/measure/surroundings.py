@@ -23,7 +23,7 @@ from bench.core.quantities import BUSY_SHARE, compute_background_load, explain_b
 from bench.core.record import DeviceUse, NodeLoad
 from bench.measure import devices
 from bench.measure.control_group import read_throttled_s
-from bench.measure.failures import Refused
+from bench.measure.failures import NotQuiet
 
 if TYPE_CHECKING:
     from bench.measure.peers import Peers  # imports torch, which a command does not need
@@ -296,7 +296,7 @@ class Surroundings:
         """Wait until the background load of every node is at most BUSY_SHARE. A run with a higher background load is
         flagged `busy`. The ranks sleep while they wait.
 
-        Raise Refused if the load of a node is still higher after `within_s` seconds. The load is sampled repeatedly.
+        Raise NotQuiet if the load of a node is still higher after `within_s` seconds. The load is sampled repeatedly.
         `still_here` is called before each sample of the load, to show that the rank is alive.
         """
         until = time.monotonic() + within_s
@@ -313,7 +313,7 @@ class Surroundings:
             if not why:
                 return
             if is_over:
-                raise Refused(f"{why}, and this did not end within {within_s:g} s")
+                raise NotQuiet(f"{why}, and this did not end within {within_s:g} s")
 
     def open(self) -> None:
         """Start monitoring at the beginning of the window."""

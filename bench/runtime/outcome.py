@@ -25,6 +25,7 @@ from bench.core.errors import NoPrediction, UserError
 from bench.core.formatting import describe_shortage
 from bench.core.processes import identify_process, read_stat
 from bench.core.record import MemoryShortage, Outcome, OutcomeKind
+from bench.measure.failures import NotQuiet
 
 GAP_S = 2.0
 """Minimum gap in seconds that counts as a pause of a supervisor. A supervisor polls every 0.2 s, so a shorter gap is an
@@ -186,6 +187,8 @@ def classify_outcome(states: Sequence[RankState], stop: StopReason | None, why_s
         evidence["oom_kills"] = oom_kills
     if full:
         evidence["disk_full"] = True
+    if failure.get("exception") == NotQuiet.__name__:
+        evidence["not_quiet"] = True
     if _is_refused(cause):
         evidence["refused"] = True
     shortage = None

@@ -17,9 +17,10 @@ from bench.core.formatting import (
     format_count,
     format_duration,
 )
-from bench.core.quantities import derive_quantities, was_busy
+from bench.core.quantities import compute_work, derive_quantities, was_busy
 from bench.core.record import FINAL, Outcome, OutcomeKind, RunRecord
 from bench.core.spec import RunSpec
+from bench.core.study import SearchSection
 from bench.core.terminal import Progress
 from bench.measure.environment import classify, compute_environment_id, find_device_kind
 from bench.sweep import definition, local_attempt, lost
@@ -45,7 +46,7 @@ from bench.sweep.policy import (
     next_step,
 )
 from bench.sweep.pruning import Siblings, find_siblings
-from bench.sweep.search.verdict import SearchOutlook
+from bench.sweep.search.verdict import SearchOutlook, describe_best
 from bench.sweep.snapshot import TrialReader, find_rival_attempt
 
 
@@ -57,6 +58,12 @@ class LocalSearch(NamedTuple):
     foresee: Callable[[Sequence[TrialResult], TrialResult], SearchOutlook]
     """Function that returns the trials and the time that the search still needs, from the results so far and the trial
     that starts now."""
+
+    @property
+    def section(self) -> SearchSection:
+        """Settings of the search, such as its objective."""
+        assert self.sweep.search and self.sweep.search.study.search
+        return self.sweep.search.study.search
 
 
 class RunPosition(NamedTuple):
@@ -219,7 +226,7 @@ class LocalSweep:
         """Return a text that says how many of the attempts `answers` ran on a busy machine, and how to measure them
         again. Empty if none did."""
         busy = sum(_read_busy(one.folder) for one in answers if one.outcome == "ok")
-        if not busy:
+        if not busy or (self._search and compute_work(self._search.section.objective, 1, 1.0, 1) is None):
             return ""
         made = f"{format_count(busy, 'answer')} {'was' if busy == 1 else 'were'} made on a busy machine"
         if self._search:
@@ -354,7 +361,11 @@ class LocalSweep:
         self._corrections_by_neighbours.add(record)
         self.seconds.append(time.monotonic() - begin)
         self._count(made, record.outcome.kind, record.outcome.paused_s)
-        lines = [subject, self._describe(record), self._best.add(record)]
+        if self._search:
+            best = describe_best(self._search.section, self._trials.read_results())
+        else:
+            best = self._best.add(record)
+        lines = [subject, self._describe(record), best]
         self._tell("\n    ".join(filter(None, lines)))
         return True
 

@@ -264,9 +264,9 @@ def explain_given_up(
     """Return the reason why a point (configuration) gets no further attempt; empty if it gets another attempt.
 
     `done` are the point's attempts with a record. `limit` is the maximum number of failures with a cause in the point
-    itself. Causes outside of the point are preemption, cancellation, a failed node, a full disk, a pause and an
-    injected fault. Each job in `failed_starts` counts as one more failure in the point itself. These jobs failed before
-    they began an attempt, and would fail again.
+    itself. Causes outside of the point are preemption, cancellation, a failed node, a full disk, a machine that stayed
+    busy, a pause and an injected fault. Each job in `failed_starts` counts as one more failure in the point itself.
+    These jobs failed before they began an attempt, and would fail again.
 
     Two other numbers may be at most `TOTAL_ATTEMPTS_FACTOR` times `limit`: the number of all attempts, whatever their
     causes, and the number of jobs `submitted` with this point.
@@ -287,7 +287,7 @@ def _is_own_fault(attempt: RunAttempt) -> bool:
     """Return whether an attempt failed for a cause in the point (its configuration) itself."""
     # The causes must match those named in `explain_given_up`.
     never = attempt.outcome in ("preempted", "cancelled", "node_failure", *NEVER_RAN)
-    return not never and not attempt.disk_full and not attempt.drill and not attempt.paused_s
+    return not never and not attempt.excused and not attempt.drill and not attempt.paused_s
 
 
 def _list_recorded(run: PlannedRun, snapshot: Snapshot) -> list[RunAttempt]:

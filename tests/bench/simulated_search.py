@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.core.machine import Machine
-from bench.core.quantities import RunQuantities
+from bench.core.quantities import RunQuantities, StepTime
 from bench.core.record import OutcomeKind
 from bench.core.spec import RunSpec
 from bench.core.study import SearchSection
@@ -66,8 +66,8 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)
     samples = int(trial.values["batch.micro"]) * spec["nodes"]
-    low, high = ended * (1 - width), ended * (1 + width)
-    return TrialResult(trial, "ok", RunQuantities(ended, low, high, samples, None, spec["nodes"], None, None), 0.01)
+    step = StepTime(ended, ended * (1 - width), ended * (1 + width))
+    return TrialResult(trial, "ok", RunQuantities(step, step, samples, None, spec["nodes"]), 0.01)
 
 
 def search(

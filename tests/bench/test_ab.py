@@ -19,7 +19,7 @@ from bench import cli
 from bench.cli.ab import _list_small_overrides
 from bench.core import store
 from bench.core.errors import UserError
-from bench.sweep.ab import AGAIN, ComparedSide, looks, open_sides, order_runs, run_rounds
+from bench.sweep.ab import AGAIN, SET_ASIDE, ComparedSide, looks, open_sides, order_runs, run_rounds
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("engine=ddp", "devices_per_node=1")
@@ -214,7 +214,8 @@ def test_round_on_a_busy_machine_is_repeated_at_most_twice(
     for name in ("a", "b"):
         kept = sorted(path.name for path in (tmp_path / "runs" / name / "id").iterdir())
         assert kept == ["0.0", "1.0", "2.0"], "repeat n of both sides is round n"
-    assert len(list((tmp_path / "runs" / AGAIN).rglob("record.json"))) == 2 * (ran - 3)
+    assert len(list((tmp_path / "runs" / AGAIN).rglob(SET_ASIDE))) == 2 * (ran - 3)
+    assert len(list(store.find_records([tmp_path / "runs"]))) == 6, "analysis reads only the rounds that count"
 
 
 @pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])

@@ -179,6 +179,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["calibrate", "machine=cpu", "--only", "matmul,mat"], "--only mat: no such part; did you mean matmul?"),
     (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
     (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: is not a positive integer; set 1 or more"),
+    (["ab", "HEAD", "HEAD", "--allow", "foo"], "--allow foo: must be a count or a number of bytes; "),
     (["ledger"], "ledger: this verb was removed; use `zeroscale claims`"),
 ])  # fmt: skip
 def test_wrong_value_of_every_option_is_refused_in_one_line(

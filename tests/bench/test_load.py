@@ -17,6 +17,7 @@ from started_runs import QUICK, Command
 
 from analysis.flags import list_flags
 from bench.cli import options
+from bench.core import store
 from bench.core.quantities import BUSY_SHARE, compute_background_load
 from bench.core.record import NodeLoad, RunRecord
 from bench.core.terminal import Progress
@@ -232,6 +233,8 @@ def test_run_that_requires_a_quiet_machine_ends_under_background_load(tmp_path: 
     record = record_of(tmp_path, "launcher.quiet_within_s=2")
     assert record.outcome.kind == "error" and not record.outcome.final
     assert "did not end within 2 s" in record.outcome.reason and "background load takes" in record.outcome.reason
+    (folder,) = (path.parent.parent for path in store.find_records([tmp_path / "runs"]))
+    assert [attempt.excused for attempt in store.list_attempts(folder)] == [True], "it costs no attempt of the point"
 
 
 @pytest.mark.processes

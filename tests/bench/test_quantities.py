@@ -1,7 +1,11 @@
 """Tests of quantities that are computed from the record of a run, compared with hand calculations."""
 
+import math
 from pathlib import Path
 
+import pytest
+
+from analysis.results import judge_records
 from bench.core import store
 from bench.core.quantities import derive_quantities
 from bench.core.record import Evaluation, NodeLoad
@@ -51,3 +55,20 @@ def test_disturbed_step_time_has_extra_noise_and_other_quantities_have_none() ->
         noises[name] = found.noise("samples_per_s")
     assert noises["sound"] == 0.0
     assert noises["busy"] >= 0.3 and noises["few"] >= 0.3 and 0.1 <= noises["unsteady"] < 0.3
+
+
+def test_throughputs_and_step_time_have_the_values_and_intervals_of_the_tables() -> None:
+    known = 0
+    for path in store.find_records([Path(__file__).parents[1] / "data/runs.zip/smoke"]):
+        record = store.read_record(path)
+        row, found = judge_records({"run": record}).table.iloc[0], derive_quantities(record)
+        assert found
+        for name in ("step_s", "tokens_per_s", "samples_per_s"):
+            assert found.get(name) == pytest.approx(row[name])
+        undisturbed = found._replace(step_noise=0.0)
+        for name in ("step_s", "tokens_per_s"):
+            ends = undisturbed.interval(name)
+            shown = row[f"{name}_low"], row[f"{name}_high"]
+            assert shown == pytest.approx(ends or (math.nan, math.nan), nan_ok=True)
+            known += ends is not None
+    assert known > 20, "most of these runs have an interval"

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.machine import Machine
-from bench.core.quantities import RunQuantities, derive_quantities
+from bench.core.quantities import RunQuantities, StepTime, derive_quantities
 from bench.core.spec import RunSpec
 from bench.core.study import SAMPLERS, SearchSection
 from bench.sweep.definition import SweepPoint, Trial
@@ -139,7 +139,9 @@ def read_noise() -> float:
     records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
     found = (derive_quantities(record) for record in records)
     return statistics.median(
-        (one.high_s - one.low_s) / one.step_s / 2 for one in found if one and one.low_s is not None and one.high_s
+        (mean.high_s - mean.low_s) / mean.s / 2
+        for mean in (one.mean for one in found if one)
+        if mean.low_s and mean.high_s
     )
 
 
@@ -260,8 +262,8 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
     """Return the result of a trial that ended `ok` with the step time `step_s`. The interval of the step time is
     `step_s` × (1 ± `noise`)."""
     batch = point.spec["batch"]
-    low, high = step_s * (1 - noise), step_s * (1 + noise)
-    quantities = RunQuantities(step_s, low, high, batch["global"], None, point.nodes, None, None)
+    step = StepTime(step_s, step_s * (1 - noise), step_s * (1 + noise))
+    quantities = RunQuantities(step, step, batch["global"], None, point.nodes)
     return TrialResult(Trial(number=number, point=point, values=dict(values)), "ok", quantities)
 
 
@@ -355,7 +357,9 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
         if ordered[number] is best and end == whole:
             to_best = tokens
         trial = Trial(number=len(results), point=proposal.point, values=proposal.values)
-        quantities = RunQuantities(0.1, 0.1, 0.1, 1, None, 1, None, None, validation_loss=ordered[number].losses[end])
+        quantities = RunQuantities(
+            StepTime(0.1), StepTime(0.1), 1, None, 1, validation_loss=ordered[number].losses[end]
+        )
         results.append(TrialResult(trial, "ok", quantities))
     return Halving(to_best, tokens)
 

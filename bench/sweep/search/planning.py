@@ -211,8 +211,9 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
     if (folder / definition.FOLDER).is_dir() and definition.read_trials(folder):
         before = definition.find_search(definition.read(folder))
         if before and before.search and sweep.search:
-            if _identify(before.search) != _identify(sweep.search):
-                rule = "contains the trials of another search"
+            known, wanted = _identify(before.search), _identify(sweep.search)
+            if differ := sorted(key for key in known | wanted if known.get(key) != wanted.get(key)):
+                rule = f"contains the trials of another search, which differs in {', '.join(differ)}"
                 raise UserError(str(folder), rule, "rename this search, or set another --results")
             if before.search == sweep.search and before.launcher == sweep.launcher:
                 return
@@ -220,12 +221,15 @@ def write_search(folder: Path, sweep: SweepDefinition) -> None:
 
 
 def _identify(request: SearchRequest) -> dict[str, Any]:
-    """Return the fields that identify a search. Settings that may change when it is resumed, such as its budget, are
-    not included."""
-    plain = request.model_dump(mode="json", by_alias=True)
-    study = {key: value for key, value in plain["study"].items() if key not in ("question", "budget")}
-    study["search"] = {key: value for key, value in study["search"].items() if key not in _MAY_CHANGE}
-    return {"study": study, "overrides": plain["overrides"]}
+    """Return the settings that identify a search, by key. Settings that may change when it is resumed, such as its
+    budget and options of its launcher, are not included. The study's `search` section already has the overrides of its
+    settings."""
+    study = request.study.model_dump(mode="json", by_alias=True, exclude={"question", "budget", "search"})
+    assert request.study.search
+    section = request.study.search.model_dump(mode="json", by_alias=True, exclude=_MAY_CHANGE)
+    given = dict(compose.parse_single(request.overrides))
+    fixed = {key: value for key, value in given.items() if not key.startswith((_SECTION, "launcher."))}
+    return study | {f"{_SECTION}{key}": value for key, value in section.items()} | fixed
 
 
 def _change_section(section: SearchSection, given: Sequence[Pair]) -> SearchSection:

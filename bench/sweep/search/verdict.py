@@ -98,6 +98,18 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
     )
 
 
+def describe_best(section: SearchSection, results: Sequence[TrialResult]) -> str:
+    """Return a text with the best trial so far, by the objective and the constraints of the search. Empty if no trial
+    has a result within the constraints."""
+    known = [(cost, one) for one in select_furthest(section, results) if (cost := find_cost(section, one)) is not None]
+    if not known:
+        return ""
+    best = min(known, key=lambda pair: pair[0])[1]
+    assert best.quantities
+    value = best.quantities.get(section.objective)
+    return f"best so far: trial {best.trial.number + 1}, {section.objective} {value:,.4g}"
+
+
 class SearchOutlook(NamedTuple):
     """Trials and time that a search still needs."""
 

@@ -321,8 +321,8 @@ def test_paused_run_is_no_answer_and_costs_no_attempt() -> None:
     assert find_answer([*paused, full], prune=True) is full, "memory does not depend on time"
 
 
-def test_full_disk_costs_no_attempt_but_ends_after_15_tries() -> None:
-    full = [failed(number, disk_full=True) for number in range(14)]
+def test_full_disk_or_busy_machine_costs_no_attempt_but_ends_after_15_tries() -> None:
+    full = [failed(number, excused=True) for number in range(14)]
     assert explain_given_up([*full[:4], failed(4), failed(5)], 3) == ""
     assert explain_given_up([*full, failed(14)], 3)
 

@@ -93,6 +93,19 @@ def test_trial_without_an_attempt_is_run_by_a_resumed_search(tmp_path: Path) -> 
     ]
 
 
+def test_search_with_overrides_of_its_budget_and_launcher_can_be_continued_with_others(tmp_path: Path) -> None:
+    def asked(*overrides: str, **changed: object) -> SweepDefinition:
+        made = search_sweep(**changed)
+        assert made.search
+        return made.model_copy(update={"search": made.search.model_copy(update={"overrides": overrides})})
+
+    write_search(tmp_path, asked("search.trials=2", "launcher.hang_s=60", "batch.micro=2", trials=2))
+    definition.write_trial(tmp_path, Trial(number=0, point=points(1)[0], values={}))
+    write_search(tmp_path, asked("batch.micro=2", "search.trials=4", trials=4))
+    with pytest.raises(UserError, match=r"another search, which differs in batch\.micro; rename"):
+        write_search(tmp_path, asked("batch.micro=4", "search.trials=4", trials=4))
+
+
 def test_folder_holds_one_search_whose_number_of_trials_can_be_raised(tmp_path: Path) -> None:
     write_search(tmp_path, search_sweep())
     definition.write_trial(tmp_path, Trial(number=0, point=points(1)[0], values={}))
@@ -104,5 +117,5 @@ def test_folder_holds_one_search_whose_number_of_trials_can_be_raised(tmp_path: 
     section = other.search.study.search.model_copy(update={"objective": "peak_bytes"})
     study = other.search.study.model_copy(update={"search": section})
     changed = other.model_copy(update={"search": SearchRequest(study=study)})
-    with pytest.raises(UserError, match="contains the trials of another search; rename this search"):
+    with pytest.raises(UserError, match=r"another search, which differs in search\.objective; rename this search"):
         write_search(tmp_path, changed)

@@ -114,7 +114,7 @@ class Sweep(Study):
         return [found for found in list_processes(self.mark) if found.role == role]
 
     def open_attempts(self, jobs: Sequence[str] | None = None) -> list[OpenAttempt]:
-        """Return the attempts of the Slurm jobs `jobs` that have no record yet. If `jobs` is None, return the attempts of
+        """Return the attempts of the Slurm jobs `jobs` that have no record yet. If `jobs` is None, return those of
         all jobs that have no record yet."""
         found = []
         for folder in sorted(self.attempts()):
