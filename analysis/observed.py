@@ -6,6 +6,7 @@ Each function returns None if the record lacks the data from which the value is 
 
 import functools
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from analysis.stats.intervals import SHARES, Interval, describe_window
@@ -145,7 +146,7 @@ def find_worst_rank_value(record: RunRecord, quantity: str) -> int | None:
 def list_by_rank(record: RunRecord, quantity: str) -> tuple[int, ...]:
     """Return the value of a field of RankMemory for every rank; empty if the field is unknown for at least one rank."""
     ranks = record.observations.memory if record.observations else ()
-    values = tuple(getattr(rank, quantity) for rank in ranks)
+    values = tuple(map(attrgetter(quantity), ranks))  # a generator would be slower, and there may be many ranks
     return () if None in values else values
 
 

@@ -47,8 +47,10 @@ class Extensible(Frozen):
     @model_serializer(mode="wrap")
     def _omit_later_defaults(self, serialize: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         plain: dict[str, Any] = serialize(self)
-        usual = {name for name in self.LATER_FIELDS if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in plain.items() if name not in usual}
+        for name in self.LATER_FIELDS:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                plain.pop(name, None)
+        return plain
 
 
 class ModelSpec(Extensible):
