@@ -58,9 +58,9 @@ def describe_doubts(history: History) -> Iterable[str]:
     wrong, thing = round(100 * (1 - LEVEL)), _THINGS[history.axis.by]
     yield (
         f"If no time changed, at most {wrong} of 100 such histories would report any change of any configuration. This "
-        f"holds for any noise between {thing}s, unless the times of neighbouring {thing}s are correlated. A change can "
-        f"be detected only with at least {SIDE} {thing}s before and after it. Confidence level of intervals: "
-        f"{100 * LEVEL:g} %."
+        f"holds if the noise has the same distribution at all {thing}s, and if the times of neighbouring {thing}s are "
+        f"not correlated. A change can be detected only with at least {SIDE} {thing}s before and after it. Confidence "
+        f"level of intervals: {100 * LEVEL:g} %."
     )
     short = [one for one in history.series if one.short]
     if short:

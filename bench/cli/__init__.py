@@ -95,7 +95,7 @@ VERBS = {
     "ab": "measure two git revisions or two environments in turn, and compare them",
     "claims": "compare the claims of the ZeRO scaling study with measurements",
     "pack": "pack the records of a study into one archive without names of users or hosts",
-    "export": "write one TensorBoard or MLflow run per record",
+    "export": "write records for TensorBoard or MLflow, or the trials of a search for Optuna's dashboard",
 }
 """One-line summary of each verb in `zeroscale --help`."""
 _OF_ANALYSIS = {"table", "report", "figures", "compare", "history", "claims", "pack", "export"}

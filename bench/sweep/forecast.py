@@ -157,10 +157,12 @@ def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bo
     return min(max(needed, LEAST_MIN), bound_min)
 
 
-def compute_bound_min(protocol: MeasureSpec, setup_min: float) -> float:
-    """Return the time limit, in minutes, of a point without a prediction.
+def compute_bound_min(protocol: MeasureSpec, setup_min: float, step_s: float | None = None) -> float:
+    """Return the longest time limit that an attempt gets, in minutes. It is the limit of a point without a prediction.
 
     The limit is `setup_min` minutes for the start, plus twice the longest measurement window. One of the two windows
-    stands for the warm-up steps, because their duration is unknown.
+    stands for the warm-up steps, because their duration is unknown. If the steps are predicted to take up to `step_s`
+    seconds, and all of them therefore take longer than two windows, the limit is longer.
     """
-    return setup_min + 2 * protocol.max_s / 60
+    predicted_s = compute_longest_s(protocol, step_s) if step_s else 0.0
+    return setup_min + max(2 * protocol.max_s, predicted_s) / 60

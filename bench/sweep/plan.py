@@ -185,7 +185,8 @@ def build_point(made: StudyPoint, distinguishing: set[str], *, predict: bool) ->
     options, protocol, bound_min = composed.launcher_options, composed.spec.measure, None
     limit_min, trains = options.time_limit_min, composed.spec.learning.tokens is not None
     if limit_min is None and isinstance(options, SchedulingOptions):
-        limit_min = bound_min = forecast.compute_bound_min(protocol, options.setup_min)
+        step_s = predicted.step.high_s if predicted.step else None
+        limit_min = bound_min = forecast.compute_bound_min(protocol, options.setup_min, step_s)
     # A predicted limit may be too short. It is used only if a second attempt, or a checkpoint, can make up for that.
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
         limit_min = forecast.compute_limit_min(protocol, predicted.step.high_s, options.setup_min, bound_min)

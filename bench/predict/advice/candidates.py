@@ -14,9 +14,9 @@ STAGES = (1, 2, 4)
 """Numbers of stages per rank that the search tries if a pipeline has several ranks. If it has one rank, the search
 tries a single stage, and one stage per block (layered gradient accumulation)."""
 ENOUGH = 2
-"""Limit of the search: a model copy may have at most this many times as many ranks as the smallest copy that fits. The
-limit is useful because in a larger copy, each rank computes a smaller portion and waits longer. Layouts that the user
-names are not limited."""
+"""Limit of the search: a model copy may have at most this many times as many ranks as the smallest copy that surely
+fits. The limit is useful because in a larger copy, each rank computes a smaller portion and waits longer. Layouts that
+the user names are not limited."""
 MOST_MICRO_BATCHES = 128
 """Largest number of accumulated micro-batches that the search tries in a step with pipeline stages. A larger global
 batch is still reached, since the search also tries larger micro-batches and more model copies. An accumulation that the
@@ -190,7 +190,7 @@ def search_candidates(bases: Sequence[RunSpec], axes: Axes, room: DeviceLimits) 
 
 def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: CandidateSearch) -> None:
     """Add the candidates that differ from `start` in layout and batch to `found`."""
-    smallest = 0  # ranks of the smallest model copy that fits
+    smallest = 0  # ranks of the smallest model copy that surely fits
     # with several node counts, fewer layouts are tried to keep the search fast
     times = ENOUGH if len(axes.nodes) == 1 else 1
     for layout in list_layouts(start, axes.layouts, room.device):
@@ -198,7 +198,7 @@ def _add_along_layouts(start: RunSpec, axes: Axes, room: DeviceLimits, found: Ca
             break
         before = len(found.candidates)
         _add_along_micro(start.model_copy(update={"parallel": layout}), axes, room, found)
-        if len(found.candidates) > before:
+        if any(candidate.fits for candidate in found.candidates[before:]):
             smallest = smallest or layout.ranks
 
 

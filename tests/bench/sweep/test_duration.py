@@ -48,6 +48,9 @@ def test_time_limit_lies_between_the_least_limit_and_the_limit_without_a_predict
     bound = compute_bound_min(DEFAULT, setup_min=10)
     assert bound == 10 + 2 * 300 / 60
     assert compute_limit_min(DEFAULT, 100.0, 10, bound) == bound
+    assert compute_bound_min(DEFAULT, 10, 0.1) == bound
+    slow = compute_bound_min(DEFAULT, 10, 100.0)
+    assert slow == pytest.approx(10 + (10 + 5 + 5 + 3) * 100 / 60 + 0.5), "warm-up, one block above max_s, one launched"
     assert compute_limit_min(DEFAULT, 1e-6, 0, bound) == LEAST_MIN
     assert compute_limit_min(DEFAULT, 1e-6, 0, 1.5) == 1.5
 
