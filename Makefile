@@ -102,7 +102,7 @@ schema: $(INSTALLED)
 	$(BIN)/zeroscale init conf --schema
 	$(BIN)/python -c "import json; from bench.core.record import RunRecord; print(json.dumps(RunRecord.model_json_schema(), indent=1))" > bench/core/record.schema.json
 
-# The pages of docs/reference, after verbs, keys, columns, flags or outcomes have changed.
+# The pages of docs/reference, after commands, keys, columns, flags or outcomes have changed.
 reference: $(INSTALLED)
 	$(BIN)/python -m docs.generate
 

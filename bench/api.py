@@ -1,4 +1,4 @@
-"""The Python interface of zeroscale: the verbs of the command line as functions, for scripts and notebooks.
+"""The Python interface of zeroscale: its commands as functions, for scripts and notebooks.
 
     from bench import api
 

@@ -25,7 +25,7 @@ from bench import cli
 from bench.cli.run import format_answer
 from bench.core import files, store, terminal
 from bench.core.errors import UserError
-from docs.generate import FOLDER, pages, verbs
+from docs.generate import FOLDER, commands, pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -95,11 +95,11 @@ def test_each_relative_link_has_a_target(page: Path) -> None:
             assert anchor in _anchors(there.read_text()), f"{page.name}: {target}#{anchor}"
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_examples_in_the_help_of_a_verb_are_valid(verb: str) -> None:
-    for command in _commands((FOLDER / "verbs.md").read_text()):
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_examples_in_the_help_of_a_command_are_valid(verb: str) -> None:
+    for command in _commands((FOLDER / "commands.md").read_text()):
         if command.words[0] == verb:
-            verbs.parser(verb).parse_intermixed_args(command.words[1:])
+            commands.parser(verb).parse_intermixed_args(command.words[1:])
 
 
 def _without_code(text: str) -> str:
@@ -166,8 +166,8 @@ NEEDS = {
     "report": "ten seconds",
     "export": "the extra `mlflow`",
 }
-"""Verbs whose example commands are only parsed here, and not run. The value of a verb names the thing that a run of its
-commands would need. Separate tests run these verbs."""
+"""Commands whose examples are only parsed here, and not run. The value names the thing that a run of the
+examples would need. Separate tests run these commands."""
 
 
 _MT5 = {
@@ -217,7 +217,7 @@ def sample_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_of_a_page_prints_the_output_shown_below_it(command: Command, sample_folder: Path) -> None:
     verb, *words = command.words
-    parser = verbs.parser(verb)
+    parser = commands.parser(verb)
     parser.parse_intermixed_args(words)
     if verb in NEEDS:
         assert command.output is None, f"nothing compares what {verb} prints"
@@ -262,7 +262,7 @@ def test_sample_output_of_run_has_the_present_wording() -> None:
 
 
 def _dry(verb: str, words: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the words of a command with --dry-run added. Empty if its verb has no such option."""
+    """Return the words of a command with --dry-run added. Empty if the command has no such option."""
     if "--dry-run" not in parser.format_help():
         return []
     here = ["machine=cpu", "devices_per_node=2"]  # the test must not depend on this machine's devices
@@ -297,7 +297,7 @@ def test_ci_workflow_of_the_guide_has_a_valid_command() -> None:
     steps = yaml.safe_load(found[1])["jobs"]["compare"]["steps"]
     command = next(step["run"] for step in steps if step.get("run", "").startswith("zeroscale "))
     _, verb, *words = shlex.split(command)
-    assert verbs.parser(verb).parse_intermixed_args(words).format == "md"
+    assert commands.parser(verb).parse_intermixed_args(words).format == "md"
 
 
 def test_workflow_of_this_repository_runs_a_make_target_and_uploads_its_report() -> None:
@@ -310,7 +310,7 @@ def test_workflow_of_this_repository_runs_a_make_target_and_uploads_its_report()
 
 def test_invalid_command_of_a_page_is_detected() -> None:
     with pytest.raises((SystemExit, UserError)), contextlib.redirect_stderr(io.StringIO()):
-        verbs.parser("run").parse_intermixed_args(["--no-such-option"])
+        commands.parser("run").parse_intermixed_args(["--no-such-option"])
 
 
 @pytest.mark.processes

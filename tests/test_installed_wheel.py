@@ -48,7 +48,10 @@ def test_wheel_excludes_the_validation_package(installed: Path, tmp_path: Path) 
     assert not (installed / "analysis" / "validation").exists()
     completed = run_module(installed, tmp_path, "bench.cli", "predictions")
     remedy = "run `python -m analysis.validation` in a checkout of the repository"
-    assert (completed.returncode, completed.stderr) == (2, f"zeroscale: predictions: this verb was removed; {remedy}\n")
+    assert (completed.returncode, completed.stderr) == (
+        2,
+        f"zeroscale: predictions: this command was removed; {remedy}\n",
+    )
 
 
 def test_installed_wheel_writes_the_page_of_a_prediction(installed: Path, tmp_path: Path) -> None:

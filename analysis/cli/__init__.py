@@ -1,4 +1,4 @@
-"""Verbs of the command line that read records. Each verb is a small module, imported when the verb is called."""
+"""Commands that read records. Each command is a small module, imported when the command is called."""
 
 import argparse
 import contextlib
@@ -40,12 +40,12 @@ def choose_out(out: Path | None, folder: Path, found: "Results") -> Path:
 def read_records(paths: Sequence[Path], show: Callable[[terminal.Progress], None] | None = None) -> "Results":
     """Return every record at or below `paths`. Files that are not records are named on standard error.
 
-    On a terminal, progress is shown. If the verb already has a progress line, `show` updates that line. Raise UserError
-    if no record is found.
+    On a terminal, progress is shown. If the command already has a progress line, `show` updates that line. Raise
+    UserError if no record is found.
     """
     from analysis import results
 
-    # If the verb already shows a progress line, reading reports its progress on that line.
+    # If the command already shows a progress line, reading reports its progress on that line.
     with contextlib.nullcontext(show) if show else terminal.progress(quiet=False) as follow:
         found = results.read(
             paths, lambda read, files: follow(terminal.Progress(f"reading {read:,} of {files:,} records", read / files))

@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> None:
-    """Add the options that the verbs `compare` and `ab` have in common."""
+    """Add the options that the commands `compare` and `ab` have in common."""
     # argparse applies % formatting to help texts, so a percent sign is written twice
     shown, default = (gate or "none").replace("%", "%%"), gate and percentage(gate)
     limit = f"fail if B takes more time or memory than A by this percentage; default: {shown}"

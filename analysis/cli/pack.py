@@ -4,7 +4,7 @@
   zeroscale pack results/runs/paper --out for-review.zip
   zeroscale pack results/runs/paper --whole --out kept.zip
 
-The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading verbs
+The archive holds `RUN/record.json` for every record. `table`, `report` and the other reading commands
 read it, packed or unpacked. A record that cannot be read is named on standard error and is not in the
 archive; the exit code is then 1.
 

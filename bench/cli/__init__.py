@@ -1,7 +1,7 @@
-"""The `zeroscale` command: a table of verbs. The module of a verb is imported when the verb is called.
+"""The program `zeroscale`: a table of its commands. The module of a command is imported when the command is called.
 
-Each verb's module has `arguments(parser)`, which declares the verb's options, and `run(args) -> int`, which returns the
-exit code. The module's docstring is the text of `--help`. The exit code is 0 only if the verb succeeded.
+Each module has `arguments(parser)`, which declares the options of its command, and `run(args) -> int`, which returns
+the exit code. The module's docstring is the text of `--help`. The exit code is 0 only if the command succeeded.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(self.prog.split()[-1], message, remedy)
 
     def _suggest_option(self, name: str, value: str | None) -> str:
-        """Return a remedy for an option that this verb does not have: the config group of this name, or the most
+        """Return a remedy for an option that this command does not have: the config group of this name, or the most
         similar option."""
         from bench.config.reference import GROUPS  # here: it takes long to import
         from bench.core.files import find_group_files
@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
         return f"{name}=NAME selects a file of conf/{name}, and {value} is none of them{folder}; {near}"
 
 
-VERBS = {
+COMMANDS = {
     "run": "measure one configuration on this machine",
     "init": "write starter files of your own: launcher, study, JSON schemas for editors",
     "sweep": "measure every configuration of a study, or every combination of comma lists",
@@ -85,7 +85,7 @@ VERBS = {
     "rehearse": "run one rank of a job that is larger than this machine; simulate the other ranks",
     "calibrate": "measure this machine, and write a machine file for predictions",
     "advise": "choose stage, micro-batch and node count, with reasons and certainty",
-    "explain": "explain a column, flag, outcome, verb, option or config key",
+    "explain": "explain a column, flag, outcome, command, option or config key",
     "completion": "print a completion script for bash or zsh",
     "table": "print a table with one row per run, as text, Markdown, CSV or JSON",
     "report": "write tables and figures as one HTML page that opens offline",
@@ -97,9 +97,9 @@ VERBS = {
     "pack": "pack the records of a study into one archive without names of users or hosts",
     "export": "write records for TensorBoard or MLflow, or the trials of a search for Optuna's dashboard",
 }
-"""One-line summary of each verb in `zeroscale --help`."""
+"""One-line summary of each command in `zeroscale --help`."""
 _OF_ANALYSIS = {"table", "report", "figures", "compare", "history", "claims", "pack", "export"}
-"""Verbs whose modules are in the package `analysis.cli`. Those of the other verbs are in `bench.cli`."""
+"""Commands whose modules are in the package `analysis.cli`. Those of the other commands are in `bench.cli`."""
 _USAGE_ERROR = 2
 _WIDTH = 100
 """Width of the paragraphs in `--help`, in columns."""
@@ -111,14 +111,14 @@ _FORMER = {
     "ledger": "use `zeroscale claims`",
     "predictions": "run `python -m analysis.validation` in a checkout of the repository",
 }
-"""Names of removed verbs, each with the command that replaces it."""
+"""Names of removed commands, each with the command that replaces it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb that the command line names; return its exit code."""
+    """Run the command that the command line names; return its exit code."""
     gc.set_threshold(*_GARBAGE)
     words = list(sys.argv[1:] if argv is None else argv)
-    # Remove -v before argparse runs: it also applies to parser errors, and may stand before or after the verb.
+    # Remove -v before argparse runs: it also applies to parser errors, and may stand before or after the command.
     verbose = "-v" in words
     words = [word for word in words if word != "-v"]
     if verbose:
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             python = ".".join(map(str, sys.version_info[:3]))
             print(f"zeroscale {found[0] if found else '(not installed)'}, Python {python}")
             return 0
-        return _run_verb(words[0], words[1:])
+        return _run_command(words[0], words[1:])
     except UserError as error:
         _print_refusal(str(error), verbose=verbose)
         return error.exit_code
@@ -159,35 +159,35 @@ def _print_refusal(message: str, *, verbose: bool) -> int:
     return _USAGE_ERROR
 
 
-def _run_verb(name: str, words: list[str]) -> int:
+def _run_command(name: str, words: list[str]) -> int:
     if name in _FORMER:
-        raise UserError(name, "this verb was removed", _FORMER[name])
-    if name not in VERBS:
-        raise UserError(name, "no such verb", suggest_nearest(name, VERBS))
+        raise UserError(name, "this command was removed", _FORMER[name])
+    if name not in COMMANDS:
+        raise UserError(name, "no such command", suggest_nearest(name, COMMANDS))
     _check_words(name, words)
     words = _join_negative_values(words)
     # Intermixed parsing lets options stand between overrides.
     parser = build_parser(name)
     parser.words = words
     args = parser.parse_intermixed_args(words)
-    code: int = import_verb(name).run(args)
+    code: int = import_command(name).run(args)
     return code
 
 
-def import_verb(name: str) -> ModuleType:
-    """Return the module of a verb."""
+def import_command(name: str) -> ModuleType:
+    """Return the module of a command."""
     return importlib.import_module(f"{'analysis' if name in _OF_ANALYSIS else 'bench'}.cli.{name}")
 
 
 def build_parser(name: str) -> _Parser:
-    """Return the parser of a verb. The verb's module is imported."""
-    verb = import_verb(name)
+    """Return the parser of a command. The command's module is imported."""
+    command = import_command(name)
     # Wrap only prose. Examples are indented and are not broken, so that they can be copied.
-    texts = (verb.__doc__ or "").split("\n\n")
+    texts = (command.__doc__ or "").split("\n\n")
     paragraphs = [text if text.startswith(" ") else textwrap.fill(text, _WIDTH) for text in texts]
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(f"zeroscale {name}", description="\n\n".join(paragraphs), formatter_class=raw, allow_abbrev=False)
-    verb.arguments(parser)
+    command.arguments(parser)
     return parser
 
 
@@ -216,18 +216,18 @@ def _check_words(name: str, words: list[str]) -> None:
 
 
 def _format_help() -> str:
-    from bench.core import terminal  # here: verbs need not import it
+    from bench.core import terminal  # here: commands need not import it
 
     return "\n".join(
         [
-            "usage: zeroscale VERB [KEY=VALUE …] [--help] [-v]",
+            "usage: zeroscale COMMAND [KEY=VALUE …] [--help] [-v]",
             "       zeroscale --version",
             "",
             "Which ZeRO stage, micro-batch and node count for a T5, GPT-2 or Llama model, and how sure?",
             "",
-            terminal.align(list(VERBS.items()), indent=2),
+            terminal.align(list(COMMANDS.items()), indent=2),
             "",
             "KEY=VALUE follows Hydra's grammar. It selects the file of a config group (model=mt5_base engine=zero3)",
-            "or sets a key (batch.micro=8). `zeroscale VERB --help` shows more. -v prints the traceback of an error.",
+            "or sets a key (batch.micro=8). `zeroscale COMMAND --help` shows more. -v prints an error's traceback.",
         ]
     )

@@ -1,4 +1,4 @@
-"""Print a completion script for bash or zsh. It completes verbs, options, config keys and files of
+"""Print a completion script for bash or zsh. It completes commands, options, config keys and files of
 conf/.
 
   zeroscale completion bash > ~/.local/share/bash-completion/completions/zeroscale
@@ -42,7 +42,7 @@ _ZSH = "_zeroscale_{name}() {{ compadd -S '' -- {words} }}\n"
 
 def build_script(shell: str) -> str:
     """Return the completion script for a shell. Raise UserError if the package shtab is not installed."""
-    from bench.cli import VERBS, import_verb
+    from bench.cli import COMMANDS, import_command
     from bench.cli.explain import list_explanations
     from bench.config.reference import GROUPS, list_sections
     from bench.core.files import find_group_files
@@ -58,11 +58,11 @@ def build_script(shell: str) -> str:
         "names": sorted({one.name.removeprefix("--") for one in list_explanations()}),
     }
     parser = argparse.ArgumentParser("zeroscale")
-    verbs = parser.add_subparsers()
-    for name, summary in VERBS.items():
-        verb_parser = verbs.add_parser(name, help=summary)
-        import_verb(name).arguments(verb_parser)
-        for action in verb_parser._actions:
+    commands = parser.add_subparsers()
+    for name, summary in COMMANDS.items():
+        command_parser = commands.add_parser(name, help=summary)
+        import_command(name).arguments(command_parser)
+        for action in command_parser._actions:
             # shtab reads this attribute, although argparse does not declare it.
             if action.dest in words and action.choices is None:
                 vars(action)["complete"] = dict.fromkeys(("bash", "zsh"), f"_zeroscale_{action.dest}")

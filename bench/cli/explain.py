@@ -1,4 +1,4 @@
-"""Explain the name of a column, flag, note, outcome, figure, plug-in, verb, option, config key,
+"""Explain the name of a column, flag, note, outcome, figure, plug-in, command, option, config key,
 config group, word of advise or of reports, file of conf/ or rented node type.
 
   zeroscale explain tokens_per_s
@@ -69,7 +69,7 @@ def _find(name: str, known: Sequence[Explanation]) -> list[Explanation]:
         found = [_explain(name, "column of derived tables", derived.meaning, unit=derived.unit)]
     if not found:
         names = {one.name for one in known} | {_get_last_part(one.name) for one in known}
-        rule = "no column, flag, outcome, figure, plug-in, verb, option, config key or file of conf/ has this name"
+        rule = "no column, flag, outcome, figure, plug-in, command, option, config key or file of conf/ has this name"
         raise UserError(name, rule, suggest_nearest(name, names, "`zeroscale explain` lists all names"))
     return found
 
@@ -141,20 +141,20 @@ _STATES = {
 
 
 def list_explanations(config_dir: Path | None = None) -> Iterator[Explanation]:
-    """Yield all explanations of `zeroscale explain`. The explanations cover commands (verbs, options, words of
+    """Yield all explanations of `zeroscale explain`. The explanations cover commands (their names, options, words of
     `advise`), results (columns, flags, notes, outcomes, figures, words of reports) and configs (groups, keys, files,
     plug-ins). Config files are those of zeroscale and those in the user's folder `config_dir`."""
     from analysis.columns import DERIVED, list_all_columns
     from analysis.figures import list_figures
     from analysis.flags import FLAGS, NO_MEASUREMENT, NOTES, OUTCOMES, REMEDIES
-    from bench.cli import VERBS
+    from bench.cli import COMMANDS
     from bench.config.reference import GROUPS, list_sections
     from bench.core.files import find_group_files
     from bench.core.record import FINAL
     from bench.sweep.advise.questions import list_words
 
-    for name, summary in VERBS.items():
-        yield _explain(name, "verb", summary, see=f"zeroscale {name} --help")
+    for name, summary in COMMANDS.items():
+        yield _explain(name, "command", summary, see=f"zeroscale {name} --help")
     yield from _list_options()
     yield from (_explain(name, "word of advise", meaning) for name, meaning in list_words().items())
     yield from (_explain(name, "word of reports", meaning) for name, meaning in _REPORT_WORDS.items())
@@ -209,15 +209,15 @@ def _list_plugins() -> Iterator[Explanation]:
 
 
 def _list_options() -> Iterator[Explanation]:
-    """Yield every option of every verb. Verbs in which an option has the same meaning share one explanation."""
-    from bench.cli import VERBS, build_parser
+    """Yield every option of every command. Commands in which an option has the same meaning share one explanation."""
+    from bench.cli import COMMANDS, build_parser
 
-    verbs: dict[tuple[str, str], list[str]] = {}
-    for verb in VERBS:
-        for action in build_parser(verb)._actions:
+    commands: dict[tuple[str, str], list[str]] = {}
+    for command in COMMANDS:
+        for action in build_parser(command)._actions:
             if action.option_strings and not isinstance(action, argparse._HelpAction):
-                verbs.setdefault((action.option_strings[0], options.describe_argument(action)), []).append(verb)
-    for (name, meaning), names in sorted(verbs.items()):
+                commands.setdefault((action.option_strings[0], options.describe_argument(action)), []).append(command)
+    for (name, meaning), names in sorted(commands.items()):
         yield _explain(name, "option", meaning, of=", ".join(names))
 
 

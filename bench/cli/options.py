@@ -1,4 +1,4 @@
-"""Command-line arguments that several verbs share, and texts that several verbs print."""
+"""Command-line arguments that several commands share, and texts that several commands print."""
 
 import argparse
 import contextlib
@@ -47,7 +47,7 @@ def describe_argument(action: argparse.Action) -> str:
 
 
 def add_points(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all verbs that run points (configurations to measure) have in common."""
+    """Add the arguments that all commands that run points (configurations to measure) have in common."""
     add_overrides(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and start nothing")
     add_json(parser)
@@ -264,7 +264,7 @@ def format_submitted(done: "SubmitResult", folder: Path, *, as_json: bool) -> st
             "cut_short": done.cut_short or None,
         }
         return json.dumps(plain)
-    from bench.sweep import jobs  # here: most verbs submit nothing
+    from bench.sweep import jobs  # here: most commands submit nothing
 
     where = shlex.quote(str(folder))
     resume = f"continue with: zeroscale resume {where}"
@@ -319,7 +319,7 @@ class BusyWarning:
 
     def __init__(self, remedy: str = "to wait for a quiet machine, add launcher.quiet_within_s=600") -> None:
         """Start measuring the load. `remedy` is the advice at the end of the warning."""
-        from bench.measure.surroundings import CommandMonitor  # here: few verbs measure
+        from bench.measure.surroundings import CommandMonitor  # here: few commands measure
 
         self._remedy = remedy
         self._monitor, self._is_due = CommandMonitor(), True

@@ -62,8 +62,8 @@ def print_verdict(folder: Path, *, as_json: bool) -> int:
     sweep = definition.find_search(definition.read(folder))
     assert sweep and sweep.search
     given = ["--config-dir", sweep.search.config_dir] if sweep.search.config_dir else []
-    verb = "sweep" if launchers.load(str(sweep.launcher["name"])).QUEUES else "run"
-    print(format_verdict(verdict, folder, as_json=as_json, verb=verb, given=given))
+    command = "sweep" if launchers.load(str(sweep.launcher["name"])).QUEUES else "run"
+    print(format_verdict(verdict, folder, as_json=as_json, command=command, given=given))
     return 0 if verdict.best else 1
 
 
@@ -126,12 +126,12 @@ def _list_first(plan: PlannedSearch) -> list[Proposal]:
 
 
 def format_verdict(
-    verdict: SearchVerdict, folder: Path, *, as_json: bool, verb: str = "run", given: Sequence[str] = ()
+    verdict: SearchVerdict, folder: Path, *, as_json: bool, command: str = "run", given: Sequence[str] = ()
 ) -> str:
     """Return the text of a search result: the best trial, the trials that are not distinguishable from the best, the
     node-hours spent, and why the search ended.
 
-    The text may suggest a `zeroscale` command that measures the best trial again. `verb` is the verb of this command,
+    The text may suggest a `zeroscale` command that measures the best trial again. `command` is `run` or `sweep`,
     and `given` are its options.
     """
     if as_json:
@@ -141,7 +141,7 @@ def format_verdict(
     if best and best.quantities and (noise := best.quantities.noise(section.objective)):
         off = f"{100 * math.expm1(DEVIATIONS * noise):.0f} %"
         lines.append(f"its measurement was disturbed (busy machine, few or unsteady steps): error up to {off}")
-        words = ["zeroscale", verb, *best.trial.point.overrides, "launcher.quiet_within_s=600", *given]
+        words = ["zeroscale", command, *best.trial.point.overrides, "launcher.quiet_within_s=600", *given]
         lines += ["measure it again:", terminal.wrap_command(words)]
     lines += [] if best else [verdict.unmet or "no trial has the outcome ok"]
     if verdict.equals:

@@ -68,18 +68,18 @@ def _format_value(value: Any) -> str:
 
 
 def find_study(
-    study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, verb: str
+    study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, command: str
 ) -> tuple[Study, Overrides]:
     """Return the study, and the overrides other than `study=NAME`.
 
     The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
-    `verb` is the name of the calling command, for the error message if several studies are given.
+    `command` is the name of the calling command, for the error message if several studies are given.
     """
     if isinstance(study, str) and "=" in study and not Path(study).exists():
         key = study.partition("=")[0]
         raise UserError(repr(study), f"is no study, but an override of {key}", f"pass it as overrides=[{study!r}]")
     parsed = compose.parse_overrides(format_overrides(given))
-    name, rest = take_name(parsed, "study", study.name if isinstance(study, Study) else study, "study", verb)
+    name, rest = take_name(parsed, "study", study.name if isinstance(study, Study) else study, "study", command)
     found = study if isinstance(study, Study) else None
     if found is None:
         found = Study(name="adhoc") if name is None else compose.read_study(name, config_dir)
@@ -91,15 +91,15 @@ def find_study(
 
 
 def take_name(
-    parsed: Overrides, key: str, given: str | Path | None, noun: str, verb: str
+    parsed: Overrides, key: str, given: str | Path | None, noun: str, command: str
 ) -> tuple[str | None, Overrides]:
     """Return a name, and the overrides of other keys than `key`. The name is `given` by the caller, or set by the
     override `key`; otherwise it is None. Raise UserError for several names. In the error message, `noun` is the kind of
-    thing that is named, such as "study", and `verb` is the calling command."""
+    thing that is named, such as "study", and `command` is the calling command."""
     named = [str(value) for name, values in parsed if name == key for value in values]
     named += [] if given is None else [str(given)]
     if len(named) > 1:
-        remedy = f"run `zeroscale {verb}` once for each {noun.partition(' ')[0]}"
+        remedy = f"run `zeroscale {command}` once for each {noun.partition(' ')[0]}"
         raise UserError(f"{key}={','.join(named)}", f"only one {noun} is supported", remedy)
     return next(iter(named), None), [pair for pair in parsed if pair[0] != key]
 

@@ -1,7 +1,7 @@
 """Pages of docs/reference, generated from the code that they describe.
 
 pages      returns the text of every generated page, by file name.
-verbs      the arguments of every verb of the command line, from its parser.
+commands   the arguments of every command, from its parser.
 fields     the config keys and record fields, with type, default and meaning, from their classes and comments.
 tree       the packages and modules, from their docstrings.
 notebooks  the notebooks as pages. They are run when the site is built, and not by `make reference`.
@@ -10,7 +10,7 @@ readings   columns, metrics, figures, outcomes and quality flags of runs, and th
 
 from pathlib import Path
 
-from docs.generate import fields, readings, tree, verbs
+from docs.generate import commands, fields, readings, tree
 
 FOLDER = Path(__file__).parents[1] / "reference"
 
@@ -20,7 +20,7 @@ _NOTE = "<!-- Written by `make reference` from the code: edit that, not this pag
 def pages() -> dict[str, str]:
     """Return the text of every generated page, by file name."""
     written = {
-        "verbs.md": verbs.page(),
+        "commands.md": commands.page(),
         "config.md": fields.config_page(),
         "columns.md": readings.columns_page(),
         "outcomes.md": readings.outcomes_page(),

@@ -57,17 +57,17 @@ def _exit(number: int, _: FrameType | None) -> None:
 def _build_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("testbed", description=__doc__, formatter_class=raw)
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def verb(run: commands.Command, summary: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(run.__name__, help=summary, description=summary)
+    def add(run: commands.Command, summary: str) -> argparse.ArgumentParser:
+        sub = parsers.add_parser(run.__name__, help=summary, description=summary)
         sub.set_defaults(run=run)
         sub.add_argument("--name", default="zs", help="of the testbed, and of all that it makes (%(default)s)")
         sub.add_argument("--dir", type=Path, help="its folder (/tmp/zeroscale-testbed-NAME)")
         sub.add_argument("--wait", type=float, default=_WAIT_S, help="seconds to wait for Slurm (%(default)g)")
         return sub
 
-    up = verb(commands.up, "start a testbed")
+    up = add(commands.up, "start a testbed")
     for option in fields(Layout):
         if help := option.metadata.get("help"):
             flag = f"--{option.name.replace('_', '-')}"
@@ -77,21 +77,21 @@ def _build_parser() -> argparse.ArgumentParser:
                 up.add_argument(flag, type=type(option.default), default=option.default, help=f"{help} (%(default)s)")
     help_text = "another line of slurm.conf, as in your site's file"
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help=help_text)
-    verb(commands.down, "take a testbed down with all that runs on it, or the rest of a broken one")
-    status = verb(commands.status, "print controller, nodes and links")
+    add(commands.down, "take a testbed down with all that runs on it, or the rest of a broken one")
+    status = add(commands.status, "print controller, nodes and links")
     status.add_argument("--json", action="store_true")
-    link = verb(commands.link, "change the links of nodes: their rate, or disconnect or connect their cables")
+    link = add(commands.link, "change the links of nodes: their rate, or disconnect or connect their cables")
     link.add_argument("nodes", nargs="+", metavar="NODE", help="or `all`")
     link.add_argument("--rate", help="such as 40mbit, or none")
     link.add_argument("--burst", help="(that of `up`)")
     link.add_argument("--down", action="store_const", const="down", dest="plug", help="disconnect the cable")
     link.add_argument("--up", action="store_const", const="up", dest="plug", help="connect it again")
-    slurmd = verb(commands.slurmd, "kill a node's slurmd as a crash would, or all that runs there, or start it again")
+    slurmd = add(commands.slurmd, "kill a node's slurmd as a crash would, or all that runs there, or start it again")
     slurmd.add_argument("node", metavar="NODE")
     slurmd.add_argument("action", choices=("stop", "crash", "start"))
-    controller = verb(commands.controller, "stop the controller in an orderly way, start it, or both")
+    controller = add(commands.controller, "stop the controller in an orderly way, start it, or both")
     controller.add_argument("action", choices=("stop", "start", "restart"))
-    inside = verb(commands.exec, "run a command on a node, or on the controller")
+    inside = add(commands.exec, "run a command on a node, or on the controller")
     inside.add_argument("node", metavar="NODE")
     inside.add_argument("words", nargs="+", metavar="COMMAND", help="after --")
     return parser

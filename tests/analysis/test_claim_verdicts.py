@@ -367,7 +367,7 @@ def test_published_tables_name_their_source_and_have_no_missing_cells(name: str)
     assert all(None not in row and None not in row.values() for row in found.rows)
 
 
-# -- the verb
+# -- the command
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_imports_load_no_heavy_libraries(statement: str, excluded: set[str]) -> 
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["table", "report"])
 def test_reading_works_without_the_libraries_needed_for_runs(verb: str, tmp_path: Path) -> None:
-    """The verb runs in a process in which torch cannot be imported, as after `pip install zeroscale` without extras."""
+    """The command runs in a process in which torch cannot be imported, as after an installation without extras."""
     out = ["--out", str(tmp_path)] if verb == "report" else []
     completed = subprocess.run(
         [sys.executable, "-c", WITHOUT, verb, str(RECORDED / "smoke"), *out],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import VERBS, main
+from bench.cli import COMMANDS, main
 
 HEAVY = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib", "hydra", "pydantic", "numpy")
 TRAINING = ("torch", "deepspeed", "transformers", "datasets", "pandas", "matplotlib")
@@ -41,14 +41,14 @@ def test_planning_imports_no_training_library(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str) -> None:
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_command_has_help(verb: str) -> None:
     done = zeroscale(verb, "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: zeroscale {verb}")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_help_fits_100_columns_except_for_commands_to_copy(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +70,7 @@ def test_error_is_one_line_with_exit_code_2_and_v_adds_the_traceback() -> None:
 @pytest.mark.processes
 def test_unknown_verb_suggests_the_nearest() -> None:
     done = zeroscale("swep")
-    assert (done.returncode, done.stderr) == (2, "zeroscale: swep: no such verb; did you mean sweep?\n")
+    assert (done.returncode, done.stderr) == (2, "zeroscale: swep: no such command; did you mean sweep?\n")
 
 
 @pytest.mark.processes
@@ -180,7 +180,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["ab", "HEAD"], "ab: the following arguments are required: REF_B; "),
     (["ab", "HEAD", "HEAD", "--rounds", "0"], "--rounds 0: is not a positive integer; set 1 or more"),
     (["ab", "HEAD", "HEAD", "--allow", "foo"], "--allow foo: must be a count or a number of bytes; "),
-    (["ledger"], "ledger: this verb was removed; use `zeroscale claims`"),
+    (["ledger"], "ledger: this command was removed; use `zeroscale claims`"),
 ])  # fmt: skip
 def test_wrong_value_of_every_option_is_refused_in_one_line(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]

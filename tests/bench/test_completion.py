@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import VERBS
+from bench.cli import COMMANDS
 from bench.cli.completion import build_script
 from bench.core.errors import UserError
 
@@ -36,8 +36,8 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Complete:
 
 
 def test_completion_of_verbs(complete: Complete) -> None:
-    assert complete("") == list(VERBS)
-    assert complete("re") == [verb for verb in VERBS if verb.startswith("re")]
+    assert complete("") == list(COMMANDS)
+    assert complete("re") == [name for name in COMMANDS if name.startswith("re")]
 
 
 def test_completion_of_options_and_their_choices(complete: Complete) -> None:

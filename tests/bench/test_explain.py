@@ -34,7 +34,7 @@ def test_every_state_of_a_run_is_explained(known: list[Explanation]) -> None:
     assert {one.name for one in known if one.kind == "state of a run"} == set(get_args(State))
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", cli.COMMANDS)
 def test_every_option_in_the_help_of_a_verb_is_explained(
     verb: str, known: list[Explanation], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +83,7 @@ def test_several_names_are_explained_in_order(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == (
         "oom (outcome)\n  the device ran out of memory\n  tried again: no\n\n"
         "batch.micro (config key)\n  samples per device and forward pass\n  type: integer > 0\n  default: 4\n\n"
-        f"predict (verb)\n  {cli.VERBS['predict']}\n  see: zeroscale predict --help\n"
+        f"predict (command)\n  {cli.COMMANDS['predict']}\n  see: zeroscale predict --help\n"
     )
 
 
@@ -155,7 +155,7 @@ def test_every_group_of_keys_has_an_explanation(group: str, known: list[Explanat
 def test_explain_without_a_name_lists_all_names_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("verb:\n  run  init  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
+    assert out.startswith("command:\n  run  init  sweep") and "\n\nflag:\n  drill" in out and "model=tiny" in out
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_explain_without_a_name_lists_all_names_by_kind(capsys: pytest.CaptureFi
 )
 def test_unknown_name_is_refused_in_one_line(word: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", word]) == 2
-    rule = "no column, flag, outcome, figure, plug-in, verb, option, config key or file of conf/ has this name"
+    rule = "no column, flag, outcome, figure, plug-in, command, option, config key or file of conf/ has this name"
     assert capsys.readouterr().err == f"zeroscale: {word}: {rule}; {remedy}\n"

@@ -38,8 +38,8 @@ class ProjectCopy(NamedTuple):
     packages: tuple[Path, ...] = ()  # folders with installed plug-in packages
 
     def zeroscale(self, *words: str, code: int = 0) -> str:
-        """Run a verb (such as `run`) as a user does and return its output. `code` is the expected exit code. If it is
-        not 0, the returned text includes the error messages."""
+        """Run a command (such as `run`) as a user does and return its output. `code` is the expected exit code. If it
+        is not 0, the returned text includes the error messages."""
         path = os.pathsep.join(map(str, (self.root, *self.packages)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(

@@ -179,13 +179,13 @@ _SLURM = {
 """Fake Slurm programs by name. They print recorded output of Slurm from the day when the study was submitted."""
 
 
-def _submitted(verb: str, *options: str) -> str:
-    """Return the output of a verb for a study that an earlier revision submitted, and the list of files in the
+def _submitted(command: str, *options: str) -> str:
+    """Return the output of a command for a study that an earlier revision submitted, and the list of files in the
     study's folder afterwards."""
     with tempfile.TemporaryDirectory() as place, _slurm(Path(place)):
         study = Path(place) / "adhoc"
         shutil.copytree(ROOT / "tests/data/submitted/adhoc", study)
-        printed = answer(verb, str(study), *options)
+        printed = answer(command, str(study), *options)
         left = [plain(str(path.relative_to(study))) for path in sorted(study.rglob("*")) if path.is_file()]
     printed = re.sub(r"\d+ s ago", "some time ago", printed.replace(place, "PLACE"))
     return "\n".join([printed, *sorted(left)])

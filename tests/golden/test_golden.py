@@ -6,9 +6,9 @@ from tests.golden import digests
 from tests.golden.cases import cases
 
 CASES = cases(whole=False)
-VERBS = {name.split()[0] for name in CASES}
-OFTEN = {name for verb in VERBS for name in [name for name in CASES if name.split()[0] == verb][::3]}
-"""Names of the cases that `make test` runs: every third case of each verb. `make test-all` runs all cases."""
+COMMANDS = {name.split()[0] for name in CASES}
+OFTEN = {name for command in COMMANDS for name in [name for name in CASES if name.split()[0] == command][::3]}
+"""Names of the cases that `make test` runs: every third case of each command. `make test-all` runs all cases."""
 
 
 @pytest.mark.parametrize(

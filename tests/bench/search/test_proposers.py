@@ -224,7 +224,7 @@ def test_verdict_recommends_another_measurement_after_runs_on_a_busy_machine(tmp
     text = format_verdict(conclude(candidates, busy), tmp_path, as_json=False)
     assert "its measurement was disturbed" in text
     text = format_verdict(
-        conclude(candidates, busy), tmp_path, as_json=False, verb="sweep", given=["--config-dir", "my"]
+        conclude(candidates, busy), tmp_path, as_json=False, command="sweep", given=["--config-dir", "my"]
     )
     command = text.partition("measure it again:\n")[2].partition("\n")[0].split()
     assert command == ["zeroscale", "sweep", *OVERRIDES, "launcher.quiet_within_s=600", "--config-dir", "my"]

@@ -1,34 +1,36 @@
-"""Reference page of the command line: the arguments of every verb, from its parser."""
+"""Reference page of the commands: the arguments of each, from its parser."""
 
 import argparse
 import inspect
 
-from bench.cli import VERBS, import_verb
+from bench.cli import COMMANDS, import_command
 from bench.cli.options import describe_argument
 from docs.generate.markdown import code, plain, prose, table
 
 
 def page() -> str:
-    """Return the page of all verbs of the command line."""
-    listed = table(("verb", "does"), [(f"[`{name}`](#{name})", plain(summary)) for name, summary in VERBS.items()])
+    """Return the page of all commands of the command line."""
+    listed = table(
+        ("command", "does"), [(f"[`{name}`](#{name})", plain(summary)) for name, summary in COMMANDS.items()]
+    )
     head = (
-        "# Verbs\n\n`zeroscale VERB --help` prints the same in a terminal. `KEY=VALUE` is a key of "
-        "[the config](config.md). Before or after any verb, `-v` prints the traceback of an error; "
+        "# Commands\n\n`zeroscale COMMAND --help` prints the same in a terminal. `KEY=VALUE` is a key of "
+        "[the config](config.md). Before or after any command, `-v` prints the traceback of an error; "
         "`zeroscale --version` prints the versions.\n\n"
         "The exit code is 0 on success, 1 on failure, 2 for an invalid command, and 130 after Ctrl-C."
     )
-    return "\n\n".join([head, listed, *(_verb(name) for name in VERBS)])
+    return "\n\n".join([head, listed, *(_command(name) for name in COMMANDS)])
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """Return the argparse parser of a verb."""
-    module = import_verb(name)
+    """Return the argparse parser of a command."""
+    module = import_command(name)
     built = argparse.ArgumentParser(f"zeroscale {name}", description=module.__doc__, add_help=False)
     module.arguments(built)
     return built
 
 
-def _verb(name: str) -> str:
+def _command(name: str) -> str:
     built = parser(name)
     rows = [(code(_format_syntax(action)), plain(describe_argument(action))) for action in built._actions]
     text = [f"## {name}", prose(inspect.cleandoc(built.description or ""))]
