@@ -15,9 +15,10 @@ from analysis.formats import BriefNames, format_interval_of, format_outcomes, jo
 from analysis.questions import describe_differences, format_ranks
 from analysis.results import Results
 from analysis.scaling.best import MOST_NATS, Best, LossRanking, Rival, best, rank_losses
+from analysis.searches import MeasuredSearch
 from analysis.stats.compare import EQUAL, INTEREST, LEAST_RUNS, NOT_DETECTED, TIES, TOO_FEW
 from analysis.summary import Row, loss_interval
-from bench.core.formatting import describe_quiet_remedy, format_count
+from bench.core.formatting import QUIET_SEARCH_REMEDY, describe_quiet_remedy, format_count
 
 _NAMED = 3
 """Maximum number of configurations with the same verdict that a sentence names. Of the remaining configurations, the
@@ -38,16 +39,34 @@ def describe_answer(results: Results) -> tuple[str, ...]:
     found = best(results)
     answered = [one for one in found if one.fastest]
     losses = rank_losses(results)
-    lines = [*map(_describe_losses, losses[:_LOSSES]), _count_unnamed_losses(losses)]
+    lines = [*map(_describe_search, results.searches), *map(_describe_losses, losses[:_LOSSES])]
+    lines.append(_count_unnamed_losses(losses))
     if len(answered) > _FEW_QUESTIONS:
         lines.append(_count_leading(answered))
     if len(answered) <= _QUESTIONS:
         lines += [_describe_question(one, answered) for one in answered]
     disturbed = _describe_disturbed(results)
     # One remedy is enough: more seeds are also more repeats, and so are the quiet repeats that replace disturbed runs.
-    few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else ": add --repeats 5")
+    again = ": add --repeats 5" if not results.searches else ": confirm the best points by a sweep with --repeats 5"
+    few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else again)
     lines += [few, disturbed, _describe_failed(found), _describe_skipped(results)]
     return tuple(line for line in lines if line)
+
+
+def _describe_search(search: MeasuredSearch) -> str:
+    """Return a sentence with the best trial of a search, by its objective and within its constraints."""
+    bounds = f" with {join_words(search.constraints)}" if search.constraints else ""
+    trials = format_count(len(search.trials), "trial")
+    if search.best is None or search.best.value is None:
+        return f"Search {search.study}: none of {trials} has a value of {search.objective}{bounds}."
+    interval = search.best.interval
+    value = format_interval_of(search.best.value, *interval) if interval else f"{search.best.value:.4g}"
+    point = ", ".join(f"{name} {value}" for name, value in search.best.values.items())
+    extreme = "lowest" if search.least else "highest"
+    return (
+        f"Search {search.study}: of {trials}, trial {search.best.number} ({point}) has the {extreme} "
+        f"{search.objective}{bounds}: {value}."
+    )
 
 
 def describe_untrusted(results: Results) -> str:
@@ -69,7 +88,7 @@ def _describe_disturbed(results: Results) -> str:
         return ""
     causes = " or ".join(_DISTURBED_TEXTS[flag] for flag in DISTURBED if flag in set.union(*raised))
     runs = f"{count:,} of {format_count(len(flags), 'ok run')} {'was' if count == 1 else 'were'} {causes}"
-    remedy = describe_quiet_remedy(int(table["repeat"].max()) + 1)
+    remedy = QUIET_SEARCH_REMEDY if results.searches else describe_quiet_remedy(int(table["repeat"].max()) + 1)
     return f"{runs}: times of such runs decide nothing; {remedy}."
 
 

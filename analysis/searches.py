@@ -46,11 +46,18 @@ class MeasuredSearch(NamedTuple):
     fields: tuple[str, ...]
     trials: tuple[SearchTrial, ...]
     importances: tuple[FieldImportance, ...]  # the greatest first; empty if too few trials have a value
+    constraints: tuple[str, ...] = ()  # as text, such as "peak_bytes at most 8e+10"
 
     @property
     def answered(self) -> list[SearchTrial]:
         """The trials that have a value of the objective."""
         return [trial for trial in self.trials if trial.value is not None]
+
+    @property
+    def best(self) -> SearchTrial | None:
+        """The trial with the best value of the objective; None if no trial has a value."""
+        sign = 1 if self.least else -1
+        return min(self.answered, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
 
 def find_study_folders(records: Iterable[Path]) -> list[Path]:
@@ -92,7 +99,10 @@ def _read_search(folder: Path) -> MeasuredSearch | None:
         if result.outcome
     )
     least, importances = OBJECTIVES[section.objective] == "least", estimate_importances(section, results)
-    return MeasuredSearch(sweep.study, section.objective, least, tuple(section.space), tuple(trials), importances)
+    bounds = tuple(f"{name} {bound}" for name, bound in section.constraints.items())
+    return MeasuredSearch(
+        sweep.study, section.objective, least, tuple(section.space), tuple(trials), importances, bounds
+    )
 
 
 def _build_trial(section: "SearchSection", result: "TrialResult", kept: bool, spent: float) -> SearchTrial:

@@ -56,6 +56,13 @@ def describe_quiet_remedy(repeats: int) -> str:
     return f"to add repeats without background load, run the same sweep command again with {added}"
 
 
+QUIET_SEARCH_REMEDY = (
+    "for a search on a quiet machine, repeat the search command with launcher.quiet_within_s=600 and another "
+    "--results DIR"
+)
+"""Like `describe_quiet_remedy`, for the trials of a search, which are not repeated."""
+
+
 def describe_shortage(shortage: MemoryShortage) -> str:
     """Return a one-line description of the memory that ran out: the size of the failed request and the use of the
     memory, in GiB."""

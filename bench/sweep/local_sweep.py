@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.formatting import (
+    QUIET_SEARCH_REMEDY,
     describe_point,
     describe_quiet_remedy,
     describe_result,
@@ -230,8 +231,7 @@ class LocalSweep:
             return ""
         made = f"{format_count(busy, 'answer')} {'was' if busy == 1 else 'were'} made on a busy machine"
         if self._search:
-            again = "repeat the search command with launcher.quiet_within_s=600 and another --results DIR"
-            return f"{made}: the search relies less on them; for a search on a quiet machine, {again}"
+            return f"{made}: the search relies less on them; {QUIET_SEARCH_REMEDY}"
         # Planned repeats count, too: at the end of this sweep the same remedy is printed with all of its runs.
         numbers = [one.repeat for run in self.runs for one in self._read_attempts(run.key.config_id)]
         repeats = 1 + max([*numbers, *(run.key.repeat for run in self.runs)])

@@ -11,6 +11,7 @@ import pytest
 from drawn import draw, joins, places, points
 from records import failed, run, save, scattered, spec, steps
 
+from analysis.answer import describe_answer
 from analysis.figures import build_pictures, search
 from analysis.figures.search import find_front, list_levels, trace_best
 from analysis.importance import estimate_importances, explain_variance, number_levels
@@ -104,6 +105,22 @@ def test_noisy_trials_widen_the_intervals_of_importances(searched: Results, tmp_
     )
     assert sound.keys() == busy.keys() == {"batch.micro", "engine"}
     assert busy["engine"] > 1.2 * sound["engine"]
+
+
+def test_answer_begins_with_the_best_trial_by_objective_and_constraints(tmp_path: Path) -> None:
+    """Micro-batch 8 of zero1 has the highest throughput. The constraint on the step time leaves only ddp, whose run
+    with micro-batch 8 failed."""
+    free = describe_answer(read([write_search(tmp_path / "free")]))
+    assert free[0].startswith(
+        "Search smoke: of 8 trials, trial 8 (engine zero1, batch.micro 8) has the highest samples_per_s: 145"
+    )
+    assert free[-2].endswith("confirm the best points by a sweep with --repeats 5."), "a search has no --repeats"
+    bound = {"constraints": {"step_s": {"at_most": 0.105}}}
+    (first, *_) = describe_answer(read([write_search(tmp_path / "bound", **bound)]))
+    assert "trial 3 (engine ddp, batch.micro 4) has the highest samples_per_s with step_s at most 0.105: 80" in first
+    never = {"constraints": {"step_s": {"at_most": 0.05}}}
+    (first, *_) = describe_answer(read([write_search(tmp_path / "never", **never)]))
+    assert first == "Search smoke: none of 8 trials has a value of samples_per_s with step_s at most 0.05."
 
 
 def test_explained_variance_of_a_field_computed_by_hand() -> None:
