@@ -45,9 +45,10 @@ from bench.cli import options
 from bench.core.errors import UserError
 from bench.core.formatting import describe_result, format_count
 from bench.core.processes import interrupt_on_sigterm
+from bench.core.quantities import was_busy
 from bench.core.record import RunRecord
 from bench.core.spec import OBJECTIVE, RunSpec
-from bench.sweep.ab import ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
+from bench.sweep.ab import MOST_AGAIN, ComparedSide, find_checkout, looks, open_sides, order_runs, run_rounds
 
 _SMALL = {"engine": "zero2", "engine.reduce_bucket_size": 1_000_000, "devices_per_node": 2, "batch.micro": 4}
 """Overrides that select a single small point of the smoke study: values for the keys that the study varies."""
@@ -139,4 +140,5 @@ def _create_folder(parent: Path, name: str) -> Path:
 
 
 def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
-    print(f"round {number + 1}  {side.called}  {describe_result(record)}", file=sys.stderr, flush=True)
+    busy = f"; the machine was busy: at most {MOST_AGAIN} times, the round is repeated" if was_busy(record) else ""
+    print(f"round {number + 1}  {side.called}  {describe_result(record)}{busy}", file=sys.stderr, flush=True)

@@ -46,6 +46,17 @@ def test_caveat_names_the_versions_of_a_package_with_plugins() -> None:
     assert list_version_caveats("1 (files a)", "1 (files a)") == []
 
 
+def test_caveat_if_runs_of_several_commits_are_pooled() -> None:
+    def list_commit_caveats(*commits: str) -> list[str]:
+        runs = [run(repeat=number, environment={"git": {"commit": one, "dirty": False}})
+                for number, one in enumerate(commits)]  # fmt: skip
+        return [line for line in list_caveats(compute_findings(results(*runs))) if "several commits" in line]
+
+    (caveat,) = list_commit_caveats("a" * 40, "b" * 40)
+    assert caveat.startswith("Runs of several commits of zeroscale are pooled") and "zeroscale history" in caveat
+    assert list_commit_caveats("a" * 40, "a" * 40) == []
+
+
 def test_report_counts_the_runs_of_a_sweep_without_a_final_result(tmp_path: Path) -> None:
     study = tmp_path / "s"
     specs = [spec(micro=micro) for micro in (2, 4, 8)]
