@@ -10,6 +10,10 @@ from bench.core.errors import UserError
 from bench.core.network import Mlp, Stacks
 from bench.core.spec import RunSpec
 
+_VOCABULARY = "tokens in the vocabulary"
+_PADDED = 128
+"""A padded vocabulary has a multiple of this number of tokens on each tensor-parallel rank, as in Megatron-LM."""
+
 
 def count_unit_flops(network: Stacks, tokens: Mapping[str, int]) -> list[int]:
     """Return the matmul FLOPs of each unit in one sample's forward pass. The units are the embedding (0 FLOPs), each
@@ -73,16 +77,22 @@ def _find_limit(before: Sequence[int], stages: int, dearest: int) -> int:
 def check_slices(spec: RunSpec, network: Stacks) -> None:
     """Raise UserError if a model's matrices cannot be divided into one equal slice for each tensor-parallel rank."""
     ranks = spec.parallel.tensor
-    sizes = {"tokens in the vocabulary": network.vocab}
+    sizes = {_VOCABULARY: network.vocab}
     for part in (part for stack in network.stacks for part in stack.block):
         if isinstance(part, Mlp):
             sizes["inner elements of the feed-forward layers"] = part.inner
         else:
             sizes["heads"] = part.heads
             sizes["heads of keys and values"] = part.key_heads or part.heads
+    others = [size for name, size in sizes.items() if name != _VOCABULARY]
     for name, size in sizes.items():
         if size % ranks:
             common = math.gcd(*sizes.values())
             fitting = ", ".join(str(ranks) for ranks in range(1, min(common, 64) + 1) if common % ranks == 0)
             rule = f"does not divide the {size:,} {name} of {spec.model.name}"
-            raise UserError(f"parallel.tensor={ranks}", rule, f"choose one of {fitting}")
+            remedy = f"choose one of {fitting}"
+            if name == _VOCABULARY and "vocab" in spec.model.shape and all(one % ranks == 0 for one in others):
+                padded = math.ceil(size / (_PADDED * ranks)) * _PADDED * ranks
+                own = f"model.name={spec.model.name}_padded model.parameters=null"
+                remedy += f", or pad the vocabulary: model.shape.vocab={padded} {own}"
+            raise UserError(f"parallel.tensor={ranks}", rule, remedy)

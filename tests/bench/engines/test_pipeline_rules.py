@@ -10,6 +10,7 @@ from pipeline_ranks import micro_batches
 from pipeline_specs import SHAPES, parts_of, spec
 
 from bench import engines, models
+from bench.cli import main
 from bench.core.errors import UserError
 from bench.core.network import count_parameters, count_part_elements
 from bench.engines.distributed.slices import TensorRanks, find_slice
@@ -140,3 +141,11 @@ def test_covering_set_of_cases_has_every_possible_pair_of_values() -> None:
     }
     assert len(chosen) < len(list_cases()) / 5
     assert all(case.build_spec().world_size == case.ranks for case in chosen)
+
+
+def test_refusal_names_a_padded_vocabulary_with_which_the_slices_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "model=gpt3_2_7b", "machine=a100_80", "devices_per_node=8", "engine=pipeline", "batch.micro=1"]
+    assert main([*words, "parallel.tensor=2"]) == 2
+    remedy = capsys.readouterr().err.rpartition("or pad the vocabulary: ")[2].split()
+    assert remedy[0] == "model.shape.vocab=50432"
+    assert main([*words, "parallel.tensor=2", *remedy]) == 0
