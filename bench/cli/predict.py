@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bench import api
+from bench import api, engines
 from bench.cli import options
 from bench.core import terminal
 from bench.core.errors import NoPrediction
@@ -31,7 +31,7 @@ from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
-from bench.predict.step_time.compute import describe_assumed_rate
+from bench.predict.step_time.compute import CALIBRATED, describe_assumed_rate
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep.prediction import Prediction
 
@@ -185,7 +185,8 @@ def _list_time(one: Prediction) -> list[str]:
 
 def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
     """Return lines on the assumptions of the predicted step times, each line once. An assumption is a rate that a
-    machine file does not state, or the degree to which the training software is optimised."""
+    machine file does not state, the degree to which the training software is optimised, or that an engine does no work
+    on the host."""
     lines: dict[str, None] = {}
     for one in found:
         machine, precision = one.point.composed.machine, one.point.composed.spec.precision
@@ -193,7 +194,13 @@ def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
             lines |= dict.fromkeys(filter(None, [describe_assumed_rate(machine, precision, one.device)]))
         if one.time and one.by_class:
             lines[format_class(one.software)] = None
-    return list(lines)
+    on_host = dict.fromkeys(
+        one.point.composed.spec.engine.name
+        for one in found
+        if one.time and one.rehearsed_s is None and engines.facts(one.point.composed.spec).works_on_host
+    )
+    slower = f"which slowed it by up to {100 * (CALIBRATED[1] - 1):.0f} % on CPUs"
+    return [*lines, *(f"No rate contains the work of {name} on the host, {slower}." for name in on_host)]
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:
