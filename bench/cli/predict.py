@@ -220,7 +220,7 @@ def _predict_goodput(one: Prediction, storage: float | None) -> Goodput | None:
     spec = one.point.composed.spec
     if storage is None or one.device == "cpu":
         return None
-    size = compute_checkpoint_bytes(count_parameters(get_network(spec)), spec.precision)
+    size = compute_checkpoint_bytes(count_trained_parameters(get_network(spec)), spec.precision)
     return predict_goodput(spec.world_size, FailureTerms(size / storage))
 
 

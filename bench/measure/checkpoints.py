@@ -11,13 +11,15 @@ checkpoints. If the training stops early (`stop_after`), the last checkpoint is 
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.core import store
+from bench.core.errors import UserError
 from bench.core.record import Evaluation
 from bench.core.spec import Frozen
+from bench.models.checkpoint import compute_fingerprint
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _PROGRESS = "progress.json"
@@ -28,6 +30,14 @@ class LearningProgress(Frozen):
 
     trained_s: float = 0.0  # seconds of all optimizer steps, over all attempts
     evaluations: tuple[Evaluation, ...] = ()
+    inputs: dict[str, str] = {}  # hashes of the data and of the weights from which the training started, by key
+
+
+def hash_inputs(data: Mapping[str, Any], checkpoint: str | None, folder: Path | None) -> dict[str, str]:
+    """Return hashes of what a training starts from, by key of the config. `data` are the facts about the data from the
+    record, and `folder` has the files of `checkpoint`."""
+    hashes = {"data": data["corpus"]["sha256"]} if "sha256" in data.get("corpus", {}) else {}
+    return hashes | ({"model.checkpoint": compute_fingerprint(checkpoint, folder)} if checkpoint and folder else {})
 
 
 class SavedTraining(NamedTuple):
@@ -39,6 +49,14 @@ class SavedTraining(NamedTuple):
     def read_progress(self) -> LearningProgress:
         """Return the training time and evaluations stored in this checkpoint."""
         return store.read_value(self.folder / _PROGRESS, LearningProgress)
+
+    def check_inputs(self, inputs: Mapping[str, str]) -> None:
+        """Raise UserError if this checkpoint is of a training with other data or other initial weights than `inputs`, a
+        dict with a hash of each. Inputs that are unknown on one side are not compared."""
+        before = self.read_progress().inputs
+        if changed := sorted(key for key in before.keys() & inputs.keys() if before[key] != inputs[key]):
+            rule = f"was trained with other contents of {' and '.join(changed)}, which changed since"
+            raise UserError(str(self.folder), rule, "restore them, or remove this folder to train from the start")
 
 
 def find_latest(attempt: Path, goes_on_from: str | None = None) -> SavedTraining | None:

@@ -9,10 +9,11 @@ passes, because such engines communicate in a pass.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -48,15 +49,16 @@ class Training:
         device: torch.device,
         hook: Callable[[str, int], None],
         prompts: Prompts | None = None,
+        inputs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Create the training of a rank.
 
         `held_out` are this rank's micro-batches of the held-out data. `prompts` are its held-out prompts; None if no
-        quality is measured. `hook` is called at the beginning of each phase, with the phase and the number of optimizer
-        steps so far.
+        quality is measured. `inputs` has hashes of the data and of the initial weights, by key. `hook` is called at the
+        beginning of each phase, with the phase and the number of optimizer steps so far.
         """
         self._spec, self._engine, self._held_out, self._prompts = spec, engine, held_out, prompts
-        self._folder, self._device, self._hook = folder, device, hook
+        self._folder, self._device, self._hook, self._inputs = folder, device, hook, inputs
         self._copy = create_batch_copy(device, pinned=False)
         self.steps = 0  # optimizer steps so far, over all attempts
         self._before_s = 0.0  # seconds of the steps of earlier attempts
@@ -67,7 +69,8 @@ class Training:
 
     def resume(self, saved: SavedTraining) -> None:
         """Load model, optimizer and progress from a checkpoint that another attempt (try at this run) wrote. All ranks
-        must call this."""
+        must call this. Raise UserError if the checkpoint is of a training with other inputs."""
+        saved.check_inputs(self._inputs)
         begin = time.perf_counter()
         self.steps = self._engine.load(saved.folder)
         progress = saved.read_progress()
@@ -157,7 +160,8 @@ class Training:
         trainer.peers.barrier()
         if trainer.peers.is_main:
             trained_s = self._before_s + sum(series.step_s)
-            progress = LearningProgress(trained_s=trained_s, evaluations=tuple(self.evaluations))
+            done = tuple(self.evaluations)
+            progress = LearningProgress(trained_s=trained_s, evaluations=done, inputs=dict(self._inputs))
             size = checkpoints.complete(self._folder, self.steps, progress)
         self._note_checkpoint("save", begin, size)
 

@@ -127,7 +127,7 @@ class RankWorker:
         """Open the data, build the model and its engine, and check the number of parameters."""
         import torch
 
-        from bench.measure import memory
+        from bench.measure import checkpoints, memory, training
 
         spec = self.spec
         with self.phase("data"):
@@ -159,10 +159,9 @@ class RankWorker:
         # From here on, only dropout is random. It depends on the seed and the rank, and is the same in each repeat.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         if self.learns:
-            from bench.measure.training import Training
-
-            self.training = Training(
-                self.spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat, self.prompts
+            inputs = self.peers.broadcast(checkpoints.hash_inputs(self.data_facts, spec.model.checkpoint, checkpoint))
+            self.training = training.Training(
+                spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat, self.prompts, inputs
             )
             if self.saved:
                 with self.phase("checkpoint"):

@@ -17,6 +17,7 @@ from bench.core.network import IGNORED
 from bench.core.spec import RunSpec, config_id
 from bench.data import MicroBatch
 from bench.engines.distributed.ranks import count_targets
+from bench.measure.checkpoints import LearningProgress, SavedTraining, complete, hash_inputs
 from bench.measure.loop import Series, Trainer
 from bench.measure.peers import Peers
 from bench.measure.training import Training
@@ -189,3 +190,22 @@ def test_queued_training_without_a_predicted_time_needs_a_time_limit() -> None:
     )
     (limit_min,) = [point.time_limit_min for point in predicted.sweep.points]
     assert limit_min is not None and limit_min < 60
+
+
+def test_training_resumes_only_with_the_data_and_weights_from_which_it_started(tmp_path: Path) -> None:
+    """A checkpoint of a training with other inputs is refused. Inputs that an older checkpoint lacks are not
+    compared."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(bytes(500_000))
+    before = hash_inputs({"corpus": {"sha256": "a"}}, str(weights), weights)
+    assert before.keys() == {"data", "model.checkpoint"}
+    (tmp_path / ".checkpoint-3").mkdir()
+    complete(tmp_path, 3, LearningProgress(inputs=before))
+    saved = SavedTraining(tmp_path / "checkpoint-3", 3)
+    saved.check_inputs(before)
+    (weights / "model.safetensors").write_bytes(bytes(499_999) + b"1")
+    after = hash_inputs({"corpus": {"sha256": "b"}}, str(weights), weights)
+    with pytest.raises(UserError, match=r"other contents of data and model\.checkpoint, which changed since; restore"):
+        saved.check_inputs(after)
+    saved.check_inputs({})

@@ -5,6 +5,7 @@ writes the weights. This package is in bench/models, but is not a model family.
 """
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ _HEAD = "lm_head.weight"
 _LENGTH_BYTES, _LONGEST_HEADER = 8, 100_000_000
 """Two numbers of the safetensors format. A file begins with a number of _LENGTH_BYTES bytes, which is the length of the
 header. The library safetensors accepts headers of up to _LONGEST_HEADER bytes."""
+_BLOCKS, _BLOCK_BYTES = 64, 65_536  # number and size of the blocks of a file that `compute_fingerprint` reads
 _POINTER = b"version "
 """First 8 bytes of a pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?")
@@ -139,6 +141,20 @@ def _read_index(checkpoint: str, folder: Path) -> dict[str, str]:
         return dict(json.loads(index.read_text())["weight_map"].items()) if index.exists() else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"model.checkpoint={checkpoint}", f"{INDEX} is not an index of safetensors") from error
+
+
+def compute_fingerprint(checkpoint: str, folder: Path) -> str:
+    """Return a hash of the names, sizes and some blocks of the weight files of a checkpoint. Blocks are read in place
+    of whole files, which may have many gigabytes. After a training, practically every block differs."""
+    digest = hashlib.sha256()
+    for path in list_files(checkpoint, folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in range(_BLOCKS):
+                file.seek(size * place // _BLOCKS)
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 class StoredTensor(NamedTuple):

@@ -5,7 +5,7 @@ spec and the machine."""
 from bench.config.decode import Request
 from bench.core.errors import UserError
 from bench.core.formatting import format_count
-from bench.core.network import count_parameters
+from bench.core.network import count_parameters, count_trained_parameters
 from bench.core.spec import Device, RunSpec
 from bench.predict.advice import Advice
 from bench.predict.advice.candidates import Axes
@@ -72,7 +72,7 @@ def _build_failure_terms(query: AdviceQuery, spec: RunSpec, device: Device) -> F
     if device == "cpu" and not words.node_mtbf:
         rule = "published failure rates are those of GPUs"
         raise UserError(f"storage={words.storage:g}", rule, "add for example node_mtbf=300d")
-    size = compute_checkpoint_bytes(count_parameters(get_network(spec)), spec.precision)
+    size = compute_checkpoint_bytes(count_trained_parameters(get_network(spec)), spec.precision)
     device_mtbf_s = words.node_mtbf * spec.devices_per_node if words.node_mtbf else None
     return FailureTerms(size / (words.storage or 1.0), words.restart or RESTART_S, device_mtbf_s)
 

@@ -38,7 +38,8 @@ def test_several_points_are_printed_in_two_lines_each(capsys: pytest.CaptureFixt
     words = ["predict", "model=mt5_xl", "engine=ddp,zero3", "devices_per_node=8", "machine=a100_40"]
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert ["does not fit" in line for line in printed[1::2]] == [True, False]
+    assert ["does not fit" in line for line in printed[1:4:2]] == [True, False]
+    assert printed[-1].startswith("No rate contains the work of zero3 on the host")
 
 
 @pytest.mark.parametrize(
