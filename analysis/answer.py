@@ -190,6 +190,9 @@ def _describe_losses(one: LossRanking) -> str:
     parts += _list_verdicts(names, lead, rivals, words)
     if one.stopped:
         parts.append(f"{format_count(one.stopped, 'configuration')} stopped earlier, which is not compared")
+    if one.mixed:
+        runs = f"the runs of {format_count(one.mixed, 'configuration')} read different data"
+        parts.append(f"{runs} from equally named files, so do not rely on these losses")
     return f"{'; '.join(parts)}."
 
 

@@ -93,7 +93,7 @@ def _has_foreign_hosts(record: RunRecord) -> bool:
 FLAGS = {
     "drill": Flag(
         "had a fault injected on purpose (a drill), so its values are never used",
-        _observed(lambda seen: seen.drill is not None),
+        lambda record: "drill" in record.outcome.evidence or bool(record.observations and record.observations.drill),
     ),
     "foreign_hosts": Flag(
         "used hosts outside its job, because ranks of two jobs were mixed, so its values are never used",

@@ -172,6 +172,12 @@ class Results:
         places = self.with_disturbed.behind(row)
         return compute_seed_means(list_rows(self.table[["seed", "validation_loss"]].iloc[places]), "validation_loss")
 
+    def list_data(self, row: Row) -> list[str]:
+        """Return the distinct hashes of the data of the runs that a summary row combines, sorted. Equal files have
+        equal hashes; data without files have none."""
+        hashes = self._rows.core.column("run_data")
+        return sorted({hashes[place].as_py() for place in self.with_disturbed.behind(row)} - {""})
+
     def list_environments(self) -> list[str]:
         """Return the distinct environments of the runs as JSON texts, in the order of the run table."""
         texts: list[str] = self._traces.column("trace_environment").unique().drop_null().to_pylist()

@@ -16,7 +16,7 @@ from analysis import verify
 from analysis.columns import Column, Kind, list_all_columns
 from analysis.flags import list_flags, list_notes
 from bench.core.engine_facts import SUMMED_STEPS
-from bench.core.record import Outcome, RunRecord
+from bench.core.record import Observations, Outcome, RunRecord
 from bench.core.spec import RunSpec
 
 FILE, SIZE, CHANGED = "file", "file_size", "file_changed_ns"
@@ -29,6 +29,8 @@ TRACES = {
 
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _STARTED = {"run_started_at": pa.string()}
+_DATA = {"run_data": pa.string()}
+"""Hash of the text from which the run's samples were made. Empty if the data have no hash, as random tokens."""
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),
@@ -122,7 +124,7 @@ def select_distinct(core: pa.Table) -> "pa.Array":
 def build_schema() -> pa.Schema:
     """Return the names and types of the columns of a row."""
     cells = {name: _TYPES[column.kind] for name, column in list_all_columns().items()}
-    return pa.schema(_FILE | _STARTED | cells | _CASE | TRACES)
+    return pa.schema(_FILE | _STARTED | _DATA | cells | _CASE | TRACES)
 
 
 def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) -> dict[str, Any]:
@@ -137,10 +139,17 @@ def build_row(file: RecordFile, record: RunRecord, known: Mapping[str, Column]) 
     return {
         **dict(zip(_FILE, file, strict=True)),
         "run_started_at": record.circumstance.started_at,
+        "run_data": _get_data_hash(record.observations),
         **cells,
         **{name: getattr(case, name.removeprefix("case_")) for name in _CASE},
         **_build_traces(record, text),
     }
+
+
+def _get_data_hash(observed: Observations | None) -> str:
+    data = observed.data if observed else {}
+    # `zeroscale pack` replaces all facts about the data by a name for them
+    return str((data.get("corpus") or {}).get("sha256") or data.get("content") or "")
 
 
 def build_cases(core: pa.Table) -> verify.VerificationCases:

@@ -280,6 +280,9 @@ _EVALUATED = (
 losses are only compared between trainings that are equal in these fields."""
 
 
+_SHOWN_DIGITS = 8  # of a hash
+
+
 class LossRanking(NamedTuple):
     """Trainings of one model on equally many tokens, ranked by their held-out loss. All are evaluated on the same
     samples.
@@ -293,6 +296,7 @@ class LossRanking(NamedTuple):
     tokens: int
     name: str  # distinguishes it from other rankings of the same results; empty if there is only one
     stopped: int  # configurations that are not ranked, because all their trainings were stopped earlier
+    mixed: int = 0  # configurations whose runs read different data from equally named files
 
     def list_losses(self, row: Row) -> Sequence[float]:
         """Return the held-out loss of each seed of a configuration."""
@@ -302,13 +306,19 @@ class LossRanking(NamedTuple):
 @read_once
 def rank_losses(results: Results) -> tuple[LossRanking, ...]:
     """Return the measured trainings ranked by held-out loss, one ranking for each combination of values of the fields
-    `_EVALUATED`. Losses are only comparable if these fields, such as the model and the held-out samples, are equal. The
-    result is empty if no training has a held-out loss."""
+    `_EVALUATED` and of contents of the data. Losses are only comparable if these fields, such as the model and the
+    held-out samples, are equal. The result is empty if no training has a held-out loss."""
     if "validation_loss" not in results.summary:
         return ()
     rows = [row for row in list_rows(results.summary) if row["seeds"] and row["evidence"] == "measured"]
     specs = {row["config_id"]: results.specs[row["config_id"]] for row in rows}
-    groups = group_by(rows, lambda row: tuple(_list_evaluation_fields(specs[row["config_id"]]).items()))
+
+    def list_fields(row: Row) -> dict[str, str]:
+        # A file may have been replaced by another with the same name.
+        contents = ", ".join(one[:_SHOWN_DIGITS] for one in results.list_data(row))
+        return _list_evaluation_fields(specs[row["config_id"]]) | {"contents of the data": contents}
+
+    groups = group_by(rows, lambda row: tuple(list_fields(row).items()))
     fields = {str(place): dict(key) for place, key in enumerate(groups)}
     names = describe_differing_fields(list(fields), fields).values()
     return tuple(_rank_losses(results, *pair) for pair in zip(groups.values(), names, strict=True))
@@ -330,7 +340,8 @@ def _rank_losses(results: Results, group: Sequence[Row], name: str) -> LossRanki
     ranking = ranked(rows, lambda row: paces[itemgetter(*KEY)(row)])
     assert ranking is not None  # every row has a loss
     tokens = round(statistics.median(row["tokens_trained"] for row in rows))
-    return LossRanking(ranking, losses, tokens, name, len(group) - len(rows))
+    mixed = sum(len(results.list_data(row)) > 1 for row in rows)
+    return LossRanking(ranking, losses, tokens, name, len(group) - len(rows), mixed)
 
 
 def _list_evaluation_fields(spec: RunSpec) -> dict[str, str]:

@@ -2,6 +2,7 @@
 coordinator writes it."""
 
 import json
+import os
 import signal
 import socket
 import time
@@ -14,6 +15,7 @@ from bench.core.files import read_json
 from bench.core.record import Circumstance, RunRecord
 from bench.core.scheduling import Span
 from bench.core.spec import RunSpec
+from bench.measure.failures import DRILL_VARIABLE
 from bench.runtime.node import POLL_S, NodeRanks, count_supervisors
 from bench.runtime.outcome import (
     AsyncWriter,
@@ -116,8 +118,10 @@ class RunCoordinator:
         try:
             if self.scheduled and interrupted and not (self.folder / store.RECORD).exists():
                 return None
-            outcome = classify_outcome(self.states(), self.stop, self.why)
-            return store.finalize(self.folder, note_pause(outcome, self._paused), paused_s=self._paused.in_steps_s)
+            outcome = note_pause(classify_outcome(self.states(), self.stop, self.why), self._paused)
+            if drill := os.environ.get(DRILL_VARIABLE):  # the cause may be the injected fault
+                outcome = outcome.model_copy(update={"evidence": outcome.evidence | {"drill": drill}})
+            return store.finalize(self.folder, outcome, paused_s=self._paused.in_steps_s)
         finally:
             self.heartbeat.end(self.states(), _WRITING_S)
             self.server.close()

@@ -28,9 +28,9 @@ MOST_AGAIN = 2
 always busy gives a result, too."""
 AGAIN = "measured-again"
 """Name of the results' subfolder for the earlier runs of rounds that were repeated."""
-SET_ASIDE = "record-busy.json"
-"""Name of the records in this subfolder. It differs from the usual name, so that a table or report of the results does
-not include them."""
+SET_ASIDE = "busy-"
+"""Beginning of the names of the files in this subfolder by which a run is found. They differ from the usual names, so
+that a table or report of the results does not include these runs."""
 
 
 class ComparedSide(NamedTuple):
@@ -194,16 +194,17 @@ def run_rounds(
 
 def _set_aside(results: Path, sides: Sequence[ComparedSide], number: int, again: int) -> None:
     """Move the runs of a round (one run of each side of the comparison) out of the results, because the round is
-    repeated. The new runs can then have the same repeat number, `number`. The records are renamed to SET_ASIDE. `again`
-    is the number of earlier repetitions of this round; it is also the name of the subfolder to which the runs are
-    moved."""
+    repeated. The new runs can then have the same repeat number, `number`. Files by which a run is found are renamed.
+    `again` is the number of earlier repetitions of this round; it is also the name of the subfolder to which the runs
+    are moved."""
     for side in sides:
         for folder in results.glob(f"{side.name}/*/{number}.*"):
             kept = results / AGAIN / str(again) / folder.relative_to(results)
             kept.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(kept)
-            with contextlib.suppress(FileNotFoundError):  # a run may have left no record
-                (kept / store.RECORD).rename(kept / SET_ASIDE)
+            for name in (store.RECORD, store.CIRCUMSTANCE):
+                with contextlib.suppress(FileNotFoundError):  # a run may have left no record
+                    (kept / name).rename(kept / f"{SET_ASIDE}{name}")
 
 
 def run_side(side: ComparedSide, number: int, words: Sequence[str], results: Path) -> RunRecord:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, SOON_S, Command, alive, survivors
 
+from analysis.flags import list_flags
 from bench.core import store
 from bench.core.formatting import describe_shortage
 
@@ -47,6 +48,7 @@ def test_rank_that_raises_is_named_with_its_exception(zeroscale_run: Start) -> N
     assert record.outcome.kind == "error"
     assert record.outcome.reason == "rank 1 in fetch at step 2: RuntimeError: drill: rank 1 raises at step 2"
     assert 'File "bench/measure/failures.py", line' in record.outcome.evidence["traceback"]
+    assert record.outcome.evidence["drill"] == "rank=1 step=2 action=raise" and "drill" in list_flags(record)
 
 
 def test_run_lost_after_its_window_is_measured_but_uninspected(

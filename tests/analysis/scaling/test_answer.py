@@ -208,6 +208,28 @@ def test_repeats_with_one_seed_are_no_evidence_on_losses() -> None:
     assert lines[-1] == "Each configuration has one seed; at least 3 are needed to compare losses: add seed=0,1,2."
 
 
+def test_losses_on_different_data_from_equally_named_files_are_not_compared() -> None:
+    """The file of the data was replaced before the trainings with the second learning rate, and then once more before
+    its last repeat."""
+
+    def read_from(record: RunRecord, text: str) -> RunRecord:
+        assert record.observations
+        data = {"data": {"corpus": {"name": "mine.jsonl", "sha256": text * 64}}}
+        return record.model_copy(update={"observations": record.observations.model_copy(update=data)})
+
+    first = [read_from(trained(loss, 0.1, seed), "a") for seed, loss in enumerate((3.0, 3.1, 3.2))]
+    second = [read_from(trained(loss, 0.2, seed), "b") for seed, loss in enumerate((2.0, 2.1, 2.2))]
+    alone = "nats per token as the mean of 3 seeds"
+    assert answer(first, second)[:2] == [
+        f"Held-out loss after 200 tokens (contents of the data=aaaaaaaa): zero1 reached 3.10 ± 0.25 {alone}.",
+        f"Held-out loss after 200 tokens (contents of the data=bbbbbbbb): zero1 reached 2.10 ± 0.25 {alone}.",
+    ]
+    mixed = [*second[:2], read_from(trained(2.2, 0.2, 2), "c")]
+    assert answer(mixed)[0].endswith(
+        "; the runs of 1 configuration read different data from equally named files, so do not rely on these losses."
+    )
+
+
 def test_losses_are_compared_between_adapters_but_not_with_trainings_that_stopped_earlier() -> None:
     lora = [{"adapter": {"name": "lora", "rank": rank}} for rank in (4, 8)]
     stopped = trained(0.5, 0.1, asked={"learning": {"tokens": 400, "stop_after": 200}})
