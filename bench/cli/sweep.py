@@ -37,6 +37,7 @@ from bench.core.machine import Machine
 from bench.core.quantities import compute_node_hours
 from bench.core.scheduling import JobSetup
 from bench.core.spec import RunSpec, read_protocol
+from bench.core.steps import count_evaluation_steps
 from bench.core.store import RECORD, read_record
 from bench.measure import environment
 from bench.predict.memory import PROCESS_BYTES
@@ -349,7 +350,8 @@ class PredictionText:
     def _predict(self, point: SweepPoint) -> PointPrediction:
         forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
         step, protocol = forecast.step, read_protocol(point.spec["measure"])
-        minutes = compute_minutes(protocol, step.low_s, step.high_s) if step else None
+        evaluations = count_evaluation_steps(RunSpec.model_validate(point.spec))
+        minutes = compute_minutes(protocol, step.low_s, step.high_s, evaluations) if step else None
         known = inputs.add_host_memory(machine, self._sweep.launcher["name"])
         infeasible = self._sweep.rules.prune and is_far_out_of_memory(point, known)
         return PointPrediction(point, machine, forecast, minutes, infeasible)

@@ -47,6 +47,24 @@ def list_evaluations(spec: RunSpec) -> Iterator[int]:
     yield last
 
 
+def count_evaluation_steps(spec: RunSpec) -> tuple[float, float]:
+    """Return the least and greatest time of all evaluations of a training, as a number of optimizer steps that take as
+    long; 0 for a run that is no training.
+
+    Each evaluation makes a forward pass over the held-out samples. A forward pass is a third of a step's work on as
+    many samples. If answers are generated, each token of an answer needs one more forward pass. Without a limit, an
+    answer has at most as many tokens as the sequence.
+    """
+    learning = spec.learning
+    if learning.end_tokens is None:
+        return 0.0, 0.0
+    micro_steps = math.ceil(learning.evaluation_samples / (spec.batch.micro * spec.data_parallel))
+    each = len(list(list_evaluations(spec))) * micro_steps / spec.accumulation / 3
+    tokens = (learning.answer_tokens or 1, learning.answer_tokens or max(spec.sequence.values()))
+    least, most = (each * (1 + number * bool(learning.quality)) for number in tokens)
+    return least, most
+
+
 def list_checkpoints(spec: RunSpec) -> Iterator[int]:
     """Yield the numbers of completed steps at which a checkpoint is saved. There is no checkpoint at the end of the
     whole training, because no run would resume from it."""

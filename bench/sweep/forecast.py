@@ -139,21 +139,28 @@ def _count_steps(protocol: MeasureSpec, step_s: float) -> int:
     return protocol.warmup_steps + blocks * block
 
 
-def compute_minutes(protocol: MeasureSpec, low_s: float, high_s: float) -> AttemptMinutes:
+def compute_minutes(
+    protocol: MeasureSpec, low_s: float, high_s: float, evaluations: tuple[float, float] = (0.0, 0.0)
+) -> AttemptMinutes:
     """Return the shortest and longest duration, in minutes, of an attempt whose steps take between `low_s` and `high_s`
-    seconds. The start of the attempt is included."""
-    shortest_s = START_S[0] + compute_shortest_s(protocol, low_s)
-    longest_s = START_S[1] + compute_longest_s(protocol, high_s)
+    seconds. The start of the attempt is included. The evaluations of a training take as long as between
+    `evaluations[0]` and `evaluations[1]` steps."""
+    shortest_s = START_S[0] + compute_shortest_s(protocol, low_s) + evaluations[0] * low_s
+    longest_s = START_S[1] + compute_longest_s(protocol, high_s) + evaluations[1] * high_s
     return AttemptMinutes(shortest_s / 60, longest_s / 60)
 
 
-def compute_limit_min(protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float) -> float:
-    """Return the time limit, in minutes, of an attempt whose steps are predicted to take at most `high_s` seconds.
+def compute_limit_min(
+    protocol: MeasureSpec, high_s: float, setup_min: float, bound_min: float, evaluations: float = 0.0
+) -> float:
+    """Return the time limit, in minutes, of an attempt whose steps are predicted to take at most `high_s` seconds. The
+    evaluations of a training take as long as `evaluations` steps.
 
     `setup_min` is the number of minutes that the start may take. The limit never exceeds `bound_min`, the limit of a
     point (configuration) without a prediction.
     """
-    needed = setup_min + compute_longest_s(protocol, MARGIN * high_s) / 60
+    slow_s = MARGIN * high_s
+    needed = setup_min + (compute_longest_s(protocol, slow_s) + evaluations * slow_s) / 60
     return min(max(needed, LEAST_MIN), bound_min)
 
 

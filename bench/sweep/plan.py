@@ -18,6 +18,7 @@ from bench.core.point_fields import is_shown
 from bench.core.record import Circumstance, Limits
 from bench.core.scheduling import SchedulingOptions
 from bench.core.spec import Device, config_id
+from bench.core.steps import count_evaluation_steps
 from bench.core.study import Overrides, Pair, Study, list_control_pairs, order_runs
 from bench.measure import devices
 from bench.measure.control_group import read_number
@@ -189,7 +190,8 @@ def build_point(made: StudyPoint, distinguishing: set[str], *, predict: bool) ->
         limit_min = bound_min = forecast.compute_bound_min(protocol, options.setup_min, step_s)
     # A predicted limit may be too short. It is used only if a second attempt, or a checkpoint, can make up for that.
     if isinstance(options, SchedulingOptions) and bound_min is not None and (predict or trains) and predicted.step:
-        limit_min = forecast.compute_limit_min(protocol, predicted.step.high_s, options.setup_min, bound_min)
+        high_s, (_, evaluations) = predicted.step.high_s, count_evaluation_steps(composed.spec)
+        limit_min = forecast.compute_limit_min(protocol, high_s, options.setup_min, bound_min, evaluations)
     elif trains and bound_min is not None:
         rule = "no time limit can be derived for a training, because its step time is not predicted on this machine"
         raise UserError("launcher.time_limit_min=null", rule, "set the maximum minutes of an attempt")

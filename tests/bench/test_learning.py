@@ -14,7 +14,7 @@ from bench.config import compose
 from bench.core import steps
 from bench.core.errors import UserError
 from bench.core.network import IGNORED
-from bench.core.spec import RunSpec, config_id
+from bench.core.spec import LearningSpec, RunSpec, config_id
 from bench.data import MicroBatch
 from bench.engines.distributed.ranks import count_targets
 from bench.measure.checkpoints import LearningProgress, SavedTraining, complete, hash_inputs
@@ -22,6 +22,7 @@ from bench.measure.loop import Series, Trainer
 from bench.measure.peers import Peers
 from bench.measure.training import Training
 from bench.objectives import causal_lm, causal_lm_documents, span_corruption
+from bench.sweep.forecast import compute_minutes
 
 PIPELINE = ("engine=pipeline", "parallel.pipeline=2", "batch.accumulation=8")
 STEP = 2 * 10
@@ -209,3 +210,18 @@ def test_training_resumes_only_with_the_data_and_weights_from_which_it_started(t
     with pytest.raises(UserError, match=r"other contents of data and model\.checkpoint, which changed since; restore"):
         saved.check_inputs(after)
     saved.check_inputs({})
+
+
+def test_evaluations_take_as_long_as_a_third_of_a_step_per_pass() -> None:
+    """A training of 10 steps evaluates at steps 0, 4, 8 and 10. Each evaluation has 64 samples, which are as many
+    as in 32 steps. A pass over them takes as long as 32 / 3 steps. An answer of 30 tokens needs 30 more passes."""
+    asked = spec(tokens=10 * STEP, evaluate_every=4 * STEP, evaluation_samples=64)
+    each = 32 / 3
+    assert steps.count_evaluation_steps(asked) == pytest.approx((4 * each, 4 * each))
+    answers = asked.model_copy(
+        update={"learning": asked.learning.model_copy(update={"quality": ("exact_match",), "answer_tokens": 30})}
+    )
+    assert steps.count_evaluation_steps(answers) == pytest.approx((4 * 31 * each, 4 * 31 * each))
+    assert steps.count_evaluation_steps(asked.model_copy(update={"learning": LearningSpec()})) == (0, 0)
+    minutes, longer = (compute_minutes(asked.measure, 1.0, 2.0, some) for some in ((0, 0), (60, 90)))
+    assert (longer.low - minutes.low, longer.high - minutes.high) == pytest.approx((1, 3))
