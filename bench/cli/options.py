@@ -32,12 +32,19 @@ if TYPE_CHECKING:
     from bench.sweep.submitting import SubmitResult
 
 JSON = "print JSON for another program"
-RAISE_BUDGET = "raise budget.node_hours in the study's file, and repeat `zeroscale sweep`"
-TRY_AGAIN = (
-    "remove the cause, raise budget.attempts in the study's file if attempts failed, and repeat `zeroscale sweep`"
-)
+RAISE_BUDGET = "repeat `zeroscale sweep` with a higher budget.node_hours"
+TRY_AGAIN = "remove the cause, and repeat `zeroscale sweep`, with a higher budget.attempts if attempts failed"
 ENOUGH = 5
 """Number of repeats that usually suffices to compare configurations."""
+
+
+def list_given(args: argparse.Namespace, *names: str) -> list[str]:
+    """Return those of the options `names` that were given, with their values, as words of a command."""
+    given = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in names]
+    return [
+        word for option, value in given if value not in (None, False)
+        for word in ([option] if value is True else [option, str(value)])
+    ]  # fmt: skip
 
 
 def describe_argument(action: argparse.Action) -> str:

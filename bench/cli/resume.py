@@ -21,7 +21,6 @@ from bench.cli import options, search
 from bench.cli.status import format_summary
 from bench.core import store
 from bench.core.errors import UserError, make_printable
-from bench.core.formatting import describe_result
 from bench.core.job_environment import read_job
 from bench.core.processes import build_module_command
 from bench.core.scheduling import SchedulerUnavailable
@@ -164,7 +163,7 @@ def _list_reasons(points: list[PointStatus]) -> list[str]:
 
 def _format_answer(folder: Path, one: PointStatus) -> str:
     try:
-        result = describe_result(store.read_record(folder / one.folder / store.RECORD))
+        result = options.describe_run(store.read_record(folder / one.folder / store.RECORD))
     except (OSError, UserError) as error:
         result = str(error)
     return f"- {make_printable(one.point.line)}  repeat {one.key.repeat}: {make_printable(result)}"

@@ -7,8 +7,8 @@ a scheduler.
   zeroscale sweep study=strong_scaling launcher=slurm_mine --config-dir my --autopilot
 
 Without a study, every point runs once, which gives indicative results only. The last printed line
-is the command for five repeats, with its cost. On a CPU, points without a study have the sequence
-lengths, precision and measurement protocol of the smoke study, unless you set them.
+is the command for five repeats, with its cost. On this machine's CPU, points without a study have
+the sequence lengths, precision and measurement protocol of the smoke study, unless you set them.
 
 Points that already have a final result on this machine in this environment are skipped, so that an
 interrupted sweep continues where it ended. A point that is predicted to exceed memory by far is
@@ -138,7 +138,7 @@ def _print_repeats(args: argparse.Namespace, plan: "PlannedSweep") -> None:
     its points, or if the output is JSON."""
     several = len(plan.sweep.points) > 1 and max(repeat for repeat, _ in plan.sweep.order) == 0
     if several and plan.sweep.study == "adhoc" and not args.json:
-        print(_format_repeats(plan.sweep, args.overrides, args.results, args.config_dir))
+        print(_format_repeats(plan.sweep, args))
 
 
 def format_json(sweep: SweepDefinition) -> str:
@@ -263,17 +263,17 @@ def _format_shapes(sweep: SweepDefinition, predictions: "PredictionText") -> str
     return terminal.align(rows, right={1, 2, 3, 4})
 
 
-def _format_repeats(sweep: SweepDefinition, overrides: Sequence[str], results: Path, config_dir: Path | None) -> str:
+def _format_repeats(sweep: SweepDefinition, args: argparse.Namespace) -> str:
     """Return a text with a command and its node-hours. The command runs every point five times (`options.ENOUGH`).
 
     If every point has been run, the node-hours follow from recorded runs. Otherwise the node-hours follow from
     predictions.
     """
     times = options.ENOUGH
-    command = ["zeroscale", "sweep", *overrides, "--repeats", str(times)]
-    command += ["--results", str(results)] if results != RESULTS else []
-    command += ["--config-dir", str(config_dir)] if config_dir else []
-    paths = [sorted((results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
+    command = ["zeroscale", "sweep", *args.overrides, "--repeats", str(times)]
+    command += ["--results", str(args.results)] if args.results != RESULTS else []
+    command += options.list_given(args, "config_dir", "max_queued", "nice", "begin", "notify", "no_prune", "autopilot")
+    paths = [sorted((args.results / sweep.study / key.config_id).glob(f"0.*/{RECORD}")) for key, _, _ in sweep.wanted()]
     taken = [compute_node_hours(read_record(path)) for found in paths for path in found]
     known = [hours for hours in taken if hours is not None]
     predicted = PredictionText(sweep).format_node_hours(times)

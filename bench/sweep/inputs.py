@@ -14,14 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench import data, launchers
 from bench.config import compose
-from bench.config.decode import Request
+from bench.config.decode import Request, decode_model
 from bench.core.errors import NoPrediction, UserError
 from bench.core.files import find_group_files, read_yaml
 from bench.core.formatting import format_count
 from bench.core.machine import Machine
 from bench.core.scheduling import JobSetup, SchedulingOptions
 from bench.core.spec import Device, Name, RunSpec
-from bench.core.study import Overrides, Pair, Study, expand_study
+from bench.core.study import Budget, Overrides, Pair, Study, expand_study
 from bench.data.pipeline.corpus import BYT5
 from bench.measure import environment
 from bench.measure.environment import count_cores, count_local_devices, find_device_kind, read_device_name
@@ -33,6 +33,7 @@ mapping {"engine": "zero2", "batch.micro": 4}.
 
 In a mapping, a list or tuple stands for several values, like a comma-separated list in a text.
 """
+_BUDGET = "budget."
 _BARE = re.compile(r"[\w./:+-]+")
 
 
@@ -70,7 +71,8 @@ def _format_value(value: Any) -> str:
 def find_study(
     study: Study | str | Path | None, given: GivenOverrides, config_dir: Path | None, command: str
 ) -> tuple[Study, Overrides]:
-    """Return the study, and the overrides other than `study=NAME`.
+    """Return the study, and the overrides other than `study=NAME`. Overrides such as `budget.attempts=6` change the
+    budget of the study, and are not returned.
 
     The study is given by `study` or by `study=NAME` in `given`. Without either, return an empty study named "adhoc".
     `command` is the name of the calling command, for the error message if several studies are given.
@@ -87,7 +89,12 @@ def find_study(
         rule = f"has axes ({', '.join(found.axes)}) and a search, but a search ignores axes"
         remedy = "move the axes into search.space, or remove one of the two sections"
         raise UserError(f"study={found.name}", rule, remedy)
-    return found, rest
+    limits = {key.removeprefix(_BUDGET): values for key, values in rest if key.startswith(_BUDGET)}
+    if several := next((key for key, values in limits.items() if len(values) > 1), None):
+        raise UserError(f"{_BUDGET}{several}", "has several values", "give one")
+    plain = found.budget.model_dump() | {key: values[0] for key, values in limits.items()}
+    found = found.model_copy(update={"budget": decode_model(Budget, plain, "budget")})
+    return found, [pair for pair in rest if not pair[0].startswith(_BUDGET)]
 
 
 def take_name(

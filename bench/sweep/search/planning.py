@@ -121,7 +121,7 @@ def plan_search(
     """Return the planned search. Raise UserError if none of its points can run or its settings are wrong. `etiquette`
     holds options that limit the load on a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     found, _ = find_study(study, overrides, config_dir, "search")
-    texts = tuple(text for text in format_overrides(overrides) if not text.startswith("study="))
+    texts = tuple(text for text in format_overrides(overrides) if not text.startswith(("study=", "budget.")))
     points = SearchPoints(found, texts, config_dir)
     pool_space = SearchSpace(points.section, points.study.base)
     refused: UserError | None = None

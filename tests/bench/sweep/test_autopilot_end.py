@@ -58,7 +58,10 @@ def test_summary_of_a_spent_budget_does_not_count_the_autopilot_itself(
     resume.finish_autopilot(study, None)
     summary = (study / "report" / "summary.md").read_text()
     assert "; 0.05 node-hours spent, 0 jobs in the queue." in summary and "\n- 1 × waiting\n" in summary
-    assert "\nThe budget is spent: 0.0535 of 0.05 node-hours; raise budget.node_hours in the study's file" in summary
+    assert (
+        "\nThe budget is spent: 0.0535 of 0.05 node-hours; repeat `zeroscale sweep` with a higher budget.node_hours"
+        in summary
+    )
 
 
 def test_notify_command_gets_the_path_of_the_summary_as_its_last_argument(study: Path, tmp_path: Path) -> None:

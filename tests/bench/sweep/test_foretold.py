@@ -11,6 +11,7 @@ from sweeps import attempt, point, spec, sweep
 
 from bench import api, cli
 from bench.cli.sweep import PredictionText
+from bench.core.errors import UserError
 from bench.core.machine import Machine
 from bench.core.spec import RunSpec
 from bench.sweep import jobs
@@ -96,7 +97,7 @@ def test_dry_run_tells_that_the_budget_is_spent(tmp_path: Path, capsys: pytest.C
         period = jobs.AllocationPeriod("7", None, told, 1, 100.0, 100.0 + 3600 * hours)
         jobs.begin_allocation(job, period)
         printed = dry(capsys, f"study={study}", "--results", str(tmp_path))
-        spent = "the budget is spent: 0.06 of 0.05 node-hours; raise budget.node_hours in the study's file"
+        spent = "the budget is spent: 0.06 of 0.05 node-hours; repeat `zeroscale sweep` with a higher budget.node_hours"
         assert (spent in " ".join(printed.split())) == told
 
 
@@ -188,3 +189,19 @@ def test_submission_warns_of_a_time_limit_that_may_be_too_short(
 def test_summary_warns_of_a_time_limit_that_may_be_too_short() -> None:
     told = list(foretold(2, step=StepForecast(low_s=1, s=1.5, high_s=2)).summary())
     assert told[-1] == "2 runs may need more than the time limit: raise launcher.time_limit_min"
+
+
+def test_budget_on_the_command_line_replaces_that_of_the_study() -> None:
+    made = api.plan(None, ["model=tiny", "machine=cpu", "budget.attempts=6"])
+    assert (made.sweep.rules.budget.attempts, made.sweep.rules.budget.node_hours) == (6, None)
+    for wrong, told in (("budget.attempts=0", "must be an integer > 0"), ("budget.hours=2", "no such key")):
+        with pytest.raises(UserError, match=told):
+            api.plan(None, ["model=tiny", "machine=cpu", wrong])
+
+
+def test_command_for_repeats_has_the_options_of_the_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["model=tiny", "machine=cpu", "launcher=slurm", "batch.micro=1,2"]
+    given = "--max-queued 3 --nice 10 --begin now+5hours --notify true --no-prune --autopilot"
+    assert cli.main(["sweep", *words, *given.split(), "--results", str(tmp_path), "--dry-run"]) == 0
+    printed = shlex.split(capsys.readouterr().out.rpartition("zeroscale sweep ")[2])
+    assert printed == [*words, "--repeats", "5", "--results", str(tmp_path), *given.split()]

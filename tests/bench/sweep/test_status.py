@@ -169,9 +169,14 @@ def test_unavailable_scheduler_is_reported_and_its_points_are_unknown(
             True,
             0.05,
             None,
-            "the budget is spent: 0.0535 of 0.05 node-hours; raise budget.node_hours in the study's file",
+            "the budget is spent: 0.0535 of 0.05 node-hours; repeat `zeroscale sweep` with a higher budget.node_hours",
         ),
-        (False, None, "hang", "given up: 1 run; remove the cause, raise budget.attempts in the study's file"),
+        (
+            False,
+            None,
+            "hang",
+            "given up: 1 run; remove the cause, and repeat `zeroscale sweep`, with a higher budget.attempts",
+        ),
     ],
 )
 def test_status_of_a_stopped_sweep_names_the_next_command_and_no_time_left(
