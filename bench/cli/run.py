@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             lines = [f"no prediction: {unknown}"]
         if args.dry_run or any("does not fit" in line for line in lines):
             print("\n".join(terminal.wrap(line, 4) for line in lines), flush=True)
-        for line in list_unused(made.composed.spec):
+        for line in list_learning_notes(made.composed.spec):
             print(terminal.wrap(line, 4), flush=True)
     if args.dry_run:
         return 0
@@ -143,13 +143,12 @@ def check_far_out(predicted: "Prediction") -> None:
         raise UserError(f"model={spec.model.name}", rule, remedy)
 
 
-def list_unused(spec: RunSpec) -> list[str]:
-    """Return a message for each key of `spec.learning` that has no effect in `zeroscale run`. For example,
-    `checkpoint_every` has an effect only in a sweep."""
+def list_learning_notes(spec: RunSpec) -> list[str]:
+    """Return a message for each key of `spec.learning` that has no effect, or another effect than in a sweep."""
     learning, found = spec.learning, []
     if learning.checkpoint_every is not None:
-        rule = "has no effect, because `resume` continues only trainings of a sweep; start it with `zeroscale sweep`"
-        found.append(f"learning.checkpoint_every={learning.checkpoint_every} {rule}")
+        rule = "if the run is interrupted, `zeroscale sweep` with the same settings continues it; `resume` does not"
+        found.append(f"learning.checkpoint_every={learning.checkpoint_every}: {rule}")
     every, end = learning.evaluate_every, learning.end_tokens
     if every is not None and end is not None and spec.count_steps(every) >= spec.count_steps(end):
         rule = f"has no effect, because the training ends after {spec.count_steps(end) * spec.tokens_per_step:,} tokens"

@@ -365,9 +365,7 @@ def test_settings_of_a_training_without_effect_are_printed(capsys: pytest.Captur
     assert main([*words, "learning.evaluate_every=20_000", "learning.checkpoint_every=5_000", "--dry-run"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "learning.evaluate_every=20000 has no effect, because the training ends after 10,2" in printed
-    assert (
-        "learning.checkpoint_every=5000 has no effect, because `resume` continues only trainings of a sweep" in printed
-    )
+    assert "checkpoint_every=5000: if the run is interrupted, `zeroscale sweep` with the same settings" in printed
 
 
 def test_gpu_machine_without_a_gpu_is_one_error_with_all_problems(

@@ -200,8 +200,8 @@ def test_budget_on_the_command_line_replaces_that_of_the_study() -> None:
 
 
 def test_command_for_repeats_has_the_options_of_the_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["model=tiny", "machine=cpu", "launcher=slurm", "batch.micro=1,2"]
+    words = ["model=tiny", "machine=cpu", "devices_per_node=2", "launcher=slurm", "batch.micro=1,2"]
     given = "--max-queued 3 --nice 10 --begin now+5hours --notify true --no-prune --autopilot"
     assert cli.main(["sweep", *words, *given.split(), "--results", str(tmp_path), "--dry-run"]) == 0
-    printed = shlex.split(capsys.readouterr().out.rpartition("zeroscale sweep ")[2])
+    printed = shlex.split(capsys.readouterr().out.rpartition("zeroscale sweep ")[2].replace("\\\n", ""))
     assert printed == [*words, "--repeats", "5", "--results", str(tmp_path), *given.split()]
