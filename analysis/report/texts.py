@@ -57,9 +57,10 @@ def describe_setup(rows: Sequence[Row], specs: Mapping[str, RunSpec], configurat
     constant: list[tuple[str, str]] = []
     for name, label in (_PARTS | _EQUAL_PARTS).items():
         # A run table has the column `adapter` only if a run trains a part of its model.
-        values = sorted({row[name] for row in rows if row.get(name) is not None})
+        found = {row.get(name) for row in rows}
+        values = sorted(found - {None})
         text = _join_values([format_cell(list_all_columns()[name], value) for value in values])
-        if len(values) == 1:
+        if len(values) == len(found) == 1:  # a setting that some runs lack is not constant
             constant.append((label, text))
         elif values and name in _PARTS:
             varied.append((label, text))

@@ -50,6 +50,14 @@ def test_setup_separates_varied_from_constant_settings() -> None:
     assert found.ran == "3 recorded runs of 3 configurations: 2 ok, 1 oom"
 
 
+def test_setting_that_some_runs_lack_is_not_constant() -> None:
+    decoder_only = run(spec(sequence={"tokens": 8}, objective="causal_lm"))
+    of = results(at("ddp", 0.1), decoder_only)
+    constant = dict(describe_setup(compute_findings(of).rows, of.configurations, 2).constant)
+    assert constant["precision"] == "fp32"
+    assert not {"encoder length", "decoder length", "sequence length"} & constant.keys()
+
+
 def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
     """The report must count runs and configurations in the same way everywhere. One configuration ran on two machines,
     and another was also rehearsed. The report must state that each compared configuration has one run. Another
