@@ -95,6 +95,31 @@ def test_setup_of_trainings_names_learning_rate_and_adapter() -> None:
     )
 
 
+def test_setup_of_trainings_names_constant_weights_data_rate_and_length() -> None:
+    asked = {
+        "model": {"checkpoint": "base"},
+        "data": {"name": "text", "source": "text", "options": {"files": ["a.txt"]}},
+        "objective": "causal_lm",
+        "sequence": {"tokens": 10},
+    }
+    expected = {
+        "sequence length": "10 tokens",
+        "model.checkpoint": "base",
+        "data.files": "[a.txt]",
+        "learning rate": "0.1",
+        "learning.tokens": "200",
+    }
+    alike = [trained(2.0, 0.1, asked=asked), trained(2.1, 0.1, seed=1, asked=asked)]
+    for others, missing in (
+        ([], set[str]()),
+        ([trained(2.2, 0.2, asked=asked | {"model": {}})], {"model.checkpoint", "learning rate"}),
+        ([run(spec(**asked))], {"model.checkpoint", "data.files", "learning rate", "learning.tokens"}),
+    ):
+        of = results(*alike, *others)
+        constant = dict(describe_setup(compute_findings(of).rows, of.configurations, 3).constant)
+        assert {name: constant.get(name) for name in expected} == expected | dict.fromkeys(missing)
+
+
 def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:
     lean = memory(2, peak=MIB)
     times = {"ddp": (0.09, 0.1, 0.11), "zero1": (0.09, 0.105, 0.12), "zero2": (0.2, 0.201, 0.202)}
