@@ -1,7 +1,7 @@
 """Texts of the report: settings of the runs, numbers with their intervals, and tooltips of points in figures."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.columns import list_all_columns
@@ -17,7 +17,8 @@ from analysis.formats import (
 )
 from analysis.questions import describe_choice, format_ranks, list_varied
 from analysis.summary import Row
-from bench.core.formatting import format_count
+from bench.core.formatting import format_count, format_value
+from bench.core.point_fields import flatten
 from bench.core.spec import RunSpec
 
 _REASON_LETTERS = 120
@@ -31,10 +32,13 @@ _EQUAL_PARTS = {
     "global_batch": "samples per step",
     "encoder_length": "encoder length",
     "decoder_length": "decoder length",
+    "lengths": "sequence length",
 }
 """Labels of columns that are listed only if their value is constant, because they follow from other settings."""
 _FIELDS = {"optimizer.lr": "learning rate"}
 """Labels of fields that have no column in every run table."""
+_TRAINING = ("model.checkpoint", "data.options.", "optimizer.lr", "learning.tokens")
+"""Beginnings of the names of fields that are listed only for trainings, if their value is constant."""
 _MOST_VALUES = 12
 """Most values of a setting that are listed."""
 
@@ -57,18 +61,31 @@ def describe_setup(rows: Sequence[Row], specs: Mapping[str, RunSpec], configurat
     constant: list[tuple[str, str]] = []
     for name, label in (_PARTS | _EQUAL_PARTS).items():
         # A run table has the column `adapter` only if a run trains a part of its model.
-        values = sorted({row[name] for row in rows if row.get(name) is not None})
+        found = {row.get(name) for row in rows}
+        values = sorted(value for value in found if value is not None)
         text = _join_values([format_cell(list_all_columns()[name], value) for value in values])
-        if len(values) == 1:
+        if len(values) == len(found) == 1:  # a setting that some runs lack is not constant
             constant.append((label, text))
         elif values and name in _PARTS:
             varied.append((label, text))
     varied += [(_FIELDS.get(name, name), _join_values(values)) for name, values in list_varied(specs).items()]
+    if all(spec.learning.tokens for spec in specs.values()):
+        constant += _list_constant_fields(specs.values())
     ran = f"{format_count(len(rows), 'recorded run')} of {format_count(configurations, 'configuration')}"
     if (ids := len(specs)) < configurations:
         ran += f" ({ids:,} config_ids, each counted once per machine, environment class and kind of evidence)"
     outcomes = format_outcomes(Counter(row["outcome"] for row in rows))
     return RunSetup(tuple(varied), tuple(constant), f"{ran}: {outcomes}")
+
+
+def _list_constant_fields(specs: Iterable[RunSpec]) -> Iterator[tuple[str, str]]:
+    """Yield label and value of each field in `_TRAINING` that has the same value in all specs."""
+    texts = [
+        {name: format_value(value) for name, value in flatten(spec) if name.startswith(_TRAINING)} for spec in specs
+    ]
+    for name, text in texts[0].items() if texts else ():
+        if all(other.get(name) == text for other in texts):
+            yield _FIELDS.get(name, name.replace(".options.", ".")), text
 
 
 def _join_values(values: Sequence[str]) -> str:

@@ -101,15 +101,15 @@ def describe_adapter(spec: RunSpec) -> str:
     differ from their defaults. Empty if all parameters are trained."""
     plain = spec.adapter.model_dump(mode="json", exclude_defaults=True)
     name = plain.pop("name", "")
-    return " ".join([*([name] if name else []), *(f"{key}={_format_value(value)}" for key, value in plain.items())])
+    return " ".join([*([name] if name else []), *(f"{key}={format_value(value)}" for key, value in plain.items())])
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a plain value as it is written in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(map(_format_value, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -103,3 +103,9 @@ def test_text_table_has_losses_and_quality_at_the_default_width(capsys: pytest.C
                 cells for cells in shown if cells[:4] == (adapter, str(micro), f"{lr:g}", str(record["spec"]["seed"]))
             ]
             assert len(found) == 1 and float(found[0][4]) == pytest.approx(loss, rel=1e-3)
+
+
+def test_report_states_the_weights_and_the_length_of_the_trainings(tmp_path: Path) -> None:
+    assert main(["report", str(ROOT / "results/measured/finetune_cpu.zip"), "--out", str(tmp_path)]) == 0
+    (constant,) = re.findall("<dt>Constant</dt><dd>(.*?)</dd>", (tmp_path / "report.html").read_text())
+    assert constant.endswith("; sequence length 12 tokens; model.checkpoint base; learning.tokens 240000")

@@ -50,6 +50,14 @@ def test_setup_separates_varied_from_constant_settings() -> None:
     assert found.ran == "3 recorded runs of 3 configurations: 2 ok, 1 oom"
 
 
+def test_setting_that_some_runs_lack_is_not_constant() -> None:
+    decoder_only = run(spec(sequence={"tokens": 8}, objective="causal_lm"))
+    of = results(at("ddp", 0.1), decoder_only)
+    constant = dict(describe_setup(compute_findings(of).rows, of.configurations, 2).constant)
+    assert constant["precision"] == "fp32"
+    assert not {"encoder length", "decoder length", "sequence length"} & constant.keys()
+
+
 def test_counts_of_the_same_thing_are_equal_on_the_whole_page() -> None:
     """The report must count runs and configurations in the same way everywhere. One configuration ran on two machines,
     and another was also rehearsed. The report must state that each compared configuration has one run. Another
@@ -85,6 +93,31 @@ def test_setup_of_trainings_names_learning_rate_and_adapter() -> None:
     assert describe_setup(compute_findings(many).rows, many.configurations, 20).varied == (
         ("learning rate", "20 values from 0.01 to 0.2"),
     )
+
+
+def test_setup_of_trainings_names_constant_weights_data_rate_and_length() -> None:
+    asked = {
+        "model": {"checkpoint": "base"},
+        "data": {"name": "text", "source": "text", "options": {"files": ["a.txt"]}},
+        "objective": "causal_lm",
+        "sequence": {"tokens": 10},
+    }
+    expected = {
+        "sequence length": "10 tokens",
+        "model.checkpoint": "base",
+        "data.files": "[a.txt]",
+        "learning rate": "0.1",
+        "learning.tokens": "200",
+    }
+    alike = [trained(2.0, 0.1, asked=asked), trained(2.1, 0.1, seed=1, asked=asked)]
+    for others, missing in (
+        ([], set[str]()),
+        ([trained(2.2, 0.2, asked=asked | {"model": {}})], {"model.checkpoint", "learning rate"}),
+        ([run(spec(**asked))], {"model.checkpoint", "data.files", "learning rate", "learning.tokens"}),
+    ):
+        of = results(*alike, *others)
+        constant = dict(describe_setup(compute_findings(of).rows, of.configurations, 3).constant)
+        assert {name: constant.get(name) for name in expected} == expected | dict.fromkeys(missing)
 
 
 def test_answer_lists_the_fastest_and_its_rivals_by_verdict() -> None:

@@ -78,6 +78,17 @@ def test_unknown_price_of_an_own_node_is_one_line(run_advise: Advise) -> None:
     assert " unknown" in next(line for line in output.splitlines() if line.startswith("  own h100  "))
 
 
+def test_places_that_share_a_machine_are_distinguished_by_their_devices(run_advise: Advise) -> None:
+    one, eight = "own h100 (1 device)", "own h100 (8 devices)"
+    output = run_advise(*WORDS, "where=own:h100:1:2.9,own:h100:8:2.5,own:h200:8:9")
+    assert f"→ {eight}, full training: the least cost; costs overlap with {one}, full" in output
+    assert [line.split("  ")[1] for line in output.splitlines() if " × " in line] == [eight, one, "own h200"]
+    assert f"  {one}: 2.9 per hour for 1 device, as given\n" in output
+    assert f"  {eight}: 20 per hour for 8 devices, as given\n" in output
+    unknown = compare(run_advise, "where=own:h100:1,own:h100:8:2.5")["rows"]
+    assert [(row["place"], row["price_per_hour"]) for row in unknown] == [(eight, 20), (one, None)]
+
+
 def test_own_price_in_a_machine_file_is_used(run_advise: Advise, tmp_path: Path) -> None:
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "mine.yaml").write_text("defaults: [h100, _self_]\nname: mine\nprice_per_device_hour: 3\n")

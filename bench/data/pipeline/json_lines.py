@@ -51,9 +51,10 @@ class Line(NamedTuple):
         return UserError(f"data.files={self.file}", f"line {self.number} {rule}", remedy)
 
     def refuse_missing(self, field: str, content: Mapping[str, Any]) -> UserError:
-        """Return a UserError for a field that `content`, which is this line or a part of it, does not have."""
+        """Return a UserError for a field that `content`, which is this line or a turn of its chat, does not have."""
         remedy = f"add it (existing fields: {list_names(content)})" if content else "add it"
-        return self.refuse(f"has no field {field}", suggest_nearest(field, content, remedy))
+        rule = f"has no field {field}" if content is self.content else f"has a turn of the chat without {field}"
+        return self.refuse(rule, suggest_nearest(field, content, remedy))
 
 
 class Segment(NamedTuple):
@@ -157,8 +158,7 @@ def _get_text(line: Line, content: dict[str, Any], field: str) -> str:
         return text.encode(errors="replace").decode()  # JSON may contain lone surrogates, which UTF-8 cannot encode
     if text is not ...:
         raise line.refuse(f"has a field {field} of type {type(text).__name__}", "give text")
-    is_chat = "messages" in line.content and field != "messages"
-    if is_chat:
+    if content is line.content and "messages" in content:
         raise line.refuse(f"has no field {field}", "set data.messages=messages for chats")
     raise line.refuse_missing(field, content)
 

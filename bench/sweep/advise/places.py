@@ -2,6 +2,7 @@
 every requested method of training: full training or an adapter such as LoRA."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -34,11 +35,14 @@ class Place(NamedTuple):
     price_per_hour: float | None  # of a node; None: unknown
     offer: RentedOffer | None = None  # None: an own node
     higher: tuple[str, ...] = ()  # other prices of the node type, as text
+    shares_name: bool = False  # another place of the comparison is the same machine with other devices per node
 
     @property
     def name(self) -> str:
-        """Name of the place, such as `spot g2-standard-12`."""
-        return f"{self.kind} {self.offer.machine_type if self.offer else self.machine}"
+        """Name of the place, such as `spot g2-standard-12`. If another place shares this name, the number of devices
+        follows, as in `own h100 (8 devices)`."""
+        name = f"{self.kind} {self.offer.machine_type if self.offer else self.machine}"
+        return f"{name} ({format_count(self.devices, 'device')})" if self.shares_name else name
 
     @property
     def currency(self) -> str:
@@ -214,7 +218,8 @@ def parse_places(text: str, config_dir: Path | None) -> list[Place]:
         if any(place.name == other.name and place.devices == other.devices for other in places):
             raise UserError(f"{WORD}{item}", "a place is given twice", "remove one of them")
         places.append(place)
-    return places
+    names = Counter(place.name for place in places)
+    return [place._replace(shares_name=names[place.name] > 1) for place in places]
 
 
 def _parse_own(item: str, parts: Sequence[str], config_dir: Path | None) -> Place:

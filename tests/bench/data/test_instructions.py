@@ -218,7 +218,7 @@ def test_samples_of_compressed_files_equal_those_of_one_plain_file(make: MakeSpe
         ('{"messages": [{"role": "user", "content": "a"}]}', {"messages": "messages"},
          "bad.jsonl: line 1 has no turn of the assistant; add an answer with role assistant, or remove the line"),
         ('{"messages": "a"}', {"messages": "messages"}, "line 1 has a field messages that is not a list of turns; "),
-        ('{"messages": [{"role": "assistant"}]}', {"messages": "messages"}, "line 1 has no field content; "),
+        ('{"messages": [{"role": "user"}]}', {"messages": "messages"}, "line 1 has a turn of the chat without content"),
         ('{"chat": []}', {"messages": "messages"}, "line 1 has no field messages; add it (existing fields: chat)"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "0123456789"}', {},
          "sequence.tokens=10: the sample on line 2 of bad.jsonl has 13 tokens, its answer 11; "
