@@ -286,20 +286,28 @@ def _read_keys(folder: Path) -> tuple[tuple[RunKey, int | None], ...]:
 
 def begin_allocation(folder: Path, allocation: AllocationPeriod) -> Path:
     """Write the start of an allocation to a file. Return the path of this file, which `end_allocation` needs."""
-    task = "" if allocation.task is None else f"-{allocation.task}"
-    path = folder / f"allocation{task}.{allocation.restart}.json"
+    prefix, suffix = _name_allocation(allocation.task, allocation.job_id)
+    path = folder / f"{prefix}.{allocation.restart}{suffix}"
     store.write_atomically(path, json.dumps(allocation._asdict()).encode())
     return path
 
 
-def find_latest_restart(folder: Path, task: int | None) -> int:
+def _name_allocation(task: int | None, job_id: str) -> tuple[str, str]:
+    """Return the parts of an allocation's file name before and after its restart number."""
+    # The id, because a job that is resubmitted by hand uses the same folder. Files of older versions have no id.
+    part = "." + re.sub(r"[^\w-]", "_", job_id) if job_id else ""
+    return "allocation" if task is None else f"allocation-{task}", f"{part}.json"
+
+
+def find_latest_restart(folder: Path, task: int | None, job_id: str) -> int:
     """Return the restart number of the latest start of a job, or of one of its array tasks: 0 for the first start, 1
-    after one restart, -1 if it has not started yet.
+    after one restart, -1 if it has not started yet. `job_id` is the id of this job, or of the array task.
 
     Only file names are read, since a job may have thousands of tasks.
     """
-    prefix = "allocation" if task is None else f"allocation-{task}"
-    numbers = (path.name.removeprefix(f"{prefix}.").removesuffix(".json") for path in folder.glob(f"{prefix}.*.json"))
+    prefix, suffix = _name_allocation(task, job_id)
+    found = folder.glob(f"{prefix}.*{suffix}")
+    numbers = (path.name.removeprefix(f"{prefix}.").removesuffix(suffix) for path in found)
     return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 

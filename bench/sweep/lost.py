@@ -2,6 +2,7 @@
 points to start."""
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -120,14 +121,18 @@ def finalize_lost(view: StudyState) -> int:
                 store.finalize(attempt.attempt.folder, outcome)
                 concluded += 1
     for job in view.seen.jobs:
-        for path, allocation in jobs.list_allocations(job.folder):
-            state = view.queue.get((job.name, allocation.task))
-            restarted = state is not None and (state.restarts or 0) > allocation.restart
+        periods = sorted(jobs.list_allocations(job.folder), key=lambda found: found[1].began_at)
+        latest = {allocation.task: allocation for _, allocation in periods}
+        for path, allocation in periods:
+            state, newest = view.queue.get((job.name, allocation.task)), latest[allocation.task]
+            resubmitted = newest.job_id != allocation.job_id  # by hand: the scheduler's state is that of the new job
+            restarted = resubmitted or (state is not None and (state.restarts or 0) > allocation.restart)
             # A job that was killed could not write its end. The time of its last written file is used instead.
             if allocation.ended_at is None and (restarted or not view.is_live(job.name, allocation.task)):
                 # hidden files are temporary files that will be renamed
                 written = (file for file in job.folder.iterdir() if not file.name.startswith("."))
-                last_write = max(file.stat().st_mtime for file in written)
+                until = newest.began_at if resubmitted else math.inf
+                last_write = max((at for file in written if (at := file.stat().st_mtime) < until), default=0.0)
                 known = state.ended_at if state and not restarted else None
                 jobs.end_allocation(path, known or max(last_write, allocation.began_at))
     return concluded

@@ -87,7 +87,7 @@ def test_two_nodes_run_points_together_without_a_shared_folder(tmp_path: Path) -
         expected = {CLAIM, store.SPEC, store.CIRCUMSTANCE, store.ENVIRONMENT, store.RECORD, store.STEPS, store.LOG}
         assert expected <= set(attempt)
     in_job = [name for name in names if name.startswith("jobs/")]
-    assert in_job == [f"jobs/s-1/{name}" for name in ("allocation.0.json", "job.json", "job.log", "node1.log")]
+    assert in_job == [f"jobs/s-1/{name}" for name in ("allocation.0.1.json", "job.json", "job.log", "node1.log")]
     assert not list((job.work / "1").rglob(store.RECORD)), "the second node has its own folder"
     submitter = tmp_path / "study"
     sync(submitter, job.url)

@@ -339,7 +339,7 @@ class JobLeader:
         if self.study:
             with contextlib.suppress(SchedulerUnavailable):
                 self.study.without_patience().pull_job(self.folder)
-        latest = jobs.find_latest_restart(self.folder, self.context.task)
+        latest = jobs.find_latest_restart(self.folder, self.context.task, self.context.job_id)
         newer = latest > self.context.restart
         return f"the scheduler has requeued this job, and start {latest} of it runs now" if newer else ""
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweeps import attempt, point, spec, sweep
+from sweeps import attempt, point, queued, spec, sweep
 
 from bench import api
 from bench.cli import main
@@ -21,6 +21,7 @@ from bench.runtime.outcome import build_heartbeat
 from bench.sweep import definition, jobs
 from bench.sweep.jobs import Job
 from bench.sweep.local_attempt import MeasuredRun
+from bench.sweep.lost import finalize_lost
 from bench.sweep.status import read_state
 
 
@@ -97,6 +98,25 @@ def test_requeued_job_is_shown_until_its_points_are_answered_and_is_always_cance
     [found] = told["points"]
     assert (found["state"], told["jobs"]) == (("pending", ["7"]) if outcome == "preempted" else ("answered", []))
     assert zeroscale("cancel", str(study)).returncode == 0 and cancelled.read_text().split()[-1] == "7"
+
+
+def test_job_resubmitted_by_hand_keeps_the_node_hours_of_every_start(tmp_path: Path) -> None:
+    """Job 7 was requeued once and then killed, so the end of its second start is the last change of its log. The file
+    of its first start has the name that older versions used. Job 9 runs."""
+    study = waiting(tmp_path)
+    folder = study / jobs.FOLDER / "s-1"
+    starts = (("7", 0, 100.0, 200.0), ("7", 1, 300.0, None), ("9", 0, 900.0, None))
+    first, *_ = [
+        jobs.begin_allocation(folder, jobs.AllocationPeriod(job_id, None, restart, 1, began_at, ended_at))
+        for job_id, restart, began_at, ended_at in starts
+    ]
+    first.rename(folder / "allocation.0.json")
+    assert [jobs.find_latest_restart(folder, None, job_id) for job_id in ("7", "9", "10")] == [1, 0, -1]
+    (folder / "slurm-7.log").touch()
+    os.utime(folder / "slurm-7.log", (500, 500))
+    finalize_lost(read_state(study, ask=False)._replace(queue={("s-1", None): queued()._replace(handle="9")}))
+    ends = {(spent.job_id, spent.restart): spent.ended_at for _, spent in jobs.list_allocations(folder)}
+    assert ends == {("7", 0): 200.0, ("7", 1): 500.0, ("9", 0): None}
 
 
 @pytest.mark.processes
