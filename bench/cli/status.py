@@ -221,7 +221,7 @@ def _format_json(status: api.Status) -> str:
         "node_hours": compute_spent_node_hours(view.seen.jobs),
         "minutes_left": left.minutes if (left := estimate_time_left(view)) else None,
         "scheduler_away": status.scheduler_away or None,
-        "jobs": None if status.scheduler_away else [job.handle for job in view.live],
+        "jobs": None if status.scheduler_away else list(dict.fromkeys(state.handle for _, state in view.list_live())),
         "queue": None
         if status.scheduler_away
         else [_build_plain_job(view, job, state) for job, state in view.list_live()],

@@ -215,7 +215,9 @@ class StudyState(NamedTuple):
     def find_log(self, job: jobs.SubmittedJob, task: int | None) -> Path | None:
         """Return the log file of a job, or of an array task; None if the scheduler has not accepted the job yet."""
         launcher = launchers.load_queueing(str(self.sweeps[-1].launcher["name"]))
-        return launcher.find_log(job.folder, job.handle, task) if launcher and job.handle else None
+        state = self.queue.get((job.name, task))
+        handle = state.handle if state else job.handle  # they differ if the job was resubmitted by hand
+        return launcher.find_log(job.folder, handle, task) if launcher and handle else None
 
     @property
     def live(self) -> list[jobs.SubmittedJob]:

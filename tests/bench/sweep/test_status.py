@@ -167,6 +167,21 @@ def test_queued_job_is_shown_with_its_number_reason_and_expected_start(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_status_has_the_log_and_the_id_of_a_job_that_was_resubmitted_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    study = waiting(tmp_path)
+    logs = [study / f"jobs/s-1/slurm-{number}.log" for number in (7, 9)]
+    for log in logs:
+        log.touch()
+    put_back(tmp_path, monkeypatch, "s-1", state=state, ArrayJobID=9)
+    told = json.loads(zeroscale("status", str(study), "--json").stdout)
+    assert (told["jobs"], told["queue"][0]["log"]) == (["9"], str(logs[1]))
+    assert f"job 9  {state.lower()}  {logs[1]}\n" in zeroscale("status", str(study)).stdout
+
+
+@pytest.mark.processes
 def test_unavailable_scheduler_is_reported_and_its_points_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
