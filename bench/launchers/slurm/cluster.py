@@ -29,6 +29,7 @@ _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _ANSWER_S = 200.0
 # Seconds after which a warning is logged. A healthy controller answers faster.
 _NOTICE_S = 5.0
+_OTHER_ACCOUNT = re.compile(r"--account\b|-A")
 _OTHER_PLACE = re.compile(r"--(partition|clusters?)\b|-[pM]")
 """Pattern of sbatch options that select a partition or cluster. They take precedence over the option `partition` of the
 site file."""
@@ -223,11 +224,12 @@ def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[P
     names = {options.qos} if options.qos else set[str]()
     show = ("sacctmgr", "--noheader", "--parsable2", "show")
     with contextlib.suppress(UserError, KeyError):
-        mine = [f"user={pwd.getpwuid(os.getuid()).pw_name}", f"cluster={cluster}"]
+        user = pwd.getpwuid(os.getuid()).pw_name
         shown = "format=Account,Partition,DefaultQOS,MaxSubmitJobs,GrpSubmitJobs"
-        table = call(*show, "assoc", "where", *mine, shown)
-        found += list_submit_limits(table, options.account, options.partition)
-        names = names or find_default_qos(table, options.account, options.partition)
+        table = call(*show, "assoc", "where", f"user={user}", f"cluster={cluster}", shown)
+        account = _find_account(options, user, cluster)
+        found += list_submit_limits(table, account, options.partition)
+        names = names or find_default_qos(table, account, options.partition)
     names |= {fields["QoS"] for fields in partitions if fields.get("QoS", "N/A") not in ("N/A", "")}
     with contextlib.suppress(UserError):
         if names:
@@ -237,11 +239,23 @@ def _find_max_submit_jobs(options: Options, cluster: str, partitions: Sequence[P
     return min(found, default=None)
 
 
+def _find_account(options: Options, user: str, cluster: str) -> str | None:
+    """Return the account to which Slurm charges a job with these options; None if it is unknown."""
+    if options.account or any(map(_OTHER_ACCOUNT.match, options.extra)):  # an account in `extra` is not parsed
+        return options.account
+    if named := os.environ.get("SBATCH_ACCOUNT"):
+        return named
+    show = ("sacctmgr", "--noheader", "--parsable2", "show", "user", "where")
+    with contextlib.suppress(UserError):
+        return call(*show, f"name={user}", f"cluster={cluster}", "format=DefaultAccount").strip() or None
+    return None
+
+
 def list_submit_limits(table: str, account: str | None, partition: str | None) -> Iterator[int]:
     """Yield the limits on the number of submitted jobs for this account and partition. `table` is output of sacctmgr.
 
-    A line is `account|partition|default QOS|limit|limit of the group`. If `account` is None, the limits of all accounts
-    are included, because the user's default account is unknown here.
+    A line is `account|partition|default QOS|limit|limit of the group`. If `account` is None, the job's account is
+    unknown, and the limits of all accounts are included.
     """
     for fields in _list_associations(table, account, partition):
         yield from (int(limit) for limit in fields[3:] if limit.isdigit())

@@ -128,6 +128,30 @@ def test_cluster_limits_are_empty_on_a_machine_without_slurm(programs: Programs)
     assert limits(options("slurm_gpu_modules")) == ClusterLimits()
 
 
+@pytest.mark.parametrize(
+    ("default", "site", "variable", "expected"),
+    [
+        ("proj", {}, "", 25),
+        ("proj", {"account": "root"}, "", 10),
+        ("proj", {}, "root", 10),
+        ("proj", {"extra": ["--account=root"]}, "", 10),
+        ("", {}, "", 10),
+    ],
+    ids=["default account", "option", "variable", "not parsed", "unknown"],
+)
+def test_job_limit_is_that_of_the_account_that_slurm_uses(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch,
+    default: str, site: dict[str, object], variable: str, expected: int,
+) -> None:  # fmt: skip
+    """If the account is unknown, the smallest limit of all accounts of the user counts."""
+    monkeypatch.setenv("SBATCH_ACCOUNT", variable)
+    programs.play("scontrol", says="ClusterName = c\n")
+    programs.play("sinfo")
+    accounts = "proj||long|25|\nroot|||10|\n"
+    programs.write("sacctmgr", f"case $4 in user) echo '{default}';; assoc) printf '{accounts}';; esac")
+    assert limits(Options.model_validate(site)).max_submit_jobs == expected
+
+
 def test_unavailable_scheduler_is_an_error_and_not_an_empty_queue(programs: Programs) -> None:
     programs.play("squeue", error=AWAY)
     programs.play("scontrol", error=AWAY)
