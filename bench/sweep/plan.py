@@ -22,6 +22,7 @@ from bench.core.steps import count_evaluation_steps
 from bench.core.study import Overrides, Pair, Study, list_control_pairs, order_runs
 from bench.measure import devices
 from bench.measure.control_group import read_number
+from bench.measure.failures import InjectedFault
 from bench.predict.memory import predict_memory
 from bench.sweep import forecast, inputs
 from bench.sweep.definition import RequestedRun, SweepDefinition, SweepPoint, SweepRules
@@ -70,6 +71,7 @@ def plan_sweep(
     a scheduler's queue, by name: `max_queued`, `nice` and `begin`."""
     if repeats is not None and not (type(repeats) is int and repeats > 0):
         raise UserError(f"repeats={repeats!r}", "is not a positive integer", "set 1 or more")
+    InjectedFault.read_environment()  # an invalid drill is refused before jobs are submitted
     planned_study, given = find_study(study, overrides, config_dir, "sweep")
     if planned_study.search and not planned_study.axes:
         raise UserError(f"study={planned_study.name}", "has a search section but no axes", "use `zeroscale search`")

@@ -205,3 +205,9 @@ def test_command_for_repeats_has_the_options_of_the_sweep(capsys: pytest.Capture
     assert cli.main(["sweep", *words, *given.split(), "--results", str(tmp_path), "--dry-run"]) == 0
     printed = shlex.split(capsys.readouterr().out.rpartition("zeroscale sweep ")[2].replace("\\\n", ""))
     assert printed == [*words, "--repeats", "5", "--results", str(tmp_path), *given.split()]
+
+
+def test_invalid_drill_is_refused_before_a_job_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROSCALE_DRILL", "rank=1 step=3 action=explode")
+    with pytest.raises(UserError, match="no such action; choose from sleep, raise"):
+        api.plan(None, ["model=tiny", "machine=cpu"])
