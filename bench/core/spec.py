@@ -444,8 +444,7 @@ def canonical(spec: RunSpec) -> str:
 
 
 def config_id(spec: RunSpec) -> str:
-    """Return the identifier of `spec`: 10 hexadecimal digits of a hash. It is the name of the folder with all runs of
-    `spec`."""
+    """Return the identifier of `spec`, 10 hexadecimal digits of a hash, which is the name of the folder of its runs."""
     # The version is part of the hash, because the same text is a different point under other defaults.
     version = 1 if spec.has_version_1_defaults else DEFAULTS_VERSION
     return hashlib.sha256(f"{version}{canonical(spec)}".encode()).hexdigest()[:10]
