@@ -3,7 +3,8 @@ reason.
 
   zeroscale status results/runs/smoke
   zeroscale status results/runs/smoke --all
-  zeroscale status results/runs/paper --wait; zeroscale report results/runs/paper --out reports/paper
+  zeroscale status results/runs/paper --wait
+  zeroscale report results/runs/paper --out reports/paper
 
 Attempts that ended without a record get a record, with the scheduler's job state as evidence. For
 up to 300 runs, the flags of `zeroscale table` are shown. The exit code is 0 if every point has a
