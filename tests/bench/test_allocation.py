@@ -241,6 +241,16 @@ def _stepping(folder: Path, spec: RunSpec) -> dict[str, Any]:
     raise AssertionError("the run did not get there in time")
 
 
+def test_job_with_a_shorter_time_limit_than_planned_starts_no_point_that_does_not_fit(tmp_path: Path) -> None:
+    """Slurm 22.05 does not set SLURM_JOB_END_TIME. Its job was submitted by hand, with the option --time=2."""
+    squeue = tmp_path / "bin/squeue"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\ndate --date='2 minutes' +%FT%T\n")
+    squeue.chmod(0o755)
+    allocation = Allocation(tmp_path / "study", [requested()], PATH=f"{squeue.parent}:{os.environ['PATH']}")
+    assert "the job has 1." in allocation.end() and allocation.records() == []
+
+
 @pytest.mark.thorough
 def test_superseded_start_of_a_job_ends_after_a_requeue(tmp_path: Path) -> None:
     """If Slurm loses contact to a node (its slurmd), it requeues the job, although the processes of the job's first

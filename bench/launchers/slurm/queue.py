@@ -1,15 +1,17 @@
 """Submission and cancellation of Slurm jobs, and queries of the states of many jobs at once."""
 
+import contextlib
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from pathlib import Path
 
 from bench.core import store
 from bench.core.errors import UserError
-from bench.core.scheduling import JobState, LaunchPlan, SchedulerUnavailable
+from bench.core.scheduling import JobContext, JobState, LaunchPlan, SchedulerUnavailable
 from bench.launchers.slurm import states
 from bench.launchers.slurm.cluster import build_user_environment, call, read_config
 from bench.launchers.slurm.options import Options
@@ -74,6 +76,17 @@ def list_queued() -> Iterable[JobState]:
     """Return all jobs of this user in the queue, including jobs that ended recently."""
     user, format_flag = f"--user={os.getuid()}", f"--Format={states.SQUEUE_FORMAT}"
     return states.parse_squeue(call("squeue", "--noheader", "--all", "--array", "--states=all", user, format_flag))
+
+
+def find_end(job: JobContext) -> float | None:
+    """Return the time at which a job reaches its time limit, in seconds since the epoch; None if it is unknown."""
+    array = job.variables.get("SLURM_ARRAY_JOB_ID")
+    # The id of an array's last task is also that of the whole array, so tasks are named by their index.
+    number = job.job_id if array is None else f"{array}_{job.task}"
+    with contextlib.suppress(UserError, ValueError):
+        end = call("squeue", "--noheader", f"--jobs={number}", "--format=%e")
+        return datetime.fromisoformat(end.strip()).timestamp()
+    return None
 
 
 def _read_accounting(names: frozenset[str]) -> Iterable[JobState]:

@@ -121,6 +121,10 @@ class JobLeader:
         self.study_folder = folder.parent.parent
         self.requested = self.job.requested(context.task)
         self.began_at = time.time()
+        if context.system == "slurm" and context.ends_at is None:  # Slurm 22.05 does not set this variable
+            from bench.launchers.slurm.queue import find_end  # here: jobs of other systems do not need it
+
+            context = context._replace(ends_at=find_end(context))
         self.ends_at = context.end(self.job.time_limit_min, self.began_at)
         if study:
             for requested in self.requested:

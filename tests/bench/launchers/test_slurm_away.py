@@ -4,15 +4,16 @@ Shell scripts replace Slurm's programs, so that a program can fail in the middle
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from slurm_jobs import options, work
 
 from bench.core.errors import UserError
-from bench.core.scheduling import ClusterLimits, SchedulerUnavailable
+from bench.core.scheduling import ClusterLimits, JobContext, SchedulerUnavailable
 from bench.launchers.slurm import Options, ask, cancel_all, cluster, limits, plan, states, submit
-from bench.launchers.slurm.queue import list_queued
+from bench.launchers.slurm.queue import find_end, list_queued
 
 AWAY = "Unable to contact slurm controller (connect failure)"
 SLOW = "Socket timed out on send/recv operation"
@@ -178,6 +179,20 @@ def test_state_from_squeue_takes_precedence_over_sacct(programs: Programs) -> No
     programs.play("squeue", says=row("a", 12, "RUNNING"))
     programs.play("sacct", says="12|REQUEUED|1|2026-01-02T03:04:05|2026-01-02T03:04:06|0:0|None|a\n")
     assert ask(["a"])["a", None].state == "RUNNING" and programs.called("sacct") == 0
+
+
+@pytest.mark.parametrize(
+    ("prints", "expected"),
+    [("2026-11-23T08:30:00", datetime(2026, 11, 23, 8, 30).timestamp()), ("N/A", None), ("", None)],
+    ids=["known", "not known", "no such job"],
+)
+def test_end_of_a_job_is_read_from_squeue(programs: Programs, prints: str, expected: float | None) -> None:
+    task = JobContext("13", task=3, variables={"SLURM_ARRAY_JOB_ID": "12"})
+    for job, number in ((JobContext("7"), "7"), (task, "12_3")):
+        programs.write("squeue", f'[ "$2" = --jobs={number} ] && echo {prints}')
+        assert find_end(job) == expected
+    programs.play("squeue", error=AWAY)
+    assert find_end(task) is None
 
 
 def test_users_squeue_variables_do_not_change_the_output(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
