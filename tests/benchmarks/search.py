@@ -134,15 +134,11 @@ def _find_quantile(found: list[int], replays: int, part: float) -> int | None:
 
 
 def read_noise() -> float:
-    """Return the typical noise of a run: half the width of the 95 % interval of its step time, divided by the step
-    time. It is the median over recorded runs."""
+    """Return the typical noise of a run: half the width of the 95 % interval of its median step time, divided by the
+    step time. It is the median over recorded runs."""
     records = (store.read_record(path) for path in store.find_records([RESULTS / "measured/two_cores.zip/step_time"]))
-    found = (derive_quantities(record) for record in records)
-    return statistics.median(
-        (mean.high_s - mean.low_s) / mean.s / 2
-        for mean in (one.mean for one in found if one)
-        if mean.low_s and mean.high_s
-    )
+    steps = (found.median for record in records if (found := derive_quantities(record)))
+    return statistics.median((step.high_s - step.low_s) / step.s / 2 for step in steps if step.low_s and step.high_s)
 
 
 def read_grids() -> dict[int, dict[str, Row]]:
