@@ -47,7 +47,7 @@ def describe_answer(results: Results) -> tuple[str, ...]:
         lines += [_describe_question(one, answered) for one in answered]
     disturbed = _describe_disturbed(results)
     # One remedy is enough: more seeds are also more repeats, and so are the quiet repeats that replace disturbed runs.
-    again = ": add --repeats 5" if not results.searches else ": confirm the best points by a sweep with --repeats 5"
+    again = ": confirm the best points by a sweep with --repeats 5" if results.searches else ": add --repeats 5"
     few = _describe_few_seeds(losses) or _describe_few(answered, remedy="" if disturbed else again)
     lines += [few, disturbed, _describe_failed(found), _describe_skipped(results)]
     return tuple(line for line in lines if line)
@@ -61,7 +61,7 @@ def _describe_search(search: MeasuredSearch) -> str:
         return f"Search {search.study}: none of {trials} has a value of {search.objective}{bounds}."
     interval = search.best.interval
     value = format_interval_of(search.best.value, *interval) if interval else f"{search.best.value:.4g}"
-    point = ", ".join(f"{name} {value}" for name, value in search.best.values.items())
+    point = ", ".join(f"{key} {chosen}" for key, chosen in search.best.values.items())
     extreme = "lowest" if search.least else "highest"
     return (
         f"Search {search.study}: of {trials}, trial {search.best.number} ({point}) has the {extreme} "
@@ -75,7 +75,12 @@ def describe_untrusted(results: Results) -> str:
     counts = Counter(flag for flags in results.table["flags"].fillna("") for flag in flags.split())
     reasons = ", ".join(f"{count:,} {flag}" for flag, count in counts.most_common() if flag in UNTRUSTED)
     runs = f"None of {format_count(len(results.table), 'run')} is trusted ({reasons})"
-    return f"{runs}; {describe_quiet_remedy(int(results.table['repeat'].max()) + 1)}."
+    return f"{runs}; {_choose_quiet_remedy(results)}."
+
+
+def _choose_quiet_remedy(results: Results) -> str:
+    """Return a remedy for runs on a busy machine. Trials of a search are not repeated, so their remedy is different."""
+    return QUIET_SEARCH_REMEDY if results.searches else describe_quiet_remedy(int(results.table["repeat"].max()) + 1)
 
 
 def _describe_disturbed(results: Results) -> str:
@@ -88,8 +93,7 @@ def _describe_disturbed(results: Results) -> str:
         return ""
     causes = " or ".join(_DISTURBED_TEXTS[flag] for flag in DISTURBED if flag in set.union(*raised))
     runs = f"{count:,} of {format_count(len(flags), 'ok run')} {'was' if count == 1 else 'were'} {causes}"
-    remedy = QUIET_SEARCH_REMEDY if results.searches else describe_quiet_remedy(int(table["repeat"].max()) + 1)
-    return f"{runs}: times of such runs decide nothing; {remedy}."
+    return f"{runs}: times of such runs decide nothing; {_choose_quiet_remedy(results)}."
 
 
 def _describe_skipped(results: Results) -> str:

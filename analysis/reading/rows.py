@@ -30,7 +30,7 @@ TRACES = {
 _FILE = {FILE: pa.string(), SIZE: pa.int64(), CHANGED: pa.int64()}
 _STARTED = {"run_started_at": pa.string()}
 _DATA = {"run_data": pa.string()}
-"""Hash of the text from which the run's samples were made. Empty if the data have no hash, as random tokens."""
+"""Hash of the text from which the run's samples were made. Empty if the data have no hash, such as random tokens."""
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
     "case_summed": pa.bool_(),

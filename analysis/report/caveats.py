@@ -159,12 +159,12 @@ def _list_environment_caveats(origin: Provenance) -> Iterable[str]:
         yield f"Runs of {len(origin.classes)} environment classes are never pooled. The classes differ in {differ}."
     for fact in origin.facts:
         versions = {version for value in fact.values for version in value.split("; ")} - {MISSING}
-        # `bench.measure.environment.read_plugin_versions` gives such names to packages with plug-ins.
         if fact.name == "commit" and any("; " in value for value in fact.values):
             yield (
                 "Runs of several commits of zeroscale are pooled (see Environments). To separate them, use `zeroscale "
                 "history`, or `zeroscale compare` with a folder for each commit."
             )
+        # `bench.measure.environment.read_plugin_versions` gives such names to packages with plug-ins.
         if fact.name.startswith("plug-in ") and len(versions) > 1:
             yield (
                 f"Runs were made with {len(versions)} versions of the {fact.name}: {', '.join(sorted(versions))}. Runs "

@@ -140,5 +140,5 @@ def _create_folder(parent: Path, name: str) -> Path:
 
 
 def _print_round(number: int, side: ComparedSide, record: RunRecord) -> None:
-    busy = f"; the machine was busy, so the round is repeated (at most {MOST_AGAIN} times)" if was_busy(record) else ""
+    busy = f"; the machine was busy (such a round is repeated, at most {MOST_AGAIN} times)" if was_busy(record) else ""
     print(f"round {number + 1}  {side.called}  {describe_result(record)}{busy}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
 from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
 from bench.predict.step_time import StepTime
-from bench.predict.step_time.compute import CALIBRATED, describe_assumed_rate
+from bench.predict.step_time.compute import HOST_WORK, describe_assumed_rate
 from bench.predict.workload import describe_parameters, format_class, get_network
 from bench.sweep.prediction import Prediction
 
@@ -199,8 +199,7 @@ def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
         for one in found
         if one.time and one.rehearsed_s is None and engines.facts(one.point.composed.spec).works_on_host
     )
-    slower = f"which slowed it by up to {100 * (CALIBRATED[1] - 1):.0f} % on CPUs"
-    return [*lines, *(f"No rate contains the work of {name} on the host, {slower}." for name in on_host)]
+    return [*lines, *(f"The rates for {name} do not contain {HOST_WORK}." for name in on_host)]
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:

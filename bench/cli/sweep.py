@@ -350,8 +350,8 @@ class PredictionText:
     def _predict(self, point: SweepPoint) -> PointPrediction:
         forecast, machine = point.forecast or Forecast(), self._sweep.machines[point.machine]
         step, protocol = forecast.step, read_protocol(point.spec["measure"])
-        evaluations = count_evaluation_steps(RunSpec.model_validate(point.spec))
-        minutes = compute_minutes(protocol, step.low_s, step.high_s, evaluations) if step else None
+        evaluations = [count_evaluation_steps(RunSpec.model_validate(point.spec))] if "learning" in point.spec else []
+        minutes = compute_minutes(protocol, step.low_s, step.high_s, *evaluations) if step else None
         known = inputs.add_host_memory(machine, self._sweep.launcher["name"])
         infeasible = self._sweep.rules.prune and is_far_out_of_memory(point, known)
         return PointPrediction(point, machine, forecast, minutes, infeasible)

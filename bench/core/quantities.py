@@ -44,7 +44,7 @@ DEVIATIONS = 1.96
 _LEAST_NOISE = 0.025  # smaller noise is ignored: two undisturbed runs of one point differ as much
 
 
-class StepTime(NamedTuple):
+class MeasuredStep(NamedTuple):
     """Mean or median step time of a run in seconds, with its 95 % interval. The interval is estimated from the steps of
     this run alone; None if there are too few steps."""
 
@@ -57,8 +57,8 @@ class RunQuantities(NamedTuple):
     """Quantities of a run that ended well. As in the tables of `analysis`, throughputs follow from the mean step time,
     and `step_s` is the median."""
 
-    mean: StepTime
-    median: StepTime
+    mean: MeasuredStep
+    median: MeasuredStep
     samples: int  # per step
     tokens: float | None  # per step, padding included
     nodes: int
@@ -94,7 +94,7 @@ class RunQuantities(NamedTuple):
         one, other = self._of_time(name, low_s), self._of_time(name, high_s)
         return None if one is None or other is None else (min(one, other), max(one, other))
 
-    def _select_time(self, name: str) -> StepTime:
+    def _select_time(self, name: str) -> MeasuredStep:
         return self.median if name == "step_s" else self.mean
 
     def _of_time(self, name: str, step_s: float) -> float | None:
@@ -147,8 +147,8 @@ def derive_quantities(record: RunRecord) -> RunQuantities | None:
         _BUSY_NOISE if is_busy(observed, sum(window)) else 0.0,
     ]
     return RunQuantities(
-        mean=StepTime(statistics.fmean(window), *(interval or ())),
-        median=StepTime(statistics.median(window), *(series_interval(window) or ())),
+        mean=MeasuredStep(statistics.fmean(window), *(interval or ())),
+        median=MeasuredStep(statistics.median(window), *(series_interval(window) or ())),
         samples=record.spec.global_batch,
         tokens=observed.tokens.all if observed.tokens else None,
         nodes=record.spec.nodes,

@@ -159,7 +159,8 @@ class RankWorker:
         # From here on, only dropout is random. It depends on the seed and the rank, and is the same in each repeat.
         torch.manual_seed(models.derived_seed(spec.seed, f"rank {self.rank}"))
         if self.learns:
-            inputs = self.peers.broadcast(checkpoints.hash_inputs(self.data_facts, spec.model.checkpoint, checkpoint))
+            known = self.data_facts, spec.model.checkpoint, checkpoint
+            inputs = self.peers.broadcast(checkpoints.hash_inputs(*known) if self.peers.is_main else {})
             self.training = training.Training(
                 spec, self.engine, self.held_out, self.folder, self.device, self.channel.beat, self.prompts, inputs
             )

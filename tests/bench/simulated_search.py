@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.core.machine import Machine
-from bench.core.quantities import RunQuantities, StepTime
+from bench.core.quantities import MeasuredStep, RunQuantities
 from bench.core.record import OutcomeKind
 from bench.core.spec import RunSpec
 from bench.core.study import SearchSection
@@ -66,7 +66,7 @@ def answer(trial: Trial, run: Run, width: float = 0.01) -> TrialResult:
     if isinstance(ended, str):
         return TrialResult(trial, ended, node_hours=0.01)
     samples = int(trial.values["batch.micro"]) * spec["nodes"]
-    step = StepTime(ended, ended * (1 - width), ended * (1 + width))
+    step = MeasuredStep(ended, ended * (1 - width), ended * (1 + width))
     return TrialResult(trial, "ok", RunQuantities(step, step, samples, None, spec["nodes"]), 0.01)
 
 

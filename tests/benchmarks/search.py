@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from bench.core import store
 from bench.core.errors import UserError
 from bench.core.machine import Machine
-from bench.core.quantities import RunQuantities, StepTime, derive_quantities
+from bench.core.quantities import MeasuredStep, RunQuantities, derive_quantities
 from bench.core.spec import RunSpec
 from bench.core.study import SAMPLERS, SearchSection
 from bench.sweep.definition import SweepPoint, Trial
@@ -258,7 +258,7 @@ def build_result(number: int, point: SweepPoint, values: Mapping[str, Any], step
     """Return the result of a trial that ended `ok` with the step time `step_s`. The interval of the step time is
     `step_s` × (1 ± `noise`)."""
     batch = point.spec["batch"]
-    step = StepTime(step_s, step_s * (1 - noise), step_s * (1 + noise))
+    step = MeasuredStep(step_s, step_s * (1 - noise), step_s * (1 + noise))
     quantities = RunQuantities(step, step, batch["global"], None, point.nodes)
     return TrialResult(Trial(number=number, point=point, values=dict(values)), "ok", quantities)
 
@@ -354,7 +354,7 @@ def replay_rungs(ordered: Sequence[Training], rungs: Sequence[int], brackets: in
             to_best = tokens
         trial = Trial(number=len(results), point=proposal.point, values=proposal.values)
         quantities = RunQuantities(
-            StepTime(0.1), StepTime(0.1), 1, None, 1, validation_loss=ordered[number].losses[end]
+            MeasuredStep(0.1), MeasuredStep(0.1), 1, None, 1, validation_loss=ordered[number].losses[end]
         )
         results.append(TrialResult(trial, "ok", quantities))
     return Halving(to_best, tokens)

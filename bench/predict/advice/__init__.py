@@ -15,7 +15,7 @@ from bench.predict.advice.choices import (
 )
 from bench.predict.goodput import FailureTerms, Goodput, predict_goodput
 from bench.predict.scaling_laws import TrainingNeed
-from bench.predict.step_time.compute import CALIBRATED
+from bench.predict.step_time.compute import HOST_WORK
 
 Kind = TypeVar("Kind")
 Point = TypeVar("Point")
@@ -202,8 +202,7 @@ class Advice(NamedTuple):
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
         if rival.has_host_work and not self.winner.has_host_work and rival.estimate.evidence == "predicted":
-            slower = f"{100 * (CALIBRATED[1] - 1):.0f} %"
-            return f"less sure: no rate contains its work on the host, which may slow it by up to {slower}"
+            return f"less sure: no rate contains {HOST_WORK}"
         if self.winner.estimate.evidence == "measured" != rival.estimate.evidence:
             return "less sure: the advised choice was measured"
         if share < -CLOSE:

@@ -111,6 +111,8 @@ CALIBRATED = (0.8, 1.6)
 above 1, since calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes
 within one machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor
 (results/predictions)."""
+HOST_WORK = f"its work on the host, which may slow it by up to {100 * (CALIBRATED[1] - 1):.0f} %"
+"""Text on the work of an engine on the host, which no calibrated rate contains. It uses the high end of CALIBRATED."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""

@@ -69,10 +69,8 @@ class SearchVerdict(NamedTuple):
 def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdict:
     """Return the state of a search, computed from the results of its trials."""
     section = pool.section
-    furthest = select_furthest(section, results)
-    ended = [(cost, result) for result in furthest if (cost := find_cost(section, result)) is not None]
-    ended.sort(key=lambda pair: pair[0])
-    best = ended[0][1] if ended else None
+    ended = _rank(section, results)
+    best = ended[0] if ended else None
     listed = pool.list_all() if pool.space.list_all() is not None else None
     trained = [result for result in results if section.rungs]
     reached = Counter(find_end(one.trial.point.spec) for one in trained if find_cost(section, one) is not None)
@@ -80,7 +78,7 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
         section=section,
         best=best,
         unmet=explain_unmet(section, results),
-        equals=tuple(result for _, result in ended[1:] if best and _overlap(section, best, result)),
+        equals=tuple(result for result in ended[1:] if best and _overlap(section, best, result)),
         outcomes=Counter(result.outcome for result in results if result.outcome),
         ended_early=sum(result.quantities is not None and result.quantities.ended_early for result in results),
         environments=_count_environments(results),
@@ -101,13 +99,18 @@ def conclude(pool: CandidatePool, results: Sequence[TrialResult]) -> SearchVerdi
 def describe_best(section: SearchSection, results: Sequence[TrialResult]) -> str:
     """Return a text with the best trial so far, by the objective and the constraints of the search. Empty if no trial
     has a result within the constraints."""
-    known = [(cost, one) for one in select_furthest(section, results) if (cost := find_cost(section, one)) is not None]
-    if not known:
+    best = next(iter(_rank(section, results)), None)
+    if best is None or best.quantities is None:
         return ""
-    best = min(known, key=lambda pair: pair[0])[1]
-    assert best.quantities
     value = best.quantities.get(section.objective)
     return f"best so far: trial {best.trial.number + 1}, {section.objective} {value:,.4g}"
+
+
+def _rank(section: SearchSection, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials with a result within the constraints, the best first. Of each training, only the trial that
+    went furthest is included."""
+    known = [(cost, one) for one in select_furthest(section, results) if (cost := find_cost(section, one)) is not None]
+    return [one for _, one in sorted(known, key=lambda pair: pair[0])]
 
 
 class SearchOutlook(NamedTuple):

@@ -11,7 +11,7 @@ from simulated_search import section
 
 from bench.cli.search import format_verdict
 from bench.core.machine import Machine
-from bench.core.quantities import RunQuantities, StepTime
+from bench.core.quantities import MeasuredStep, RunQuantities
 from bench.core.spec import RunSpec
 from bench.core.study import RungSection, SearchSection
 from bench.sweep.definition import SweepPoint, Trial
@@ -67,7 +67,7 @@ def go_on(of: SearchSection, loss: Loss, results: list[TrialResult]) -> Iterator
     while proposal := proposer.propose(known):
         trial = Trial(number=len(known), **proposal._asdict())
         found = loss(trial.values["optimizer.lr"], end(trial))
-        quantities = RunQuantities(StepTime(0.1), StepTime(0.1), 1, None, 1, validation_loss=found)
+        quantities = RunQuantities(MeasuredStep(0.1), MeasuredStep(0.1), 1, None, 1, validation_loss=found)
         known.append(TrialResult(trial, "ok", quantities) if found else TrialResult(trial, "invalid"))
         yield known[-1]
 

@@ -382,3 +382,23 @@ def test_cancel_of_a_local_sweep_depends_on_whether_it_runs(tmp_path: Path, caps
     store.open_attempt(tmp_path / point(eight).config_id, eight, place, claim=build_heartbeat("claimed"))
     assert main(["cancel", str(tmp_path)]) == 2
     assert "this sweep runs in the command that started it; press Ctrl-C in its terminal" in capsys.readouterr().err
+
+
+def test_given_up_point_waits_again_after_a_sweep_with_more_attempts(tmp_path: Path) -> None:
+    """Three failed attempts use up the default budget. The sweep is then repeated with `budget.attempts=4`, and after
+    one more failure the point is given up again."""
+    made = sweep([point(spec())])
+    definition.write(tmp_path, made)
+    for _ in range(3):
+        attempt(tmp_path, spec(), "hang")
+
+    def state() -> str:
+        (status,) = read_state(tmp_path, ask=False).statuses
+        return status.state
+
+    assert state() == "given up"
+    budget = made.rules.budget.model_copy(update={"attempts": 4})
+    definition.write(tmp_path, made.model_copy(update={"rules": made.rules.model_copy(update={"budget": budget})}))
+    assert state() == "waiting"
+    attempt(tmp_path, spec(), "hang")
+    assert state() == "given up"
