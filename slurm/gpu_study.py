@@ -9,13 +9,14 @@ have a result are not measured again.
 """
 
 import argparse
-import json
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,59 +28,56 @@ SHORT = (
 )  # fmt: skip
 """Overrides with a short measurement protocol, for rehearsals (one rank run alone, without its peers) and for trials of
 this program. The step times of rehearsals and trials are not compared with other runs, so a few steps are enough."""
-PLAIN = {"mt5_xl": 8, "mt5_large": 16}
-"""Models that are also measured with a plain transformers Trainer, each with a micro-batch size that fits in memory
-with and without zeroscale."""
+QUICK = ("measure=quick", "measure.gpu_warmup_s=3", "measure.window_s=3", "measure.min_steps=12")
+"""Overrides with the measurement protocol of runs that are compared with a Trainer of transformers."""
+TOGETHER = 6  # steps that run at the same time, if their times do not matter
 
 
 class Step(NamedTuple):
     """Step of the study: a Python module with command-line arguments. If the step succeeds and `output` is set, the
-    text that the step printed is written to the file `output`."""
+    text that the step printed is written to the file `output`. Neighbouring steps that are not `alone` run at the same
+    time."""
 
     module: str
     words: tuple[str, ...]
     output: Path | None = None
     environment: dict[str, str] = {}
+    alone: bool = True
 
 
 def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     """Yield the steps of the study. The most valuable steps come first, since the GPU time may end before the last
     step."""
+    words: tuple[str, ...]
     place = (f"machine={machine}", "--results", str(runs))
-
-    def sweep(study: str) -> Step:
-        return Step(CLI, ("sweep", f"study={study}", *place))
-
     # Without the variable ZEROSCALE_REQUIRE_CUDA, the tests would be skipped on a machine without a GPU, and the step
     # would succeed.
-    tests = ("-q", "-rs", "tests/bench/test_cuda.py", "tests/bench/test_cuda_runs.py")
-    yield Step("pytest", tests, reports / "check.txt", {"ZEROSCALE_REQUIRE_CUDA": "1"})
-    yield from map(sweep, ("single_gpu", "single_gpu_tuning"))
-    # Runs with another setting of the allocator must not count as repeats of the same measurement, so they have their
-    # own folder.
-    apart = (f"machine={machine}", "--results", str(runs / "expandable_segments"))
-    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    yield Step(CLI, ("sweep", "study=single_gpu_fast", *apart), environment=expandable)
-    yield sweep("single_gpu_clock")
-    for model, micro in PLAIN.items():
-        plain = (f"model={model}", f"batch.micro={micro}", *place)
-        yield Step("tests.benchmarks.plain", plain, reports / f"plain_{model}.txt")
-    for overrides in list_fastest(runs / "single_gpu"):
-        yield Step(CLI, ("sweep", *overrides, "--repeats", "3", "--results", str(runs / "repeats")))
-    for ranks in (8, 512, 64):
-        for model in ("mt5_xl", "mt5_xxl"):
-            for stage in (3, 2, 1):
-                rank = (f"model={model}", f"engine=zero{stage}", "batch.micro=4", f"nodes={ranks // 8}",
-                        "devices_per_node=8", *SHORT, *place)  # fmt: skip
-                yield Step(CLI, ("rehearse", *rank), reports / f"rehearsal_{model}_zero{stage}_{ranks}.txt")
-    point = ("model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128")
-    words = ("--ranks", "1", "--device", "cuda", "--launches", "2", "--point", *point)
-    yield Step("tests.benchmarks.overhead", words, reports / "overhead.txt")
+    cuda = {"ZEROSCALE_REQUIRE_CUDA": "1"}
+    yield Step("pytest", ("-q", "-rs", "tests/bench/test_cuda.py"), reports / "check_parts.txt", cuda)
+    tests = ("-q", "-rs", "--durations=5", "--timeout=170", "tests/bench/test_cuda_runs.py")
+    yield Step("pytest", tests, reports / "check_runs.txt", cuda, alone=False)
+    for model, ranks in (("mt5_large", 1), ("mt5_large", 8), ("mt5_xl", 64)):
+        for stage in (1, 2, 3):
+            micro = 16 if model == "mt5_large" else 4
+            job = (f"nodes={-(-ranks // 8)}", f"devices_per_node={min(ranks, 8)}", "launcher.lock=false")
+            rank = (f"model={model}", f"engine=zero{stage}", f"batch.micro={micro}", "precision=bf16", *job)
+            answer = reports / f"rehearsal_{model}_zero{stage}_{ranks}.txt"
+            yield Step(CLI, ("rehearse", *rank, *SHORT, *place), answer, alone=False)
     calibrated = reports / f"{machine}_calibrated.yaml"
     if not calibrated.exists():
-        only = ("--only", "matmul,attention,memory", "--seconds", "60")
+        parts = "matmul,sustained,attention,memory,launches,host_link"
+        only = ("--only", parts, "--seconds", "45")
         yield Step(CLI, ("calibrate", f"machine={machine}", *only, "--out", str(calibrated)))
-    yield sweep("single_gpu_xxl")
+    yield Step(CLI, ("sweep", "study=single_gpu", *place))
+    yield Step(CLI, ("sweep", "study=single_gpu_fast", *place))
+    yield Step(CLI, ("sweep", "study=finetune_single_gpu", *place))
+    words = ("model=mt5_base", "batch.micro=32", "precision=bf16", *QUICK, *place)
+    yield Step("tests.benchmarks.plain", words, reports / "plain.txt")
+    point = ("model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128")
+    words = ("--ranks", "1", "--device", "cuda", "--launches", "2", "--rounds", "10", "--point", *point)
+    yield Step("tests.benchmarks.overhead", words, reports / "overhead.txt")
+    words = ("model=mt5_large", "engine=ddp", "batch.micro=16", "precision=bf16", "measure.block_steps=5", *place)
+    yield Step(CLI, ("run", *words, "--study", "series"), reports / "series.txt")
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
@@ -92,20 +90,6 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
     yield Step(CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
 
 
-def list_fastest(folder: Path) -> Iterator[list[str]]:
-    """Yield the overrides of the fastest run (most samples per second) of each model in a results folder."""
-    import analysis
-
-    if not folder.is_dir():
-        return
-    runs = analysis.load(folder)
-    runs = runs[(runs["outcome"] == "ok") & (runs["evidence"] == "measured") & runs["samples_per_s"].notna()]
-    for place in runs.groupby("model")["samples_per_s"].idxmax():
-        row = runs.loc[place]
-        record = folder / row["config_id"] / f"{row['repeat']}.{row['attempt']}" / "record.json"
-        yield json.loads(record.read_text())["circumstance"]["overrides"]
-
-
 def call(step: Step) -> bool:
     """Run a step. Do nothing if its output file exists already. Return True if the step succeeded or the file
     exists."""
@@ -113,7 +97,9 @@ def call(step: Step) -> bool:
         return True
     print(" ".join((step.module, *step.words)), flush=True)
     command = (sys.executable, "-P", "-m", step.module, *step.words)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **step.environment}
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join(filter(None, (str(root), str(root / "bench/python"), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, **step.environment}
     if step.output is None:
         return subprocess.run(command, env=environment, check=False).returncode == 0
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -124,7 +110,7 @@ def call(step: Step) -> bool:
 
 
 def main() -> int:
-    """Run all steps, then write the reports and the archive. Return 0 if every step succeeded, otherwise 1."""
+    """Run all steps, then write the archive. Return 0 if every step succeeded, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="auto", help="file of conf/machine, for the peak rate (%(default)s)")
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")
@@ -137,10 +123,12 @@ def main() -> int:
     # The step that runs at this time receives the signal too, and ends. The remaining steps are then skipped.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
     steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
-    failed = [step for step in steps if interrupted or not call(step)]
-    for folder in sorted({path.parents[3] for path in runs.rglob("record.json")}):
-        name = "_".join(folder.relative_to(runs).parts)
-        call(Step(CLI, ("report", str(folder), "--out", str(reports / name))))
+    failed = []
+    for alone, neighbours in itertools.groupby(steps, key=lambda step: step.alone):
+        with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:
+            group = list(neighbours)
+            succeeded = pool.map(lambda step: not interrupted and call(step), group)
+            failed += [step for step, done in zip(group, succeeded, strict=True) if not done]
     with tarfile.open(args.results / "gpu_study.tar.gz", "w:gz") as archive:
         for folder in filter(Path.is_dir, (runs, reports)):
             archive.add(folder, folder.relative_to(args.results))

@@ -17,22 +17,23 @@ from bench.core.spec import Frozen, Positive, Precision
 
 REQUEST, MEASURED, FAILURE, DOING = "asked.json", "measured.json", "failure.txt", "doing.txt"
 
-Part = Literal["matmul", "attention", "memory", "launches", "host_link", "contention", "collectives"]
+Part = Literal["matmul", "sustained", "attention", "memory", "launches", "host_link", "contention", "collectives"]
 
 SHARES: dict[Part, float] = {
     "matmul": 0.33,
+    "sustained": 0.15,
     "attention": 0.04,
     "memory": 0.03,
     "launches": 0.02,
     "host_link": 0.03,
     "contention": 0.1,
-    "collectives": 0.45,
+    "collectives": 0.3,
 }
-"""Share of the requested time for each part of a calibration. Only `matmul`, `contention` and `collectives` may use
-their whole share. The other parts do a fixed amount of work."""
-ELSEWHERE: dict[str, Part] = {"cpu": "host_link", "cuda": "contention"}
-"""The part of a calibration that is skipped, by kind of device. A CPU is the host itself, so it has no link to a host.
-A GPU is not shared by ranks, so it has no contention."""
+"""Share of the requested time for each part of a calibration. Only `matmul`, `sustained`, `contention` and
+`collectives` may use their whole share. The other parts do a fixed amount of work."""
+ELSEWHERE: dict[str, tuple[Part, ...]] = {"cpu": ("sustained", "host_link"), "cuda": ("contention",)}
+"""The parts of a calibration that are skipped, by kind of device. A CPU is the host itself, so it has no link to a
+host, and its sustained rate is not measured apart. A GPU is not shared by ranks, so it has no contention."""
 _DIGITS = 4  # significant digits of measured numbers in the file
 
 
@@ -63,6 +64,7 @@ class CalibrationResult(Frozen):
 
     device_name: str
     calibration: Calibration
+    sustained_tflops: dict[Precision, float] = {}
     memory_bytes_per_s: float | None = None
     host_link_bytes_per_s: float | None = None
 
@@ -82,6 +84,9 @@ def build_machine(published: Machine, measured: CalibrationResult, name: str) ->
     tables = {field: getattr(new, field) or getattr(old, field) for field in Calibration.model_fields}
     numbers = {
         "matmul_ceiling_tflops": published.matmul_ceiling_tflops | find_best_rates(new) if new.matmul else None,
+        "sustained_tflops": published.sustained_tflops | measured.sustained_tflops
+        if measured.sustained_tflops
+        else None,
         "memory_bytes_per_s": measured.memory_bytes_per_s,
         "intra_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=False),
         "inter_node_bytes_per_s": find_best_bus_bytes_per_s(new, between_nodes=True),
@@ -166,6 +171,11 @@ def format_calibration(machine: Machine) -> str:
     """Return the main numbers of a calibration as text for a terminal."""
     found = machine.calibration or Calibration()
     rows = [(f"matmul {precision}", f"up to {best:.4g} TFLOP/s") for precision, best in find_best_rates(found).items()]
+    rows += [
+        (f"sustained {precision}", f"{rate:.4g} TFLOP/s")
+        for precision, rate in machine.sustained_tflops.items()
+        if "sustained_tflops" in machine.calibrated
+    ]
     rows += [(f"attention {precision}", f"{rate:.4g} TFLOP/s") for precision, rate in found.attention_tflops.items()]
     links = {"memory copy": machine.memory_bytes_per_s, "host link": machine.host_link_bytes_per_s}
     rows += [(name, f"{rate / 1e9:.4g} GB/s") for name, rate in links.items() if rate]

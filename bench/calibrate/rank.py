@@ -77,6 +77,7 @@ def _list_measurements(request: CalibrationRequest, device: "torch.device") -> d
     precisions = rates.list_precisions(request.machine, device)
     return {
         "matmul": lambda seconds: rates.measure_matmul(request.machine, request.products, device, seconds),
+        "sustained": lambda seconds: rates.measure_sustained(precisions, device, seconds),
         "attention": lambda _: {precision: rates.measure_attention(precision, device) for precision in precisions},
         "memory": lambda _: rates.measure_memory(device),
         "launches": lambda _: rates.measure_launches(device),
@@ -115,6 +116,7 @@ def _build_result(request: CalibrationRequest, found: dict[Part, Any], device: "
             slowdown=found.get("contention", ()),
             collectives=found.get("collectives", ()),
         ),
+        sustained_tflops=found.get("sustained", {}),
         memory_bytes_per_s=found.get("memory"),
         host_link_bytes_per_s=found.get("host_link"),
     )

@@ -1,8 +1,9 @@
 """Measurements of one rank alone: rates of matrix products, attention and copies, and the host's time to start an
 operation.
 
-The matrix products are those of models: the forward pass of `linear` with each weight matrix, for several numbers of
-tokens. Attention is torch's `scaled_dot_product_attention` with an additive mask, as in T5 with its position bias.
+The matrix products are those of models: for each weight matrix and several numbers of tokens, the forward pass of
+`linear` and the gradients of its inputs and of its weights. Attention is torch's `scaled_dot_product_attention` with an
+additive mask, as in T5 with its position bias.
 """
 
 import math
@@ -11,9 +12,9 @@ import statistics
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.core.machine import Machine, MatmulRate
+from bench.core.machine import Machine, MatmulRate, ProductKind
 from bench.core.network import Stacks, list_matrices
 from bench.core.spec import WIDTH, Precision
 
@@ -145,8 +146,21 @@ def measure_host_link(device: "torch.device") -> float:
 
 TOKENS = (128, 512, 2048, 8192, 16384)
 """Numbers of tokens (m) for which products are measured: from a decoder's few tokens to a large micro-batch."""
-Shape = tuple[int, int, int]
-"""Shape (m, k, n) of a product: m rows of k numbers are mapped to m rows of n numbers."""
+
+
+class Shape(NamedTuple):
+    """Product of an m × k matrix and a k × n matrix, and its role in a layer."""
+
+    m: int
+    k: int
+    n: int
+    kind: ProductKind = "forward"
+
+    @property
+    def flops(self) -> int:
+        return count_flops(self.m, self.k, self.n)
+
+
 _CALLS = 4  # minimum number of calls for a shape: two for warm-up, two timed
 _PART = 0.1  # a shape may use this share of the remaining time; more only if no other shape fits this limit
 
@@ -158,9 +172,14 @@ def list_products(networks: Iterable[Stacks]) -> tuple[tuple[int, int], ...]:
 
 
 def sort_shapes(products: Iterable[tuple[int, int]]) -> list[Shape]:
-    """Return the shapes (m, k, n) of products, sorted by FLOPs from few to many. `products` holds the shapes (k, n) of
-    weight matrices. Each of them is combined with every number of tokens m in TOKENS."""
-    return sorted(((m, k, n) for m in TOKENS for k, n in products), key=lambda shape: (count_flops(*shape), shape))
+    """Return products, sorted by FLOPs from few to many. `products` holds the shapes (k, n) of weight matrices. Each of
+    them is combined with every number of tokens m in TOKENS. In the forward pass, m rows of k numbers become m rows of
+    n numbers. The backward pass has two products with as many FLOPs: the gradients of the inputs and of the weights."""
+    found = list[Shape]()
+    for m in TOKENS:
+        for k, n in products:
+            found += [Shape(m, k, n), Shape(m, n, k, "inputs"), Shape(k, m, n, "weights")]
+    return sorted(found, key=lambda shape: (shape.flops, shape))
 
 
 def spread(shapes: Sequence[Shape]) -> list[Shape]:
@@ -188,8 +207,8 @@ def measure_within(
     rates, known = dict[Shape, float](), list[tuple[int, float]]()  # sorted pairs of FLOPs and rate
     while shape := _choose_next(waiting, known, until - clock()):
         waiting.remove(shape)
-        rates[shape] = count_flops(*shape) / time_product(shape)
-        insort(known, (count_flops(*shape), rates[shape]))
+        rates[shape] = shape.flops / time_product(shape)
+        insort(known, (shape.flops, rates[shape]))
     return rates
 
 
@@ -201,10 +220,10 @@ def _choose_next(waiting: Sequence[Shape], known: Sequence[tuple[int, float]], l
         return waiting[0] if waiting else None
 
     def guess_rate(shape: Shape) -> float:  # rate of the measured shape whose FLOPs are nearest in ratio
-        flops = math.log(count_flops(*shape))
+        flops = math.log(shape.flops)
         return min(known, key=lambda one: abs(math.log(one[0]) - flops))[1]
 
-    costs = [(shape, _CALLS * count_flops(*shape) / guess_rate(shape)) for shape in waiting]
+    costs = [(shape, _CALLS * shape.flops / guess_rate(shape)) for shape in waiting]
     fitting = (shape for part in (_PART, 1.0) for shape, cost_s in costs if cost_s <= part * left_s)
     return next(fitting, None)
 
@@ -215,10 +234,10 @@ def describe_unmeasured(
     """Return a text on the shapes that were not measured, for lack of time or memory: their number and FLOPs in each
     precision. None if all were measured."""
     wanted = sort_shapes(products)
-    measured = {(rate.precision, rate.m, rate.k, rate.n) for rate in rates}
+    measured = {(rate.precision, rate.m, rate.k, rate.n, rate.kind) for rate in rates}
     lines = []
     for precision in precisions:
-        missing = [count_flops(*shape) for shape in wanted if (precision, *shape) not in measured]
+        missing = [shape.flops for shape in wanted if (precision, *shape) not in measured]
         if missing:
             sizes = f"of {missing[0]:.2g} to {missing[-1]:.2g} FLOP"
             lines.append(f"{len(missing)} of {len(wanted)} matmul shapes in {precision}, {sizes}")
@@ -245,23 +264,74 @@ def measure_matmul(
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8  # an eighth of the host's memory
     found, precisions = list[MatmulRate](), list_precisions(machine, device)
     for precision in precisions:
-        fitting = [(m, k, n) for m, k, n in sort_shapes(products) if WIDTH[precision] * (m * k + k * n + m * n) <= room]
+        width, dtype = WIDTH[precision], torch_dtype(precision)
+        fitting = [
+            one for one in sort_shapes(products) if width * (one.m * one.k + one.k * one.n + one.m * one.n) <= room
+        ]
 
-        def time_product(shape: Shape, precision: Precision = precision) -> float:
-            # the matrix is stored n × k, as a layer's weight is; random, since a GPU multiplies zeros faster
-            m, k, n = shape
-            rows = torch.randn(m, k, device=device, dtype=torch_dtype(precision))
-            weight = torch.randn(n, k, device=device, dtype=torch_dtype(precision))
+        def time_product(shape: Shape, dtype: "torch.dtype" = dtype) -> float:
+            work = create_product(shape, dtype, device)
             with torch.no_grad():
-                return time_call(lambda: torch.nn.functional.linear(rows, weight), device)
+                return time_call(work, device)
 
         rates = measure_within(fitting, time_product, seconds / len(precisions), time.perf_counter)
         found += [
-            MatmulRate(precision=precision, m=m, k=k, n=n, tflops=rates[m, k, n] / 1e12)
-            for m, k, n in fitting
-            if (m, k, n) in rates
+            MatmulRate(precision=precision, **shape._asdict(), tflops=rates[shape] / 1e12)
+            for shape in fitting
+            if shape in rates
         ]
     return tuple(found)
+
+
+def create_product(shape: Shape, dtype: "torch.dtype", device: "torch.device") -> Callable[[], "torch.Tensor"]:
+    """Return a function that computes a product of random matrices, as autograd does for a layer whose weight matrix is
+    stored by its outputs. (A GPU multiplies zeros faster than random numbers.)"""
+    import torch
+
+    def draw(rows: int, columns: int) -> "torch.Tensor":
+        return torch.randn(rows, columns, device=device, dtype=dtype)
+
+    m, k, n, kind = shape
+    if kind == "forward":
+        inputs, weight = draw(m, k), draw(n, k)
+        return lambda: torch.nn.functional.linear(inputs, weight)
+    if kind == "inputs":
+        gradient, weight = draw(m, k), draw(k, n)
+        return lambda: gradient @ weight
+    # The product is k × m times m × n. autograd computes its transpose, from operands with a row for each token.
+    inputs, gradient = draw(k, m), draw(k, n)
+    return lambda: gradient.t() @ inputs
+
+
+_SUSTAINED = 8192  # rows and columns of both factors; the best rates are reached at about this size
+
+
+def measure_sustained(
+    precisions: Iterable[Precision], device: "torch.device", seconds: float
+) -> dict[Precision, float]:
+    """Return the rate of a large product that is repeated without a pause, in TFLOP/s, for each precision of 16 bits.
+
+    A GPU lowers its clock rate when it reaches its power limit, after a fraction of a second. So the rate of the second
+    half of the calls is returned. The rates of `measure_matmul` are those of short bursts.
+    """
+    import torch
+
+    from bench.engines.precision.update import torch_dtype
+    from bench.measure.collectives import wait_for
+
+    found, halves = dict[Precision, float](), [one for one in precisions if WIDTH[one] == 2]
+    for precision in halves:
+        work = create_product(Shape(_SUSTAINED, _SUSTAINED, _SUSTAINED), torch_dtype(precision), device)
+        with torch.no_grad():
+            calls = max(1, round(seconds / len(halves) / 2 / time_call(work, device)))
+            for _ in range(2):  # only the second half is used
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    work()
+                wait_for(device)
+                rate = calls * count_flops(_SUSTAINED, _SUSTAINED, _SUSTAINED) / (time.perf_counter() - begin)
+        found[precision] = rate / 1e12
+    return found
 
 
 def list_precisions(machine: Machine, device: "torch.device") -> list[Precision]:

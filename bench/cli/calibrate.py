@@ -5,9 +5,10 @@
   zeroscale calibrate machine=cpu --ranks 4 --only matmul,collectives
   sbatch --nodes=4 --wrap "zeroscale calibrate machine=testbed_400mbit"     # between nodes too
 
-The command measures matmul by shape and precision, attention, memory copies, kernel launches, the
-link between device and host, and contention between ranks on one processor. It also measures
-all-reduce, all-gather and reduce-scatter by payload and number of ranks. The machine should be idle
+The command measures matmul by shape and precision (with its gradients), the sustained rate of large
+products on a GPU, attention, memory copies, kernel launches, the link between device and host, and
+contention between ranks on one processor. It also measures all-reduce, all-gather and
+reduce-scatter by payload and number of ranks. The machine should be idle
 during the measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In
 a job of several nodes, start the command once and without srun.
 
@@ -133,7 +134,7 @@ def _count_ranks(given: int | None, device: str, nodes: int) -> int:
 
 def _select_parts(only: str | None, device: str) -> tuple[Part, ...]:
     """Return the names of the selected measurements, such as `matmul`, in the order of PARTS."""
-    here = [part for part in PARTS if part != ELSEWHERE[device]]
+    here = [part for part in PARTS if part not in ELSEWHERE[device]]
     wanted = here if only is None else only.split(",")
     for word in wanted:
         if word not in PARTS:

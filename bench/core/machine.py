@@ -18,10 +18,16 @@ from bench.core.spec import Extensible, Frozen, Name, Positive, Precision
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
+ProductKind = Literal["forward", "inputs", "weights"]
+"""Role of a matrix product of a layer: the layer's result in the forward pass, or the gradient of its inputs or of its
+weights in the backward pass. The operands of the three products are stored differently, so their rates may differ."""
+
+
 class MatmulRate(Frozen):
     """Measured rate of one matrix product, m × k times k × n: the median of many calls."""
 
     precision: Precision
+    kind: ProductKind = "forward"
     m: Positive
     k: Positive
     n: Positive

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from bench.core.machine import ProductKind
 from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_named_matrices
 from bench.core.spec import FULL, WIDTH, Frozen, Precision, RunSpec
 from bench.predict.workload import OWN, Workload, find_live, get_network, is_fused, is_output_reached
@@ -52,6 +53,7 @@ class Matmul(NamedTuple):
     times: int = 1
     inputs: bool = True  # backward computes the gradient of the first factor
     weights: bool = True  # backward computes the gradient of the second factor
+    kind: ProductKind = "forward"
 
     @property
     def flops(self) -> int:
@@ -115,8 +117,9 @@ def compute_backward(forward: PassWork) -> PassWork:
 
     def turn(products: Products) -> Products:  # into the two products that give the gradients of both factors
         found: list[Matmul] = []
-        for m, k, n, times, inputs, weights in products:
-            found += [Matmul(m, n, k, times)] * inputs + [Matmul(k, m, n, times)] * weights
+        for m, k, n, times, inputs, weights, _ in products:
+            found += [Matmul(m, n, k, times, kind="inputs")] * inputs
+            found += [Matmul(k, m, n, times, kind="weights")] * weights
         return tuple(found)
 
     return PassWork(

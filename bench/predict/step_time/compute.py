@@ -16,14 +16,15 @@ with the shortest time.
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.core.errors import UserError
-from bench.core.machine import Machine
+from bench.core.machine import Machine, MatmulRate, ProductKind
 from bench.core.network import Stacks
 from bench.core.spec import FULL, WIDTH, Device, Precision, RunSpec
 from bench.predict.work import Matmul, PassWork, compute_backward, compute_forward, compute_recomputed
@@ -149,15 +150,13 @@ def _count_with_tile(
 
 
 class CalibratedShapes(NamedTuple):
-    """Shapes of the calibrated products with their rates, one row per product."""
+    """Shapes of the calibrated products of one kind with their rates, one row per product."""
 
     sizes: NDArray[np.float64]  # log2 of m, k, n
     rates: NDArray[np.float64]  # log2 of FLOP/s
 
-    def interpolate_s(self, products: tuple[Matmul, ...]) -> float:
+    def interpolate_s(self, products: Sequence[Matmul]) -> float:
         """Return the total seconds of `products`, whose rates are interpolated from the nearest calibrated shapes."""
-        if not products:
-            return 0.0
         wanted = np.log2([product[:3] for product in products])
         distance = ((wanted[:, None, :] - self.sizes) ** 2).sum(axis=2)  # (products, shapes)
         nearest = distance.argsort(axis=1)[:, :NEIGHBOURS]
@@ -176,7 +175,7 @@ class DeviceRates:
     memory: float  # bytes/s
     attention: float  # FLOP/s
     start_s: float  # host's seconds to start one operation
-    shapes: CalibratedShapes | None
+    shapes: dict[ProductKind, CalibratedShapes] | None
     calibrated_attention: bool
     multiprocessors: int | None
     pace: float = 1.0  # ratio of the time of a pass to the time of its work at these rates
@@ -189,8 +188,19 @@ class DeviceRates:
             written_out = sum(self._product_s(p, None) for p in work.batched)
             attention_s = work.fused_flops / self.attention + written_out
         if self.shapes is not None:
-            return attention_s + self.shapes.interpolate_s(work.matmuls)
+            return attention_s + self._interpolate_s(self.shapes, work.matmuls)
         return attention_s + sum(self._product_s(p, self.multiprocessors) for p in work.matmuls)
+
+    @staticmethod
+    def _interpolate_s(shapes: dict[ProductKind, CalibratedShapes], products: Sequence[Matmul]) -> float:
+        """Return the total seconds of `products`. If a calibration has no products of some kind, those of forward are
+        used in their place."""
+        total_s = 0.0
+        for kind in get_args(ProductKind):
+            if of_kind := [product for product in products if product.kind == kind]:
+                found = shapes.get(kind) or shapes["forward"]
+                total_s += found.interpolate_s(of_kind)
+        return total_s
 
     def _product_s(self, product: Matmul, multiprocessors: int | None) -> float:
         moved = product.elements * self.width / self.memory
@@ -226,8 +236,7 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     if missing or memory is None:
         rule = f"machine={machine.name} has no {missing}"
         raise UserError("", rule, "measure it with zeroscale calibrate, or choose another machine")
-    table = np.log2([(p.m, p.k, p.n, p.tflops) for p in products])
-    shapes = CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12)) if products else None
+    shapes = _group_by_kind(products)
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
     attention = found.attention_tflops.get(precision) if found else None
@@ -236,12 +245,24 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
     share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
     # calibrated products include the software's effects
-    pace = software.pace if device == "cuda" and shapes is None else 1.0
+    pace = software.pace if device == "cuda" and not shapes else 1.0
     return DeviceRates(
         device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
-        1e12 * attention if attention else share * ceiling, start_s, shapes,
+        1e12 * attention if attention else share * ceiling, start_s, shapes or None,
         attention is not None, machine.multiprocessors, pace,
     )  # fmt: skip
+
+
+def _group_by_kind(products: Sequence[MatmulRate]) -> dict[ProductKind, CalibratedShapes]:
+    """Return the calibrated products by kind, without kinds that were not calibrated. If only gradients were
+    calibrated, they also count as forward."""
+    found = dict[ProductKind, CalibratedShapes]()
+    for kind in get_args(ProductKind):
+        rows = [p for p in products if p.kind == kind] or (products if kind == "forward" else [])
+        if rows:
+            table = np.log2([(p.m, p.k, p.n, p.tflops) for p in rows])
+            found[kind] = CalibratedShapes(table[:, :3], table[:, 3] + np.log2(1e12))
+    return found
 
 
 def _find_sustained(machine: Machine, precision: Precision, device: Device) -> float:

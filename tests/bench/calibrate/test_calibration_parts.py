@@ -1,14 +1,20 @@
 """Tests of the functions of a calibration, called in the process of the test. These functions select the operations
 that can be measured within a given time, and compute results from measured times."""
 
+import json
+from typing import Any
+
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.calibrate import SHARES, CalibrationRequest, collectives
 from bench.calibrate.collectives import RankGroup, count_calls, list_groups, list_payloads, thin_out
 from bench.calibrate.rates import (
-    TOKENS,
+    Shape,
     count_attention_flops,
     count_flops,
+    create_product,
     describe_unmeasured,
     list_products,
     measure_within,
@@ -17,10 +23,11 @@ from bench.calibrate.rates import (
 )
 from bench.config.compose import compose_request
 from bench.core.machine import Machine, MatmulRate
-from bench.models.t5 import Shape, stacks
+from bench.models import t5
+from bench.models.t5 import stacks
 from bench.predict.work import compute_training_flops
 
-TINY = Shape.model_validate(compose_request([("model", "tiny")]).spec.model.shape)
+TINY = t5.Shape.model_validate(compose_request([("model", "tiny")]).spec.model.shape)
 
 
 def test_matmul_shapes_of_a_model_are_its_weight_matrices() -> None:
@@ -39,7 +46,7 @@ def test_matmuls_of_tiny_make_up_its_training_flops() -> None:
 
 
 def test_small_matmuls_come_first() -> None:
-    sizes = [count_flops(*shape) for shape in sort_shapes(list_products([stacks(TINY)]))]
+    sizes = [shape.flops for shape in sort_shapes(list_products([stacks(TINY)]))]
     assert sizes == sorted(sizes) and len(set(sort_shapes(list_products([stacks(TINY)])))) == len(sizes)
 
 
@@ -100,8 +107,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self.s = 0.0
 
-    def time_product(self, shape: tuple[int, int, int]) -> float:
-        took = max(1e-3, count_flops(*shape) / 1e11)
+    def time_product(self, shape: Shape) -> float:
+        took = max(1e-3, shape.flops / 1e11)
         self.s += 4 * took
         return took
 
@@ -118,23 +125,46 @@ def test_shapes_of_every_size_are_measured_within_any_time(seconds: float) -> No
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, seconds, lambda: device.s)
     assert device.s <= seconds
-    sizes = sorted(count_flops(*shape) for shape in found)
+    sizes = sorted(shape.flops for shape in found)
     assert sizes[-1] * 4 / 1e11 > seconds / 100, "not only the smallest"
     for shape in MANY:
-        if 4 * count_flops(*shape) / 1e11 < seconds / 100:
-            assert any(0.1 <= count_flops(*shape) / size <= 10 for size in sizes), shape
+        if 4 * shape.flops / 1e11 < seconds / 100:
+            assert any(0.1 <= shape.flops / size <= 10 for size in sizes), shape
 
 
 def test_all_shapes_are_measured_given_time_and_unmeasured_ones_are_reported() -> None:
     device = Stopwatch()
     found = measure_within(MANY, device.time_product, 1e4, lambda: device.s)
     assert found.keys() == set(MANY) and len(spread(MANY)) == len(MANY)
-    rates = [MatmulRate(precision="fp32", m=m, k=64, n=64, tflops=1) for m in TOKENS]
+    rates = [MatmulRate(precision="fp32", **shape._asdict(), tflops=1) for shape in sort_shapes([(64, 64)])]
     assert describe_unmeasured([(64, 64)], ("fp32",), rates) is None
-    assert describe_unmeasured([(64, 64)], ("fp32", "bf16"), rates[:3]) == (
-        "2 of 5 matmul shapes in fp32, of 6.7e+07 to 1.3e+08 FLOP; "
-        "5 of 5 matmul shapes in bf16, of 1e+06 to 1.3e+08 FLOP"
+    assert describe_unmeasured([(64, 64)], ("fp32", "bf16"), rates[:9]) == (
+        "6 of 15 matmul shapes in fp32, of 6.7e+07 to 1.3e+08 FLOP; "
+        "15 of 15 matmul shapes in bf16, of 1e+06 to 1.3e+08 FLOP"
     )
+
+
+def test_gradients_of_a_layer_are_products_of_the_calibration() -> None:
+    """autograd computes the gradients of a layer of 48 × 32 weights for 64 tokens. The calibration's products have the
+    same operators and operand shapes, and the same strides in memory."""
+    rows, weight = torch.randn(64, 32, requires_grad=True), torch.randn(48, 32, requires_grad=True)
+    seen = list[tuple[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]]()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                seen.append((str(func), [(tuple(one.shape), one.stride()) for one in args]))
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        made = torch.nn.functional.linear(rows, weight)
+        torch.autograd.grad(made, (rows, weight), torch.randn(64, 48))
+    of_layer = {json.dumps(one) for one in seen}
+    seen.clear()
+    for shape in (Shape(64, 32, 48), Shape(64, 48, 32, "inputs"), Shape(32, 64, 48, "weights")):
+        with Products():
+            create_product(shape, torch.float32, torch.device("cpu"))()
+    assert len(of_layer) == 3 and {json.dumps(one) for one in seen} == of_layer
 
 
 def test_first_shapes_of_the_order_are_spread_evenly() -> None:

@@ -117,7 +117,7 @@ def test_recomputation_without_checkpointing_is_empty() -> None:
 def test_backward_of_a_matrix_product_is_two_products_of_equal_flops() -> None:
     there = PassWork((Matmul(8, 4, 2, 3),), 10, 100, 5)
     back = compute_backward(there)
-    assert back.matmuls == (Matmul(8, 2, 4, 3), Matmul(4, 8, 2, 3))
+    assert back.matmuls == (Matmul(8, 2, 4, 3, kind="inputs"), Matmul(4, 8, 2, 3, kind="weights"))
     assert (back.matmul_flops, back.attention_flops) == (2 * there.matmul_flops, 20)
 
 
