@@ -28,7 +28,7 @@ SHORT = (
 )  # fmt: skip
 """Overrides with a short measurement protocol, for rehearsals (one rank run alone, without its peers) and for trials of
 this program. The step times of rehearsals and trials are not compared with other runs, so a few steps are enough."""
-QUICK = ("measure=quick", "measure.gpu_warmup_s=3", "measure.window_s=3", "measure.min_steps=12")
+QUICK = ("measure=quick", "measure.gpu_warmup_s=2", "measure.window_s=2.5", "measure.min_steps=12")
 """Overrides with the measurement protocol of runs that are compared with a Trainer of transformers."""
 TOGETHER = 6  # steps that run at the same time, if their times do not matter
 
@@ -54,15 +54,8 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     # would succeed.
     cuda = {"ZEROSCALE_REQUIRE_CUDA": "1"}
     yield Step("pytest", ("-q", "-rs", "tests/bench/test_cuda.py"), reports / "check_parts.txt", cuda)
-    tests = ("-q", "-rs", "--durations=5", "--timeout=170", "tests/bench/test_cuda_runs.py")
-    yield Step("pytest", tests, reports / "check_runs.txt", cuda, alone=False)
-    for model, ranks in (("mt5_large", 1), ("mt5_large", 8), ("mt5_xl", 64)):
-        for stage in (1, 2, 3):
-            micro = 16 if model == "mt5_large" else 4
-            job = (f"nodes={-(-ranks // 8)}", f"devices_per_node={min(ranks, 8)}", "launcher.lock=false")
-            rank = (f"model={model}", f"engine=zero{stage}", f"batch.micro={micro}", "precision=bf16", *job)
-            answer = reports / f"rehearsal_{model}_zero{stage}_{ranks}.txt"
-            yield Step(CLI, ("rehearse", *rank, *SHORT, *place), answer, alone=False)
+    tests = ("-q", "-rs", "--durations=5", "tests/bench/test_cuda_runs.py")
+    yield Step("pytest", tests, reports / "check_runs.txt", cuda)
     calibrated = reports / f"{machine}_calibrated.yaml"
     if not calibrated.exists():
         parts = "matmul,sustained,attention,memory,launches,host_link"
@@ -71,11 +64,18 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     yield Step(CLI, ("sweep", "study=single_gpu", *place))
     yield Step(CLI, ("sweep", "study=single_gpu_fast", *place))
     yield Step(CLI, ("sweep", "study=finetune_single_gpu", *place))
-    words = ("model=mt5_base", "batch.micro=32", "precision=bf16", *QUICK, *place)
-    yield Step("tests.benchmarks.plain", words, reports / "plain.txt")
     point = ("model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128")
-    words = ("--ranks", "1", "--device", "cuda", "--launches", "2", "--rounds", "10", "--point", *point)
+    words = ("--ranks", "1", "--device", "cuda", "--launches", "1", "--rounds", "10", "--point", *point)
     yield Step("tests.benchmarks.overhead", words, reports / "overhead.txt")
+    words = ("model=mt5_base", "batch.micro=32", "precision=bf16", *QUICK, *place)
+    yield Step("tests.benchmarks.plain", ("--rounds", "2", *words), reports / "plain.txt")
+    for model, ranks in (("mt5_large", 1), ("mt5_large", 8), ("mt5_xl", 64)):
+        for stage in (1, 2, 3):
+            micro = 16 if model == "mt5_large" else 4
+            job = (f"nodes={-(-ranks // 8)}", f"devices_per_node={min(ranks, 8)}", "launcher.lock=false")
+            rank = (f"model={model}", f"engine=zero{stage}", f"batch.micro={micro}", "precision=bf16", *job)
+            answer = reports / f"rehearsal_{model}_zero{stage}_{ranks}.txt"
+            yield Step(CLI, ("rehearse", *rank, *SHORT, *place), answer, alone=False)
     words = ("model=mt5_large", "engine=ddp", "batch.micro=16", "precision=bf16", "measure.block_steps=5", *place)
     yield Step(CLI, ("run", *words, "--study", "series"), reports / "series.txt")
 

@@ -151,10 +151,11 @@ def find_best_rates(calibration: Calibration) -> dict[Precision, float]:
 def format_yaml(machine: Machine) -> str:
     """Return a calibrated machine as the YAML text of a machine file, such as the files in conf/machine."""
     plain = machine.model_dump(mode="json", exclude_defaults=True)
-    for field, rows in plain.get("calibration", {}).items():
-        if field in ("matmul", "collectives"):  # a table as text, a line for each row; Calibration can read this form
-            words = ([_format_number(v) if isinstance(v, float) else str(v) for v in row.values()] for row in rows)
-            plain["calibration"][field] = "".join(f"{' '.join(line)}\n" for line in (rows[0], *words))
+    for field in {"matmul", "collectives"}.intersection(plain.get("calibration", {})):
+        # a table as text, a line for each row; Calibration can read this form
+        rows = [row.model_dump(mode="json") for row in getattr(machine.calibration, field)]
+        words = ([_format_number(v) if isinstance(v, float) else str(v) for v in row.values()] for row in rows)
+        plain["calibration"][field] = "".join(f"{' '.join(line)}\n" for line in (rows[0], *words))
     body = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10**6)
     made = machine.calibration.made if machine.calibration else {}
     versions = ", ".join(f"{name} {made[name]}" for name in ("zeroscale", "torch", "cuda", "nccl") if made.get(name))

@@ -118,11 +118,12 @@ class CollectiveCounter(TorchDispatchMode):
 def _complete(result: Any) -> None:
     """Wait until a c10d operation is complete.
 
-    The operation returns a Work object, boxed for TorchScript, either alone or as the last element of a tuple.
+    The operation returns a Work object, boxed for TorchScript, either alone or as the last element of a tuple. The box
+    is empty for a synchronous operation of NCCL, which is part of the current stream's work.
     """
-    work = result[-1] if isinstance(result, tuple) else result
-    if isinstance(work, torch.ScriptObject):
-        Work.unbox(work).wait()
+    boxed = result[-1] if isinstance(result, tuple) else result
+    if isinstance(boxed, torch.ScriptObject) and (work := Work.unbox(boxed)) is not None:
+        work.wait()
 
 
 def _complete_functional(result: Any) -> None:

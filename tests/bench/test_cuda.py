@@ -185,7 +185,7 @@ def test_device_other_than_the_machines_is_refused() -> None:
         pytest.skip("this is the one")
     with pytest.raises(Refused, match="expects"):
         find_device(point.machine, 1, 0)
-    with pytest.raises(Refused, match=r"devices_per_node=99 but this node has \d"):
+    with pytest.raises(Refused, match=r"devices_per_node=99, but this node has \d"):
         find_device(point.machine, 99, 0)
 
 

@@ -1,6 +1,7 @@
 """Tests of whole runs on a GPU, started as a user starts them. Without a GPU, the tests are skipped.
 
-Several runs use the GPU at the same time. This disturbs their step times, which are not compared here.
+Several runs use the GPU at the same time. This disturbs their step times, which are not compared here. Ranks are
+started in new interpreters: a rank that is forked from the server of the tests has imported DeepSpeed for the CPU.
 """
 
 import json
@@ -24,6 +25,7 @@ from bench.runtime.process import ForkServer
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.cold,
     pytest.mark.skipif(
         not torch.cuda.is_available() and "ZEROSCALE_REQUIRE_CUDA" not in os.environ, reason="no CUDA device"
     ),
@@ -65,7 +67,7 @@ def recorded(words: tuple[str, ...], results: Path, verb: str = "run") -> RunRec
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """Records of all runs of this file, by name. Six runs share the GPU at a time. The run that exhausts the GPU's
+    """Records of all runs of this file, by name. Ten runs share the GPU at a time. The run that exhausts the GPU's
     memory is made alone."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -74,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
         return recorded((*QUICK, *asked), folder / name.replace(" ", "_"), verb)
 
     together = [name for name in (*RUNS, *REHEARSED) if name != "too large"]
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(10) as pool:
         found = dict(zip(together, pool.map(run, together), strict=True))
     return {**found, "too large": run("too large")}
 

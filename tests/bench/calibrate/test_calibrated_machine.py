@@ -48,7 +48,7 @@ MEASURED = CalibrationResult(
         },
         matmul=(
             MatmulRate(precision="bf16", m=128, k=128, n=384, tflops=0.0123456),
-            MatmulRate(precision="bf16", m=512, k=128, n=384, tflops=0.25),
+            MatmulRate(precision="bf16", kind="weights", m=512, k=128, n=384, tflops=0.25),
             MatmulRate(precision="fp32", m=128, k=128, n=384, tflops=0.05),
         ),
         attention_tflops={"fp32": 0.03},
@@ -124,7 +124,7 @@ def test_machine_file_has_a_header_and_one_line_per_row() -> None:
     lines = format_yaml(build_machine(PUBLISHED, MEASURED, "mine")).splitlines()
     assert "    kind nodes ranks payload_bytes s" in lines
     assert "    all_reduce 4 4 8000000 0.25" in lines
-    assert "    bf16 128 128 384 0.01235" in lines
+    assert "    bf16 forward 128 128 384 0.01235" in lines
     assert lines[0].startswith("# mine: measured on 2026-11-21 19:00 UTC by `zeroscale calibrate` (torch 2.13.0)")
     assert "EPYC" in lines[1] and "gloo" in lines[1]
     assert yaml.safe_load("\n".join(lines))["name"] == "mine"
