@@ -72,6 +72,17 @@ head) is then 1.4 % too small, and the norm of 2^29 elements 9.6 %. So this tole
 wrong factor.
 """
 
+UNSTEADY_NORM_TOLERANCE = (NORM_TOLERANCE["bf16"], 0.05, math.inf)
+UNSTEADY_STEPS = 3
+"""Largest allowed relative differences of the first gradient norms, and number of first losses that are compared, for
+runs on a GPU in 16 bits.
+
+Some kernels of a GPU add in an order that changes from run to run. AdamW's first updates have nearly the same size for
+each weight, and their sign may follow from rounding. So the difference of two equal runs grows with each update. For
+mt5_large on an H200 (results/measured/h200.zip), the gradient norms of six engines differ by 1e-4 before the first
+update, and by 0.5 to 1.4 % after it. After the second update, the norms of stages 1 and 2 on one rank differ by 7 %,
+although both stages compute the same. Losses differ by at most 1.4 % until the fourth step, and by 2.1 % in the fifth.
+"""
 
 Quantity = Literal["gradient norm", "loss"]
 
@@ -84,6 +95,7 @@ class VerificationCase(NamedTuple):
     question: str | None = None  # hash of everything that determines the losses; None if they are not comparable
     norms: tuple[float, ...] = (math.nan,) * SUMMED_STEPS  # gradient norms of the first updates; NaN if unknown
     summed: bool = False  # True if the squares in the norms were summed in fp64
+    unsteady: bool = False  # True for a run on a GPU in 16 bits, whose rounding differs from that of an equal run
     losses: tuple[float, ...] = ()  # of the first steps, NaN if not finite; empty without a question
     tolerance: float = 0.0  # largest allowed relative difference of a loss
     updates: int = 0  # bit i is 1 if step i updated the weights; with loss scaling, engines may skip different steps
@@ -97,6 +109,7 @@ class VerificationCases(NamedTuple):
     question: NDArray[np.int64]  # number of each distinct question; -1 for none
     norms: NDArray[np.float64]  # (cases, updates)
     summed: NDArray[np.bool_]
+    unsteady: NDArray[np.bool_]
     norm_tolerance: NDArray[np.float64]
     losses: NDArray[np.float64]  # (cases, steps)
     updates: NDArray[np.int64]
@@ -139,6 +152,9 @@ def judge(cases: VerificationCases) -> tuple[NDArray[np.bool_], list[Mismatch]]:
         + [np.where(summed, cases.norm_tolerance[places], math.inf)] * (SUMMED_STEPS - 1)
         + [cases.tolerance[places]] * cases.losses.shape[1]
     )
+    unsteady = cases.unsteady[places]
+    allowed[unsteady, :SUMMED_STEPS] = np.maximum(allowed[unsteady, :SUMMED_STEPS], UNSTEADY_NORM_TOLERANCE)
+    allowed[unsteady, SUMMED_STEPS + UNSTEADY_STEPS :] = math.inf
     near = np.abs(found - expected) <= allowed * np.abs(expected)  # False if either is NaN
     missing = np.isnan(found[:, :SUMMED_STEPS]) | np.isnan(expected[:, :SUMMED_STEPS])
     near[:, :SUMMED_STEPS] |= missing
@@ -185,10 +201,16 @@ def build_case(record: RunRecord) -> VerificationCase:
         question=_hash_question(record),
         norms=tuple(math.nan if norm is None else norm for norm in norms),
         summed=steps.summed_norms >= SUMMED_STEPS,
+        unsteady=record.spec.precision != "fp32" and _ran_on_gpu(record),
         losses=tuple(math.nan if loss is None else loss for loss in steps.loss[:STEPS]),
         tolerance=find_tolerance(record.spec),
         updates=updates,
     )
+
+
+def _ran_on_gpu(record: RunRecord) -> bool:
+    versions = record.environment.classification.versions if record.environment else {}
+    return bool(versions.get("cuda") or versions.get("hip"))
 
 
 def find_tolerance(spec: RunSpec) -> float:

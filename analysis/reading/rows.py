@@ -33,7 +33,7 @@ _DATA = {"run_data": pa.string()}
 """Hash of the text from which the run's samples were made. Empty if the data have no hash, such as random tokens."""
 _CASE = {
     "case_reference": pa.bool_(), "case_question": pa.string(), "case_norms": pa.list_(pa.float64()),
-    "case_summed": pa.bool_(),
+    "case_summed": pa.bool_(), "case_unsteady": pa.bool_(),
     "case_losses": pa.list_(pa.float64()), "case_updates": pa.int64(),
     "case_tolerance": pa.float64(),
 }  # fmt: skip
@@ -166,6 +166,7 @@ def build_cases(core: pa.Table) -> verify.VerificationCases:
         question=question.fill_null(-1).to_numpy(),
         norms=_to_matrix(core.column("case_norms"), SUMMED_STEPS),
         summed=core.column("case_summed").to_numpy(),
+        unsteady=core.column("case_unsteady").to_numpy(),
         norm_tolerance=np.array(norm_tolerance, float),
         losses=losses,
         updates=core.column("case_updates").to_numpy(),

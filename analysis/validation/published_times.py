@@ -41,7 +41,7 @@ from analysis.validation.published_runs import (
 from bench.core.machine import Calibration, CollectiveKind, Machine
 from bench.core.network import count_parameters
 from bench.core.spec import FULL, RunSpec
-from bench.predict.step_time.compute import ADAMW_PASSES, UPDATE_PASSES
+from bench.predict.step_time.compute import ADAMW_PASSES, MODULE_OF_KERNEL, UPDATE_PASSES
 from bench.predict.step_time.network import MIB, RankSpan, compute_collective_s
 from bench.predict.workload import get_network
 
@@ -87,7 +87,7 @@ def predict_gpt_steps(host_s: float | None = None) -> list[PublishedStep]:
     """Return every trace of GPT with its prediction. `host_s` replaces the host's seconds to start one operation."""
     machine = build_burst_machine("A100-SXM-80")
     if host_s is not None:
-        machine = machine.model_copy(update={"calibration": Calibration(kernel_s=host_s)})
+        machine = machine.model_copy(update={"calibration": Calibration(kernel_s=host_s / MODULE_OF_KERNEL)})
     return [build_gpt_run(row, machine).predict_step() for row in read_published("gpt_single_node_a100").rows]
 
 

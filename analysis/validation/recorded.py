@@ -130,6 +130,8 @@ def format_label(run: MemoryRun) -> str:
     bucket = spec.engine.options.get("reduce_bucket_size")
     parts += [f"buckets of {bucket / 1e6:g}M"] if bucket else []
     parts += ["checkpointed"] * spec.activation_checkpointing
+    parts += [spec.adapter.name] * (spec.adapter.rank is not None)
+    parts += ["compiled blocks"] * (spec.model.compile == "blocks")
     parts += [spec.model.attention] * (spec.model.attention != "sdpa")
     parts += [f"dropout {spec.model.dropout}"] * (spec.model.dropout > 0)
     parts += [spec.data.name] * (spec.data.name != "synthetic")

@@ -2,6 +2,7 @@
 on one machine) at several link bandwidths, and on GPUs."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -183,12 +184,15 @@ def _build_sort_key(one: PredictedStep) -> tuple[str, int]:
     return one.rate, one.nodes
 
 
+COMPILED = "compiled blocks save fewer activations than the formulas assume"
+OTHER_RATES = "this host and device are faster or slower than the published numbers of the machine file"
 NONE = "No GPU run is recorded yet, so nothing here can be compared."
 
 
 def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
     """Return the comparisons of peak memory and step time for every run among `found` that was measured on GPUs."""
-    runs = [run for run in found if run.evidence == "measured" and run.circumstance.machine.device == "cuda"]
+    measured = [run for run in found if run.evidence == "measured" and run.circumstance.machine.device == "cuda"]
+    runs = [run for run in measured if _has_fused_bias(run)]
     none = "" if runs else NONE
     return [
         build_comparison("gpu_memory", filter(None, map(_build_peak_point, runs)), none=none),
@@ -199,6 +203,14 @@ def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
 def read_measured_runs(recorded: RecordedRuns) -> Iterator[RunRecord]:
     """Yield the record of every measured run, from all machines."""
     yield from map(read_record, find_records([recorded.measured]))
+
+
+def _has_fused_bias(run: RunRecord) -> bool:
+    """Return False if an old version of transformers gave T5 a position bias that no fused attention kernel of a GPU
+    accepts. zeroscale requires a later version (pyproject.toml)."""
+    installed = (run.environment.versions.get("transformers") if run.environment else None) or ""
+    numbers = [int(number) for number in re.findall(r"\d+", installed)[:2]]
+    return not numbers or numbers >= [5, 23]
 
 
 def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
@@ -215,7 +227,8 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
     if not peaks:
         return PredictionPoint(label, predicted.peak, None, **NOT_RECORDED)
     rival = estimate_memory(run.spec, observed.parameters)
-    return PredictionPoint(label, predicted.peak, max(peaks), rival=rival)
+    reason = COMPILED if run.spec.model.compile == "blocks" else ""
+    return PredictionPoint(label, predicted.peak, max(peaks), rival=rival, reason=reason)
 
 
 def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
@@ -229,7 +242,7 @@ def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:
         predicted = predict_step_time(run.spec, run.circumstance.machine, "cuda").step_s
     except UserError as error:
         return PredictionPoint(label, None, measured, verdict="not testable", reason=str(error))
-    return PredictionPoint(label, predicted, measured)
+    return PredictionPoint(label, predicted, measured, reason=OTHER_RATES)
 
 
 def _format_run_label(run: RunRecord) -> str:

@@ -199,7 +199,7 @@ def _list_rate_doubts(found: Sequence[Prediction]) -> list[str]:
         for one in found
         if one.time and one.rehearsed_s is None and engines.facts(one.point.composed.spec).works_on_host
     )
-    return [*lines, *(f"The rates for {name} do not contain {HOST_WORK}." for name in on_host)]
+    return [*lines, *(f"Not certain for {name}: {HOST_WORK}." for name in on_host)]
 
 
 def _list_goodput(one: Prediction, storage: float | None) -> list[str]:

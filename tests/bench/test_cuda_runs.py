@@ -51,6 +51,9 @@ REHEARSED = {
     f"rehearsed {engine}": ("model=tiny", f"engine={engine}", "nodes=2", "devices_per_node=8")
     for engine in ("zero1", "zero2", "zero3")
 }
+WORKSPACES = 2 * 33 * 2**20
+"""Bytes that cuBLAS keeps as workspaces on a GPU of NVIDIA's Hopper generation, at most: 32 MiB for each of two streams
+(torch, CUDABlas.cpp), and rounding."""
 SAME_LOSS = ("zero0", "zero1", "zero2", "zero3", "fused", "chunked", "compiled", "flex")
 
 
@@ -97,7 +100,8 @@ def test_record_of_a_gpu_run_has_all_device_counters(runs: dict[str, RunRecord],
     assert own.drift is None, "what cuBLAS holds is no storage that Python can reach"
     assert min(seen.steps.step_s) > 0
     assert own.init_reserved_bytes and own.warmup_reserved_bytes and own.device_peak_bytes
-    assert own.device_peak_bytes >= (own.device_used_bytes or 0)
+    # other runs share the GPU, so this number may be smaller than one that is read later
+    assert own.device_peak_bytes >= own.peak_reserved_bytes
     assert seen.uninspected is None and len(seen.outside_collectives_s) == 1
     assert record.environment.devices_after and record.environment.classification.device == torch.cuda.get_device_name(
         0
@@ -143,7 +147,8 @@ def test_one_rank_of_sixteen_is_rehearsed_on_the_device(runs: dict[str, RunRecor
     seen = record.observations
     assert seen and seen.compute_s and seen.collectives and seen.memory[0].resident_bytes
     prediction = predicted(asked(*REHEARSED[name]), "cuda")
-    assert seen.memory[0].resident_bytes == pytest.approx(prediction.resident, rel=0.03)
+    workspaces = seen.memory[0].resident_bytes - prediction.resident
+    assert 0 <= workspaces <= WORKSPACES + 0.03 * prediction.resident
 
 
 @pytest.mark.parametrize("span", ["node", "device"])

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from bench.core.engine_costs import EngineMemory, EngineStep, ModelSizes
 
 
+_HOST_OPERATIONS = 20.0
+"""`EngineFacts.host_operations`. The optimizer handles each tensor as a DTensor, in Python. The number follows from the
+steps of mt5_large at micro-batch 16 on an H200, compared with those of ddp (results/measured/h200.zip)."""
+
+
 def facts(spec: RunSpec) -> EngineFacts:
     """Return the facts about this engine for a spec: what it supports, and functions that predict its costs.
 
@@ -29,6 +34,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
+        host_operations=_HOST_OPERATIONS,
         frozen=WITHOUT_INT8,
         members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights"}),
         memory=_predict_memory,

@@ -202,7 +202,7 @@ class Advice(NamedTuple):
         if share >= 0 or rate_doubt(rival, self.question) > rate_doubt(self.winner, self.question):
             return ""
         if rival.has_host_work and not self.winner.has_host_work and rival.estimate.evidence == "predicted":
-            return f"less sure: no rate contains {HOST_WORK}"
+            return f"less sure: {HOST_WORK}"
         if self.winner.estimate.evidence == "measured" != rival.estimate.evidence:
             return "less sure: the advised choice was measured"
         if share < -CLOSE:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from bench.core.errors import UserError
 from bench.core.machine import Machine, MatmulRate, ProductKind
-from bench.core.network import Stacks
+from bench.core.network import Attention, Stacks, list_tensors
 from bench.core.spec import FULL, WIDTH, Device, Precision, RunSpec
+from bench.engines import find_facts
 from bench.predict.work import Matmul, PassWork, compute_backward, compute_forward, compute_recomputed
 from bench.predict.workload import OWN, Software, Workload, build_workload, get_network
 
@@ -80,6 +81,9 @@ traces of GPT; the other traces were held out (analysis.validation.published_tim
 BETWEEN_S = 1.5e-6
 """Seconds between two operations on a GPU whose queue is never empty, from the end of one to the start of the next.
 NVIDIA reports 1 to 2 µs (Getting Started with CUDA Graphs)."""
+MODULE_OF_KERNEL = 2.7
+"""Host's time for an operation of a Python module on a GPU, divided by the calibrated time to start one operation. On
+an H200's host, the calibrated time is 8.3 µs, and the default of 22 µs predicts the steps of mt5_large."""
 ADAMW_PASSES = {"torch": 20, "fused": 7, "native": 7}
 """fp32 values that AdamW reads and writes per parameter, by implementation.
 
@@ -112,8 +116,11 @@ CALIBRATED = (0.8, 1.6)
 above 1, since calibrated rates exclude an engine's work on the host. On one node of the testbed (a cluster of CPU nodes
 within one machine), steps took 0.87 to 1.57 times their prediction. ZeRO stage 3 had the largest factor
 (results/predictions)."""
-HOST_WORK = f"its work on the host, which may slow it by up to {100 * (CALIBRATED[1] - 1):.0f} %"
-"""Text on the work of an engine on the host, which no calibrated rate contains. It uses the high end of CALIBRATED."""
+HOST_WORK = (
+    f"its work on the host depends on the host's processor, and may slow it by up to {100 * (CALIBRATED[1] - 1):.0f} %"
+)
+"""Text on the work of an engine on the host. On a CPU, predictions do not contain it. On a GPU, they contain the work
+that was measured on one host. The text uses the high end of CALIBRATED."""
 REHEARSED = (0.9, 1.1)
 """Low and high ratio of true to predicted computing time if the prediction uses a rehearsal (one real rank, the other
 ranks simulated). Steps on one node took 0.94 to 1.06 times their prediction (results/predictions)."""
@@ -208,20 +215,26 @@ class DeviceRates:
             return max(product.flops / self.ceiling, moved)
         return max(count_tiled_flops(product, self.width, multiprocessors) / self.ceiling, moved)
 
-    def pass_s(self, work: PassWork) -> float:
-        """Return the seconds of one pass, including the host's time to start its operations."""
+    def pass_s(self, work: PassWork, host_operations: float = 0.0) -> float:
+        """Return the seconds of one pass, including the host's time to start its operations. `host_operations` is the
+        additional work of the engine on the host, as a number of operations."""
         between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
         running = self.products_s(work) + work.moved_bytes / self.memory + between
-        starting = work.operations * self.start_s
+        starting = (work.operations + host_operations) * self.start_s
         if self.device == "cpu":  # the host is the device, so nothing overlaps
             return running + starting
         return self.pace * float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
 
 
 @functools.lru_cache(maxsize=64)  # points of a sweep share it
-def read_rates(machine_json: str, precision: Precision, device: Device, software: Software = OWN) -> DeviceRates:
+def read_rates(
+    machine_json: str, precision: Precision, device: Device, software: Software = OWN, *, biased: bool = True
+) -> DeviceRates:
     """Return the rates of a machine. The machine is given as JSON text, so that calls can be cached. Raise UserError if
     a rate is unknown.
+
+    `biased` is True for a model whose attention adds a position bias, as T5's. On a GPU, only such models use the
+    calibrated rate of attention, because other models run other kernels, which are several times as fast.
 
     `software` describes how much the kernels of the training software are optimised. If the machine was calibrated, two
     values of `software` are not used: the host's time to start an operation, and the factor on predicted times
@@ -239,10 +252,12 @@ def read_rates(machine_json: str, precision: Precision, device: Device, software
     shapes = _group_by_kind(products)
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
-    attention = found.attention_tflops.get(precision) if found else None
+    attention = found.attention_tflops.get(precision) if found and (biased or device == "cpu") else None
     # a calibrated memory rate is that of a copy already; a CPU's published rate is used unchanged
     published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
-    start_s = (found.kernel_s if found else None) or (software.start_s if device == "cuda" else 0.0)
+    start_s = software.start_s if device == "cuda" else 0.0
+    if found and found.kernel_s:
+        start_s = found.kernel_s * (MODULE_OF_KERNEL if device == "cuda" else 1.0)
     share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
     # calibrated products include the software's effects
     pace = software.pace if device == "cuda" and not shapes else 1.0
@@ -335,7 +350,11 @@ class StepContext:
     @functools.cached_property
     def rates(self) -> DeviceRates:
         """Rates of the device; raises UserError if a rate is unknown."""
-        return read_rates(self.machine.model_dump_json(), self.spec.precision, self.device, self.software)
+        biased = any(
+            isinstance(p, Attention) and p.position_bias for s in get_network(self.spec).stacks for p in s.block
+        )
+        text = self.machine.model_dump_json()
+        return read_rates(text, self.spec.precision, self.device, self.software, biased=biased)
 
     @functools.cached_property
     def load(self) -> Workload:
@@ -377,7 +396,8 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     time was measured in a rehearsal (one real rank, the other ranks simulated), this total is divided among the passes
     in proportion to their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
-    passes = _compute_passes(get_network(spec), context.load, context.rates)
+    network = get_network(spec)
+    passes = _compute_passes(network, context.load, context.rates, _count_host_operations(context, network))
     updating = compute_update_s(spec, updated, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
     # a rehearsal runs one rank alone, so it contains no contention
@@ -399,21 +419,32 @@ def build_compute_time(passes: list[PassTimes], updating: float, micro_steps: in
 
 
 @functools.lru_cache(maxsize=1024)  # points of a sweep that differ in engine or ranks share it
-def _compute_passes(network: Stacks, load: Workload, known: DeviceRates) -> PassTimes:
-    return time_passes(compute_forward(network, load), compute_recomputed(network, load), known)
+def _compute_passes(network: Stacks, load: Workload, known: DeviceRates, host_operations: float) -> PassTimes:
+    forward, again = compute_forward(network, load), compute_recomputed(network, load)
+    return time_passes(forward, again, known, host_operations)
 
 
-def time_passes(forward: PassWork, again: PassWork, known: DeviceRates) -> PassTimes:
+def _count_host_operations(context: StepContext, network: Stacks) -> float:
+    """Return the engine's work on the host of a GPU in one micro-step, as a number of operations."""
+    facts = find_facts(context.spec)
+    if facts is None or context.device == "cpu":
+        return 0.0
+    return facts.host_operations * sum(tensors.number for tensors in list_tensors(network))
+
+
+def time_passes(forward: PassWork, again: PassWork, known: DeviceRates, host_operations: float = 0.0) -> PassTimes:
     """Return the seconds of a forward pass, of the recomputation, and of the backward pass. `forward` is the work of
-    the forward pass, and `again` the work of the recomputation."""
+    the forward pass, and `again` the work of the recomputation. `host_operations` is the engine's work on the host,
+    which is mostly done in the backward pass."""
     backward = compute_backward(forward)
     work = forward.plus(again).plus(backward)
     kinds = {
         "matrix products": known.products_s(work),
         "memory traffic of element-wise work": work.moved_bytes / known.memory,
-        "starting operations": work.operations * known.start_s,
+        "starting operations": (work.operations + host_operations) * known.start_s,
     }
-    return PassTimes(known.pass_s(forward), known.pass_s(again), known.pass_s(backward), kinds)
+    backward_s = known.pass_s(backward, host_operations)
+    return PassTimes(known.pass_s(forward), known.pass_s(again), backward_s, kinds)
 
 
 def compute_update_s(spec: RunSpec, elements: int, known: DeviceRates) -> float:

@@ -1,5 +1,4 @@
-"""Tests of the comparison of GPU runs with predictions. The records are synthetic, because no GPU run has been recorded
-yet."""
+"""Tests of the comparison of GPU runs with predictions. Most records are synthetic, so that their errors are known."""
 
 from typing import Any
 
