@@ -5,12 +5,12 @@
   zeroscale calibrate machine=cpu --ranks 4 --only matmul,collectives
   sbatch --nodes=4 --wrap "zeroscale calibrate machine=testbed_400mbit"     # between nodes too
 
-The command measures matmul by shape and precision (with its gradients), the sustained rate of large
-products on a GPU, attention, memory copies, kernel launches, the link between device and host, and
-contention between ranks on one processor. It also measures all-reduce, all-gather and
-reduce-scatter by payload and number of ranks. The machine should be idle
-during the measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In
-a job of several nodes, start the command once and without srun.
+The command measures matmul by shape and precision (with its gradients), attention, memory copies,
+kernel launches, the link between device and host, and contention between ranks on one processor. On
+a GPU it also measures the sustained rate of large products. Between ranks it measures all-reduce,
+all-gather and reduce-scatter by payload and number of ranks. The machine should be idle during the
+measurement. OMP_NUM_THREADS is obeyed; without it ranks share the cores, as in a run. In a job of
+several nodes, start the command once and without srun.
 
 The file is written to my/machine/; `--config-dir my machine=NAME` uses it. A measured number
 replaces a published number, and the file marks it as measured.

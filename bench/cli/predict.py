@@ -42,7 +42,8 @@ _DOUBT = (
 )
 _DOUBT_CUDA = (
     "Main uncertainty: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of fragmentation in "
-    "the allocator. This prediction has not been validated on a GPU yet."
+    "the allocator, which keeps more while memory is free. On an H200, tensors of 12 runs took up to 1.7 % more than "
+    "predicted, and those of compiled blocks 21 % less."
 )
 
 

@@ -8,7 +8,7 @@ weight.
 Rank 0 decides between blocks of steps whether to continue, and the other ranks follow. If each rank decided by itself,
 decisions could differ, and some ranks would wait forever for ranks that have stopped.
 
-The copy of micro-batches on a side stream follows torch's notes on CUDA semantics. It has not been tested on a GPU yet.
+The copy of micro-batches on a side stream follows torch's notes on CUDA semantics.
 """
 
 import math
