@@ -2,7 +2,7 @@
 reasons.
 
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8
-  zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=40d price=2
+  zeroscale advise model=mt5_xxl machine=a100_80 devices_per_node=8 nodes=1,2,4,8 tokens=1e12 deadline=50d price=2
   zeroscale advise model=gpt2_xl machine=h100 devices_per_node=8 loss=2.6 best=shortest storage=2e9
   zeroscale advise model=mt5_xl machine=h100 devices_per_node=8 nodes=4 max_global_batch=2048
   zeroscale advise model=mt5_xl machine=h200 devices_per_node=8 tokens=1e12 price=2 --page advice.html
