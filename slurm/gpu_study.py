@@ -30,7 +30,7 @@ SHORT = (
 this program. The step times of rehearsals and trials are not compared with other runs, so a few steps are enough."""
 QUICK = ("measure=quick", "measure.gpu_warmup_s=2", "measure.window_s=2.5", "measure.min_steps=12")
 """Overrides with the measurement protocol of runs that are compared with a Trainer of transformers."""
-TOGETHER = 6  # steps that run at the same time, if their times do not matter
+TOGETHER = 2  # steps that run at the same time, if their times do not matter; the memory of the GPU must suffice
 
 
 class Step(NamedTuple):

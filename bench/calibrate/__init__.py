@@ -20,14 +20,14 @@ REQUEST, MEASURED, FAILURE, DOING = "asked.json", "measured.json", "failure.txt"
 Part = Literal["matmul", "sustained", "attention", "memory", "launches", "host_link", "contention", "collectives"]
 
 SHARES: dict[Part, float] = {
-    "matmul": 0.33,
+    "matmul": 0.28,
     "sustained": 0.15,
-    "attention": 0.04,
+    "attention": 0.03,
     "memory": 0.03,
     "launches": 0.02,
     "host_link": 0.03,
-    "contention": 0.1,
-    "collectives": 0.3,
+    "contention": 0.08,
+    "collectives": 0.38,
 }
 """Share of the requested time for each part of a calibration. Only `matmul`, `sustained`, `contention` and
 `collectives` may use their whole share. The other parts do a fixed amount of work."""

@@ -14,6 +14,7 @@ from bench.config import compose
 from bench.core import store
 from bench.core.files import unpack
 from bench.core.study import order_runs
+from tests.benchmarks.plain import list_fast_options
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests/data/runs.zip/smoke"
@@ -78,6 +79,12 @@ def test_every_engine_runs_a_model_before_the_ladder_of_micro_batches_starts() -
     begun = [points[index].composed.spec for _, index in order_runs([point.turn for point in points], composed)[:6]]
     assert {(spec.model.name, spec.batch.micro) for spec in begun} == {("mt5_large", 16)}
     assert {spec.engine.name for spec in begun} == {"ddp", "zero0", "zero1", "zero2", "zero3", "fsdp"}
+
+
+def test_trainer_is_compared_with_the_options_of_the_fast_study() -> None:
+    assert set(list_fast_options()) == {
+        "engine=ddp", "optimizer.implementation=fused", "model.loss_chunk_tokens=1024", "model.compile=blocks",
+    }  # fmt: skip
 
 
 def test_steps_whose_times_do_not_matter_run_at_the_same_time(

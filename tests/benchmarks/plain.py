@@ -77,7 +77,7 @@ def list_fast_options() -> list[str]:
     from bench.config import compose
 
     base = compose.read_study("single_gpu_fast").base
-    return [f"{key}={value}" for key, value in base.items() if key.split(".")[0] in ("engine", "model", "optimizer")]
+    return [f"{key}={value}" for key, value in base.items() if key.startswith(("engine", "model.", "optimizer."))]
 
 
 def measure_our_tokens_per_s(overrides: Sequence[str], results: Path) -> float:
