@@ -65,8 +65,7 @@ def slurm_possible() -> None:
 
 
 @pytest.fixture(scope="session")
-def testbed(slurm_possible: None) -> Iterator[Testbed]:
-    """Testbed with three nodes, on which Slurm notices a lost node quickly. It is shared by several tests."""
+def shared_testbed(slurm_possible: None) -> Iterator[Testbed]:
     bed = Testbed("a")
     try:
         quick = ["--slurmd-timeout-s", "4", "--kill-wait-s", "2", "--conf", "MessageTimeout=4"]
@@ -74,6 +73,14 @@ def testbed(slurm_possible: None) -> Iterator[Testbed]:
         yield bed
     finally:
         bed("down")
+
+
+@pytest.fixture
+def testbed(shared_testbed: Testbed) -> Testbed:
+    """Testbed with three nodes, on which Slurm notices a lost node quickly. It is shared by several tests, and its
+    nodes are free at the start of each."""
+    shared_testbed.wait_until_free()
+    return shared_testbed
 
 
 @pytest.fixture
@@ -123,6 +130,7 @@ def drilled(small_disk: Path) -> Iterator[Testbed]:
 def study(drilled: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Study]:
     """Study on the testbed `drilled`. Leftover jobs and processes are removed after the test."""
     monkeypatch.setenv("SLURM_CONF", str(drilled.folder / "slurm.conf"))
+    drilled.wait_until_free()
     made = Study(drilled, tmp_path)
     try:
         yield made

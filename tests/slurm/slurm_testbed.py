@@ -50,6 +50,10 @@ class Testbed:
     def node(self, number: int) -> str:
         return f"{self.name}{number}"
 
+    def wait_until_free(self) -> None:
+        """Wait until no job occupies a node. A job may still occupy its nodes for a moment after its end."""
+        wait_for(lambda: not self.slurm("squeue", "--noheader", "--states=running,completing"))
+
     @property
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self("status", "--json", code=None).stdout)

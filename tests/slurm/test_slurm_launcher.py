@@ -228,7 +228,7 @@ def test_job_submitted_by_a_job_inherits_no_slurm_variables(slurm: Testbed, job:
     ended(start(outer._replace(module="submitter", arguments=(str(inner.folder), inner.name))))
     ended(log(outer).split()[-1])
     began = read_messages(inner)
-    assert sorted(process["host"] for process in began) == [slurm.node(1), slurm.node(2)], log(inner)
+    assert len({process["host"] for process in began}) == 2, log(inner)
     assert all("SLURM_MEM_PER_NODE" not in process["environment"] for process in began), "the parent job requested 2 GB"
 
 
