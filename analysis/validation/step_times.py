@@ -184,7 +184,6 @@ def _build_sort_key(one: PredictedStep) -> tuple[str, int]:
     return one.rate, one.nodes
 
 
-COMPILED = "compiled blocks save fewer activations than the formulas assume"
 OTHER_RATES = "this host and device are faster or slower than the published numbers of the machine file"
 NONE = "No GPU run is recorded yet, so nothing here can be compared."
 
@@ -227,8 +226,7 @@ def _build_peak_point(run: RunRecord) -> PredictionPoint | None:
     if not peaks:
         return PredictionPoint(label, predicted.peak, None, **NOT_RECORDED)
     rival = estimate_memory(run.spec, observed.parameters)
-    reason = COMPILED if run.spec.model.compile == "blocks" else ""
-    return PredictionPoint(label, predicted.peak, max(peaks), rival=rival, reason=reason)
+    return PredictionPoint(label, predicted.peak, max(peaks), rival=rival)
 
 
 def _build_gpu_time_point(run: RunRecord) -> PredictionPoint | None:

@@ -1,8 +1,9 @@
 """Bytes of the tensors that a network keeps for backward, and of its temporary tensors, tensor by tensor.
 
 Every term of the sums below is a tensor that autograd saves in the modules of transformers 5 (modeling_t5.py,
-modeling_gpt2.py) or of torch. The tests compare the sums with the tensors that torch's `saved_tensors_hooks` sees.
-Bytes are those of one rank and one micro-batch.
+modeling_gpt2.py) or of torch. The graph of a compiled block saves the inputs of its matrices, norms and attention
+kernels, and computes element-wise operations again in backward. The tests compare the sums with the tensors that
+torch's `saved_tensors_hooks` sees. Bytes are those of one rank and one micro-batch.
 """
 
 import itertools
@@ -11,16 +12,14 @@ from typing import NamedTuple
 
 from bench.core.network import Activation, Attention, Mlp, Stack, Stacks, list_named_matrices, list_part_matrices
 from bench.core.spec import FULL
-from bench.predict.workload import Live, Workload, find_live, is_fused, is_output_reached
+from bench.predict.memory.kernels import count_kernel_bytes
+from bench.predict.workload import Workload, find_live, is_fused, is_output_reached
 
 INDEX = 8
 """Bytes of one index, an int64: a token id, a position, or a bucket of the position bias."""
 RANDOM_STATE = {"cpu": 5056, "cuda": 5056 + 16}
 """Bytes of random generator state that each activation checkpoint keeps, so that recomputation repeats the same
 dropout. It is the state of torch's Mersenne twister, and on a GPU also the seed and offset of the GPU's generator."""
-FUSED_QUERIES = 32
-"""torch's memory-efficient attention keeps a log-sum-exp for each query. It rounds the number of queries up to a
-multiple of this constant."""
 ACTIVATION: dict[Activation, tuple[int, int]] = {"gelu_new": (4, 0), "gelu": (1, 0), "silu": (1, 0), "relu": (1, 1)}
 """Two numbers for each activation function. The first is the number of tensors, each as wide as the MLP's inner layer,
 that the function saves for backward. The second is 1 if the function's output is one of these tensors, and otherwise 0.
@@ -75,9 +74,10 @@ def _list_stack_segments(network: Stacks, stack: Stack, load: Workload) -> list[
     """
     length, trained = load.tokens(stack.tokens), network.trains_all
     rows = load.micro * length
-    embedding = _build_embedding(network, stack, load)
     # the input of the first block needs no gradient if the embedding is frozen
     block, first = (_list_block_segments(network, stack, load, reached=reached) for reached in (True, trained))
+    load = load._replace(compiled=False)  # only blocks are compiled
+    embedding = _build_embedding(network, stack, load)
     _, heads = stack.bias_table or (0, 0)
     bias = heads * length * length * load.width
     if load.checkpointing:
@@ -130,7 +130,22 @@ def _list_block_segments(network: Stacks, stack: Stack, load: Workload, *, reach
         else:
             parts.append(_build_mlp(network, load, part, load.micro * length, reached))
         reached = is_output_reached(network, part, reached)
+    if load.compiled:
+        parts = _hold_gradients(parts, load.width)
     return [_add_waiting(part, waiting) for part in parts]
+
+
+def _hold_gradients(parts: list[Segment], width: int) -> list[Segment]:
+    """Return the segments of a compiled block. Its backward is one function, which returns the gradients of all
+    parameters at its end. Until then, the gradients of its later segments are temporary tensors."""
+    first, *others = parts
+    done = list(itertools.accumulate(part.parameters for part in reversed(others)))[::-1]
+    held = [
+        part._replace(backward=part.backward + width * count, parameters=0, largest=0)
+        for part, count in zip(others, done, strict=True)
+    ]
+    every = sum(part.parameters for part in parts)
+    return [first._replace(backward=first.backward + width * (every - first.parameters), parameters=every), *held]
 
 
 def _count_keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
@@ -212,7 +227,7 @@ def _build_attention(
     names = [name for name, _ in projections]
     own, far = (names, []) if part.over is None else (names[:1], names[1:])
     live = find_live(network, part, reached)
-    saved, forward, backward = _count_kernel_bytes(network, load, part, queries, keys, live)
+    saved, forward, backward = count_kernel_bytes(network, load, part, queries, keys, live)
     # with sdpa and a bias, transformers makes a causal mask of booleans in every layer
     mask = queries * keys if part.causal and load.attention == "sdpa" and (part.position_bias or part.zero_bias) else 0
     states = rows * network.width
@@ -239,60 +254,6 @@ def _build_attention(
     return _count_part_parameters(network, load, part, segment)
 
 
-def _count_kernel_bytes(
-    network: Stacks, load: Workload, part: Attention, queries: int, keys: int, live: Live
-) -> tuple[int, int, int]:
-    """Return three byte counts of the attention kernel that torch chooses: bytes saved for backward (its output
-    excluded), temporary bytes in forward, and temporary bytes in backward.
-
-    For torch's sdpa, a position bias is an attention mask that needs a gradient. No flash kernel supports such a mask.
-    With such a bias, sdpa writes scores in fp32 on a CPU and uses the memory-efficient kernel on a GPU.
-    """
-    # keys are kept repeated for each head that shares them, unless the kernel supports groups: none does so with a
-    # mask, and a GPU's only below fp32
-    fused = is_fused(network, load, part)
-    takes_groups = fused and not load.documents and (load.device == "cpu" or load.width < FULL)
-    query = load.micro * queries * part.inner
-    key = load.micro * keys * (part.key_inner if takes_groups else part.inner)
-    scores = load.micro * part.heads * queries * keys
-    turned = 2 * query * load.width if part.rotary else 0  # temporary bytes of a rotation in addition to its result
-    if fused:
-        saved, backward = _count_fused_kernel_bytes(network, load, part, queries, query, key, scores)
-        if load.documents:  # the kernel's own form of the mask, in every layer
-            saved += load.width * load.micro * queries * keys
-        return saved * any(live), turned, backward + turned
-    wide = load.width if load.attention == "eager" else FULL
-    mask = (wide if load.device == "cpu" else 1) * scores
-    scored = live.queries or live.keys  # a factor of a product is kept for the gradient of the other factor
-    saved = wide * (query * live.keys + key * live.queries + key * scored)
-    if load.dropout:  # softmax's output, the mask, and the weights after dropout
-        saved += (wide * scores + mask) * scored + wide * scores * live.values
-    else:
-        saved += wide * scores * any(live)
-    # a second tensor of scores; sdpa scales queries and keys, and compares every score with minus infinity
-    forward = wide * (scores + key) + (0 if load.attention == "eager" else scores + wide * query)
-    if wide > load.width:  # queries, keys and values exist in both widths
-        forward += wide * query + 2 * load.width * key
-    # two gradients of scores exist after the output is freed; if scores are few, the peak is earlier
-    return saved, forward, max(0, 2 * wide * scores - load.width * query)
-
-
-def _count_fused_kernel_bytes(
-    network: Stacks, load: Workload, part: Attention, queries: int, query: int, key: int, scores: int
-) -> tuple[int, int]:
-    """Return the bytes that a fused attention kernel saves for backward (its output excluded), and its temporary bytes
-    in backward. `queries` is the number of queries per sample. `query`, `key` and `scores` are the numbers of elements
-    in the tensors of queries, keys and scores of a micro-batch."""
-    rounded = -(-queries // FUSED_QUERIES) * FUSED_QUERIES if load.device == "cuda" else queries
-    saved = load.width * (query + 2 * key) + FULL * load.micro * part.heads * rounded
-    backward = load.width * (query + 2 * key)
-    if part.position_bias and load.attention == "sdpa":
-        # a contiguous bias is kept for every layer, and its gradient for every sample
-        saved += load.width * scores // load.micro
-        backward += load.width * scores * network.trains_all
-    return saved, backward
-
-
 def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: bool) -> Segment:
     """Return the segment (memory in forward and backward) of an MLP with its norm; `rows` is the number of tokens in
     the micro-batch. `reached` says whether backward computes the gradient of the MLP's input."""
@@ -310,6 +271,10 @@ def _build_mlp(network: Stacks, load: Workload, part: Mlp, rows: int, reached: b
         count -= same * keeps * live[0]
     output = is_output_reached(network, part, reached)
     masks = _count_mask_bytes(load, wide * any(live) * part.inner_dropout + states * output)
+    if load.compiled:  # the outputs of the first matrices are kept; a plain relu keeps only their signs, as booleans
+        signs = is_output * (not part.gated)
+        count = sum(live) - live[0] * signs + keeps
+        masks += wide * live[0] * signs
     # an activation in one kernel has gradients of input and output only after the input of the last matrix is freed
     gradients = 2 if part.gated or kept > 1 or same else 1
     adapted = _count_adapter_bytes(network, load, first, rows, network.width, reached)
@@ -378,11 +343,14 @@ def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
     torch's layer norm keeps its input and two statistics per token, a mean and a scale. On a GPU, the two statistics
     are in fp32. An RMS norm, written as Python operations, keeps its input and a scale per token. If the RMS norm's
     weight is trained, the normalised input is kept as well. In bf16 and fp16, an RMS norm keeps its input a second time
-    in fp32; its variant `rms_wide` keeps only the fp32 tensor.
+    in fp32; its variant `rms_wide` keeps only the fp32 tensor. Compiled, each RMS norm keeps only its input and a scale
+    per token.
     """
     states = rows * network.width
     if network.norm == "layer":
         return states * load.width + 2 * rows * (load.width if load.device == "cpu" else FULL)
+    if load.compiled:
+        return states * load.width + FULL * rows
     normalised = states * load.width * network.trains_all
     if network.norm == "rms_wide":
         return normalised + FULL * states + FULL * rows
@@ -390,9 +358,9 @@ def _count_norm_bytes(network: Stacks, load: Workload, rows: int) -> int:
 
 
 def _count_mask_bytes(load: Workload, elements: int) -> int:
-    """Return the bytes of a dropout mask; 0 without dropout. On a CPU the mask has the precision of its tensor, and on
-    a GPU one byte per element."""
-    return elements * (load.width if load.device == "cpu" else 1) if load.dropout else 0
+    """Return the bytes of a dropout mask; 0 without dropout. On a CPU the mask has the precision of its tensor. On a
+    GPU and in compiled blocks, it has one byte per element."""
+    return elements * (load.width if load.device == "cpu" and not load.compiled else 1) if load.dropout else 0
 
 
 def _count_clamp_bytes(network: Stacks, load: Workload, states: int) -> int:
