@@ -3,6 +3,7 @@
   make gpu-study GPU_STUDY="--machine h200"     on a machine with a GPU
   make gpu-study GPU_STUDY=--trial              on a CPU: plan every study, measure one tiny point
   timeout --signal=INT 9m make gpu-study        stop in an orderly way after nine minutes
+  make gpu-study GPU_STUDY="--only overhead trainer"    these steps alone, in this order
 
 The program needs no network. Call it again to continue after an interruption. Points that already
 have a result are not measured again.
@@ -36,8 +37,9 @@ TOGETHER = 2  # steps that run at the same time, if their times do not matter; t
 class Step(NamedTuple):
     """Step of the study: a Python module with command-line arguments. If the step succeeds and `output` is set, the
     text that the step printed is written to the file `output`. Neighbouring steps that are not `alone` run at the same
-    time."""
+    time. Several steps may have the same name."""
 
+    name: str
     module: str
     words: tuple[str, ...]
     output: Path | None = None
@@ -53,31 +55,30 @@ def list_steps(machine: str, runs: Path, reports: Path) -> Iterator[Step]:
     # Without the variable ZEROSCALE_REQUIRE_CUDA, the tests would be skipped on a machine without a GPU, and the step
     # would succeed.
     cuda = {"ZEROSCALE_REQUIRE_CUDA": "1"}
-    yield Step("pytest", ("-q", "-rs", "tests/bench/test_cuda.py"), reports / "check_parts.txt", cuda)
+    yield Step("tests", "pytest", ("-q", "-rs", "tests/bench/test_cuda.py"), reports / "check_parts.txt", cuda)
     tests = ("-q", "-rs", "--durations=5", "tests/bench/test_cuda_runs.py")
-    yield Step("pytest", tests, reports / "check_runs.txt", cuda)
+    yield Step("tests", "pytest", tests, reports / "check_runs.txt", cuda)
     calibrated = reports / f"{machine}_calibrated.yaml"
     if not calibrated.exists():
         parts = "matmul,sustained,attention,memory,launches,host_link"
         only = ("--only", parts, "--seconds", "45")
-        yield Step(CLI, ("calibrate", f"machine={machine}", *only, "--out", str(calibrated)))
-    yield Step(CLI, ("sweep", "study=single_gpu", *place))
-    yield Step(CLI, ("sweep", "study=single_gpu_fast", *place))
-    yield Step(CLI, ("sweep", "study=finetune_single_gpu", *place))
+        yield Step("calibrate", CLI, ("calibrate", f"machine={machine}", *only, "--out", str(calibrated)))
+    for study in ("single_gpu", "single_gpu_fast", "finetune_single_gpu"):
+        yield Step(study, CLI, ("sweep", f"study={study}", *place))
     point = ("model=mt5_base", "batch.micro=8", "precision=bf16", "sequence.encoder=512", "sequence.decoder=128")
     words = ("--ranks", "1", "--device", "cuda", "--launches", "1", "--rounds", "10", "--point", *point)
-    yield Step("tests.benchmarks.overhead", words, reports / "overhead.txt")
+    yield Step("overhead", "tests.benchmarks.overhead", words, reports / "overhead.txt")
     words = ("model=mt5_base", "batch.micro=32", "precision=bf16", *QUICK, *place)
-    yield Step("tests.benchmarks.plain", ("--rounds", "2", *words), reports / "plain.txt")
+    yield Step("trainer", "tests.benchmarks.plain", ("--rounds", "2", *words), reports / "plain.txt")
     for model, ranks in (("mt5_large", 1), ("mt5_large", 8), ("mt5_xl", 64)):
         for stage in (1, 2, 3):
             micro = 16 if model == "mt5_large" else 4
             job = (f"nodes={-(-ranks // 8)}", f"devices_per_node={min(ranks, 8)}", "launcher.lock=false")
             rank = (f"model={model}", f"engine=zero{stage}", f"batch.micro={micro}", "precision=bf16", *job)
             answer = reports / f"rehearsal_{model}_zero{stage}_{ranks}.txt"
-            yield Step(CLI, ("rehearse", *rank, *SHORT, *place), answer, alone=False)
+            yield Step("rehearsals", CLI, ("rehearse", *rank, *SHORT, *place), answer, alone=False)
     words = ("model=mt5_large", "engine=ddp", "batch.micro=16", "precision=bf16", "measure.block_steps=5", *place)
-    yield Step(CLI, ("run", *words, "--study", "series"), reports / "series.txt")
+    yield Step("series", CLI, ("run", *words, "--study", "series"), reports / "series.txt")
 
 
 def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
@@ -87,7 +88,7 @@ def list_trial_steps(runs: Path, reports: Path) -> Iterator[Step]:
         if step.words[0] == "sweep":
             words = (*step.words, "launcher=slurm", "launcher.gpus=--gres=gpu:{devices}", "--dry-run")
             yield step._replace(words=words)
-    yield Step(CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
+    yield Step("tiny", CLI, ("sweep", *TINY, *SHORT, "devices_per_node=1", "machine=cpu", "--results", str(runs)))
 
 
 def call(step: Step) -> bool:
@@ -116,13 +117,19 @@ def main() -> int:
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")
     help_text = "folder of runs/gpu and reports/gpu (%(default)s)"
     parser.add_argument("--results", type=Path, default=Path("results"), help=help_text)
+    names = list(dict.fromkeys(step.name for step in list_steps("", Path(), Path())))
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="STEP", help=f"only these steps, in this order: {', '.join(names)}"
+    )
     args = parser.parse_args()
     runs, reports = args.results / "runs/gpu", args.results / "reports/gpu"
     reports.mkdir(parents=True, exist_ok=True)
     interrupted: list[int] = []
     # The step that runs at this time receives the signal too, and ends. The remaining steps are then skipped.
     signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
-    steps = list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports)
+    steps = list(list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports))
+    if args.only:
+        steps = [step for name in args.only for step in steps if step.name == name]
     failed = []
     for alone, neighbours in itertools.groupby(steps, key=lambda step: step.alone):
         with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:

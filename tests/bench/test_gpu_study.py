@@ -42,10 +42,10 @@ def test_every_swept_study_is_a_file_of_conf(study: ModuleType, tmp_path: Path) 
 
 def test_answered_points_are_not_run_again(study: ModuleType, tmp_path: Path) -> None:
     answered = tmp_path / "told.txt"
-    assert study.call(study.Step("json.tool", ("--help",), answered)) and "usage" in answered.read_text()
+    assert study.call(study.Step("json", "json.tool", ("--help",), answered)) and "usage" in answered.read_text()
     answered.write_text("answered")
-    assert study.call(study.Step("no_such_module", (), answered))
-    assert not study.call(study.Step("no_such_module", (), tmp_path / "other.txt"))
+    assert study.call(study.Step("missing", "no_such_module", (), answered))
+    assert not study.call(study.Step("missing", "no_such_module", (), tmp_path / "other.txt"))
     assert not (tmp_path / "other.txt").exists()
 
 
@@ -73,6 +73,19 @@ def test_trial_plans_all_studies_and_makes_an_archive_of_one_point(
     assert len(records) == len(list(store.find_records([RECORDED])))
 
 
+def test_only_the_named_steps_run_in_the_given_order(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(study, "call", lambda step: not seen.append(step.name))
+    monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--results", str(tmp_path), "--only", "trainer", "tests"])
+    assert study.main() == 0 and seen == ["trainer", "tests", "tests"]
+    monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--only", "trainers"])
+    with pytest.raises(SystemExit):
+        study.main()
+    assert "'trainers' (choose from" in capsys.readouterr().err
+
+
 def test_every_engine_runs_a_model_before_the_ladder_of_micro_batches_starts() -> None:
     composed = compose.read_study("single_gpu")
     points = compose.compose_points(composed, []).points
@@ -92,7 +105,7 @@ def test_steps_whose_times_do_not_matter_run_at_the_same_time(
 ) -> None:
     """Each of two steps waits until the other has started. The steps that measure times run alone."""
     both = threading.Barrier(2, timeout=30)
-    steps = [study.Step("a", ("sweep",)), *(study.Step("b", (name,), alone=False) for name in "xy")]
+    steps = [study.Step("one", "a", ("sweep",)), *(study.Step("both", "b", (name,), alone=False) for name in "xy")]
     monkeypatch.setattr(study, "list_steps", lambda *_: steps)
     monkeypatch.setattr(study, "call", lambda step: step.alone or both.wait() >= 0)
     monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--results", str(tmp_path)])
