@@ -46,7 +46,7 @@ class MeasuredSearch(NamedTuple):
     fields: tuple[str, ...]
     trials: tuple[SearchTrial, ...]
     importances: tuple[FieldImportance, ...]  # the greatest first; empty if too few trials have a value
-    constraints: tuple[str, ...] = ()  # as text, such as "peak_bytes at most 8e+10"
+    constraints: tuple[str, ...] = ()  # as text, such as "peak_bytes at most 80,000,000,000"
 
     @property
     def answered(self) -> list[SearchTrial]:

@@ -209,7 +209,8 @@ def _list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[st
     """
     rows, need, goodput = [], question.need, question.predict_goodput(winner)
     if need:
-        tokens = f"{need.compute_tokens(winner.time.tokens):.3g}, {need.least_tokens:.3g} with tiny batches"
+        counts = need.compute_tokens(winner.time.tokens), need.least_tokens
+        tokens = "{} ({} with tiny batches)".format(*map(format_number, counts))
         batch = f"{winner.time.tokens:,} tokens; the critical batch has {need.critical_batch:,.0f}"
         rows += [("tokens", tokens), ("batch", batch)]
     if goodput:

@@ -22,7 +22,7 @@ from typing import Any
 from bench import api, launchers
 from bench.cli import options
 from bench.core import terminal
-from bench.core.formatting import format_count
+from bench.core.formatting import format_count, format_number
 from bench.core.quantities import DEVIATIONS, OBJECTIVES
 from bench.core.study import SearchSection
 from bench.sweep import definition
@@ -102,7 +102,8 @@ def format_plan(plan: PlannedSearch, *, as_json: bool) -> str:
     lines.append(f"first trials by the sampler {section.sampler}:")
     for one in first:
         candidate = plan.pool.find(one.values)
-        predicted = "" if candidate is None or candidate.predicted is None else f"  predicted {candidate.predicted:.3g}"
+        value = candidate.predicted if candidate else None
+        predicted = "" if value is None else f"  predicted {format_number(value)}"
         lines.append(f"  {one.point.line}{predicted}{f'  {one.why}' if one.why else ''}")
     hours = "" if section.node_hours is None else f" and {section.node_hours:g} node-hours"
     until = f", or until {PATIENCE} trials in a row improve by less than {100 * section.gain:g} % together"
@@ -175,8 +176,10 @@ def format_verdict(
 def _format_trial(section: SearchSection, result: TrialResult) -> str:
     assert result.quantities
     low, high = find_interval(section, result)
-    value, knows_interval = result.quantities.get(section.objective), low < high
-    return f"{value:.4g}{f' ({low:.4g} to {high:.4g})' if knows_interval else ''}  {result.trial.point.line}"
+    value = result.quantities.get(section.objective)
+    assert value is not None
+    interval = f" ({format_number(low, 4)} to {format_number(high, 4)})" if low < high else ""
+    return f"{format_number(value, 4)}{interval}  {result.trial.point.line}"
 
 
 def _build_plain(verdict: SearchVerdict, folder: Path) -> dict[str, Any]:

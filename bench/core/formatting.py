@@ -132,11 +132,11 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def format_number(value: float) -> str:
-    """Return a number with three significant digits. From 1,000 on, it is an integer with thousands separators."""
+def format_number(value: float, digits: int = 3) -> str:
+    """Return a number with `digits` significant digits. From 1,000 on, it is an integer with thousands separators."""
     # Round before the comparison, so that 999.7 becomes 1,000 and not 1e+03.
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:.3g}" if rounded < 1000 else f"{rounded:,.0f}"
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:.{digits}g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
 def format_interval(value: float, low: float, high: float) -> str:

@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema
 
 from bench.core import field_errors
 from bench.core.errors import UserError, suggest_nearest
+from bench.core.formatting import format_number
 from bench.core.quantities import OBJECTIVES, QUANTITIES
 from bench.core.spec import Frozen, Name, Positive
 
@@ -148,7 +149,7 @@ class Bound(Frozen):
 
     def __str__(self) -> str:
         words = (("least", self.at_least), ("most", self.at_most))
-        return " and ".join(f"at {word} {value:.4g}" for word, value in words if value is not None)
+        return " and ".join(f"at {word} {format_number(value, 4)}" for word, value in words if value is not None)
 
 
 class RungSection(Frozen):

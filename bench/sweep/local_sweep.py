@@ -17,6 +17,7 @@ from bench.core.formatting import (
     describe_result,
     format_count,
     format_duration,
+    format_number,
 )
 from bench.core.quantities import compute_work, derive_quantities, was_busy
 from bench.core.record import FINAL, Outcome, OutcomeKind, RunRecord
@@ -124,7 +125,8 @@ class BestSoFar:
         if before is None:
             return ""
         best_rate, best = self._best[shared]
-        return f"best so far: {best.spec.engine.name} micro {best.spec.batch.micro}, {best_rate:,.4g} samples/s"
+        shown = f"{format_number(best_rate, 4)} samples/s"
+        return f"best so far: {best.spec.engine.name} micro {best.spec.batch.micro}, {shown}"
 
 
 class LocalSweep:

@@ -12,7 +12,7 @@ from bench.config.compose import GROUPS, StudyPoint
 from bench.config.decode import decode_model
 from bench.config.exclude_rules import list_field_names
 from bench.core.errors import UserError, suggest_nearest
-from bench.core.formatting import format_count
+from bench.core.formatting import format_count, format_number
 from bench.core.spec import RunSpec
 from bench.core.study import Dimension, Pair, SearchSection, Study
 from bench.sweep import definition, inputs, plan
@@ -163,7 +163,7 @@ def _check_within_reach(pool: CandidatePool) -> None:
         rule = f"each of its {count} is predicted to need far more memory than a device of {pool.machine.name} has"
         raise UserError("search.space", rule, "change the space or the machine")
     rule = f"must be {bound}, but each of the {format_count(len(candidates), 'point')} is predicted to need more"
-    least = f"at least {min(map(_predict_peak, candidates)):.4g}"
+    least = f"at least {format_number(min(map(_predict_peak, candidates)), 4)}"
     raise UserError("search.constraints.peak_bytes", f"{rule}, {least}", "relax the constraint, or change the space")
 
 

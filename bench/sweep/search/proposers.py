@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.core.errors import UserError
-from bench.core.formatting import format_count
+from bench.core.formatting import format_count, format_number
 from bench.core.quantities import OBJECTIVES, compute_work
 from bench.core.spec import RunSpec
 from bench.core.study import SearchSection
@@ -80,7 +80,7 @@ def explain_unmet(section: SearchSection, results: Sequence[TrialResult]) -> str
         known = [value for one in measured if (value := one.get(name)) is not None]
         nearest = "its value is unknown"
         if known:
-            nearest = f"the nearest value is {min(known, key=bound.compute_distance):.4g}"
+            nearest = f"the nearest value is {format_number(min(known, key=bound.compute_distance), 4)}"
         rule = f"must be {bound}, but none of the {format_count(len(measured), 'trial')} with outcome ok is; {nearest}"
         return str(UserError(f"search.constraints.{name}", rule, remedy))
     names = ", ".join(section.constraints)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from bench.core.formatting import format_number
 from bench.core.study import SearchSection
 from bench.sweep.policy import TrialResult
 from bench.sweep.search.halving import (
@@ -103,7 +104,8 @@ def describe_best(section: SearchSection, results: Sequence[TrialResult]) -> str
     if best is None or best.quantities is None:
         return ""
     value = best.quantities.get(section.objective)
-    return f"best so far: trial {best.trial.number + 1}, {section.objective} {value:,.4g}"
+    assert value is not None
+    return f"best so far: trial {best.trial.number + 1}, {section.objective} {format_number(value, 4)}"
 
 
 def _rank(section: SearchSection, results: Sequence[TrialResult]) -> list[TrialResult]:
