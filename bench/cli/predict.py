@@ -42,8 +42,8 @@ _DOUBT = (
 )
 _DOUBT_CUDA = (
     "Main uncertainty: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of fragmentation in "
-    "the allocator, which keeps more while memory is free. On an H200, tensors of 12 runs took up to 1.7 % more than "
-    "predicted, and those of compiled blocks 21 % less."
+    "the allocator. On H200s, tensors of 13 runs took 0.1 to 1.7 % more than predicted. While memory was free, the "
+    "allocator kept up to 10 GB more than this range; whether it gives them back was not tested."
 )
 
 
