@@ -72,16 +72,18 @@ head) is then 1.4 % too small, and the norm of 2^29 elements 9.6 %. So this tole
 wrong factor.
 """
 
-UNSTEADY_NORM_TOLERANCE = (NORM_TOLERANCE["bf16"], 0.05, math.inf)
-UNSTEADY_STEPS = 3
-"""Largest allowed relative differences of the first gradient norms, and number of first losses that are compared, for
-runs on a GPU in 16 bits.
+UNSTEADY_NORM_TOLERANCE = (NORM_TOLERANCE["bf16"], 0.05, 0.25)
+UNSTEADY_STEPS, UNSTEADY_LOSS_TOLERANCE = 3, 0.1
+"""Largest allowed relative differences for runs on a GPU in 16 bits: of the first gradient norms, and of the losses
+after the first three, which have the usual tolerance.
 
 Some kernels of a GPU add in an order that changes from run to run. AdamW's first updates have nearly the same size for
 each weight, and their sign may follow from rounding. So the difference of two equal runs grows with each update. For
 mt5_large on an H200 (results/measured/h200.zip), the gradient norms of six engines differ by 1e-4 before the first
 update, and by 0.5 to 1.4 % after it. After the second update, the norms of stages 1 and 2 on one rank differ by 7 %,
 although both stages compute the same. Losses differ by at most 1.4 % until the fourth step, and by 2.1 % in the fifth.
+So on a GPU in 16 bits only gross errors of the updates are detected. For example, a learning rate that is a hundredth
+of the right one is not.
 """
 
 Quantity = Literal["gradient norm", "loss"]
@@ -154,7 +156,7 @@ def judge(cases: VerificationCases) -> tuple[NDArray[np.bool_], list[Mismatch]]:
     )
     unsteady = cases.unsteady[places]
     allowed[unsteady, :SUMMED_STEPS] = np.maximum(allowed[unsteady, :SUMMED_STEPS], UNSTEADY_NORM_TOLERANCE)
-    allowed[unsteady, SUMMED_STEPS + UNSTEADY_STEPS :] = math.inf
+    allowed[unsteady, SUMMED_STEPS + UNSTEADY_STEPS :] = UNSTEADY_LOSS_TOLERANCE
     near = np.abs(found - expected) <= allowed * np.abs(expected)  # False if either is NaN
     missing = np.isnan(found[:, :SUMMED_STEPS]) | np.isnan(expected[:, :SUMMED_STEPS])
     near[:, :SUMMED_STEPS] |= missing

@@ -117,7 +117,8 @@ def main() -> int:
     parser.add_argument("--trial", action="store_true", help="on a CPU: plan the studies, and measure none")
     help_text = "folder of runs/gpu and reports/gpu (%(default)s)"
     parser.add_argument("--results", type=Path, default=Path("results"), help=help_text)
-    names = list(dict.fromkeys(step.name for step in list_steps("", Path(), Path())))
+    known = itertools.chain(list_steps("", Path(), Path()), list_trial_steps(Path(), Path()))
+    names = list(dict.fromkeys(step.name for step in known))
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="STEP", help=f"only these steps, in this order: {', '.join(names)}"
     )
@@ -130,6 +131,8 @@ def main() -> int:
     steps = list(list_trial_steps(runs, reports) if args.trial else list_steps(args.machine, runs, reports))
     if args.only:
         steps = [step for name in args.only for step in steps if step.name == name]
+        if not steps:
+            parser.error("--only tiny needs --trial")
     failed = []
     for alone, neighbours in itertools.groupby(steps, key=lambda step: step.alone):
         with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:

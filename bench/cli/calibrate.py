@@ -127,8 +127,12 @@ def _count_ranks(given: int | None, device: str, nodes: int) -> int:
     """Return the number of processes per node: one per GPU, or the default number of CPU ranks."""
     if device == "cpu":
         return given or (_RANKS if nodes == 1 else 1)
-    if count := given or count_local_devices(device):
+    local = count_local_devices(device)
+    if count := given or local:
         return count
+    if local == 0:
+        rule = "the machine has GPUs, but this computer has none that torch can use"
+        raise UserError("machine", rule, "calibrate on the machine itself, or choose machine=cpu")
     raise UserError("--ranks", "the GPUs of this node cannot be counted", "set --ranks to their number")
 
 

@@ -29,7 +29,13 @@ from bench.core.formatting import format_count, format_interval
 from bench.core.network import count_parameters, count_trained_parameters
 from bench.predict.advice import format_hours
 from bench.predict.goodput import FailureTerms, Goodput, compute_checkpoint_bytes, predict_goodput
-from bench.predict.memory import LargestMicroBatch, MemoryPrediction, format_gigabytes, format_host_memory
+from bench.predict.memory import (
+    LARGEST_MICRO_BATCH,
+    LargestMicroBatch,
+    MemoryPrediction,
+    format_gigabytes,
+    format_host_memory,
+)
 from bench.predict.step_time import StepTime
 from bench.predict.step_time.compute import HOST_WORK, describe_assumed_rate
 from bench.predict.workload import describe_parameters, format_class, get_network
@@ -270,9 +276,11 @@ def _list_needed(one: Prediction, needed: MemoryPrediction) -> list[str]:
 
 def _format_largest(micro: LargestMicroBatch) -> str:
     if not micro.perhaps:
-        return "No micro-batch fits."
+        return "No micro-batch fits with these settings."
     if not micro.surely:
         return f"No micro-batch surely fits; the largest micro-batch that may fit is {micro.perhaps}."
+    if micro.surely >= LARGEST_MICRO_BATCH:
+        return f"Largest micro-batch: at least {micro.surely} (larger ones are not tried)."
     return f"Largest micro-batch: {micro.surely} surely fits, {micro.perhaps} may fit."
 
 

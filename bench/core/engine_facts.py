@@ -118,8 +118,10 @@ class EngineFacts:
     compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
     works_on_host: bool = False  # True: it works too long on the host to predict step times from a CPU's rates
     host_operations: float = 0.0
-    """Work of the engine on the host of a GPU: for each trained tensor, the number of operations that the host could
-    start in the same time, in every micro-step."""
+    """Work of the engine on the host of a GPU in every micro-step: for each trained tensor, the number of operations
+    that the host could start in the same time."""
+    host_operations_of_update: float = 0.0
+    """The same in the last micro-step of a step and in its update, in addition."""
     deepspeed_config: Callable[[RunSpec], dict[str, Any]] | None = None  # None: the engine is not DeepSpeed's
     memory: "Callable[[RunSpec, ModelSizes, Device, int | None, bool], EngineMemory] | None" = None
     """Function that returns the memory that the engine adds to a rank. The last two arguments are the device's memory

@@ -11,6 +11,7 @@ from bench.core.spec import OBJECTIVE, RunSpec
 def describe_point(spec: RunSpec, identity: str) -> str:
     """Return a one-line description of a configuration. `identity` is its config_id."""
     extra = " checkpointing" if spec.activation_checkpointing else ""
+    extra += "  compiled blocks" if spec.model.compile == "blocks" else ""
     extra += "".join(f"  {words}" for words in list_layout(spec))
     extra += f"  {adapter}" if (adapter := describe_adapter(spec)) else ""
     extra += f"  {spec.objective}" if spec.objective != OBJECTIVE else ""

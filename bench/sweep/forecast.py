@@ -72,9 +72,7 @@ def predict_forecast(spec: RunSpec, machine: Machine, device: str | None) -> For
     except UserError:  # no formulas, or sizes beyond any device
         return Forecast()
     low, high = needed.device
-    room = None
-    if spec.model.compile == "none":  # compiled code keeps fewer tensors for the backward pass: not predicted
-        room = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
+    room = MemoryForecast(low_bytes=low, high_bytes=high, tensor_bytes=max(needed.init_peak, needed.peak))
     with contextlib.suppress(UserError):  # the machine's file lacks a number
         time = predict_step_time(spec, machine, at)
         step = StepForecast(low_s=time.low_s, s=time.step_s, high_s=time.high_s)

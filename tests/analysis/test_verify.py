@@ -70,8 +70,10 @@ def on_gpu(of: RunSpec, **more: Any) -> RunRecord:
         (norms(1.02, step=1, **SUMMED), "ok"),
         (norms(1.10, step=1, **SUMMED), "invalid"),
         (norms(1.10, step=2, **SUMMED), "ok"),
+        (norms(1.30, step=2, **SUMMED), "invalid"),
         (losses(0.03, step=2), "invalid"),
         (losses(0.03, step=4), "ok"),
+        (losses(0.5, step=4), "invalid"),
     ],
 )
 def test_later_steps_of_a_gpu_run_in_16_bits_may_differ_more(wrong: dict[str, Any], outcome: str) -> None:

@@ -96,7 +96,8 @@ def facts(spec: RunSpec) -> EngineFacts:
         # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
         members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load", "list_weights"},
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
-        host_operations=_HOST_OPERATIONS[options.stage],
+        host_operations=_HOST_OPERATIONS[options.stage] if options.stage > 1 else 0.0,
+        host_operations_of_update=_HOST_OPERATIONS[options.stage] if options.stage < 2 else 0.0,
         deepspeed_config=functools.partial(build_deepspeed_config, options),
         memory=functools.partial(_predict_memory, options),
         step=functools.partial(_predict_step, options),
@@ -104,9 +105,12 @@ def facts(spec: RunSpec) -> EngineFacts:
 
 
 _HOST_OPERATIONS = {0: 8.0, 1: 20.0, 2: 20.0, 3: 78.0}
-"""`EngineFacts.host_operations` by stage. The hook of each gradient copies it into a bucket in Python; stage 3 also
-gathers and releases each weight. The numbers follow from the steps of mt5_large at micro-batch 16 on an H200, compared
-with those of ddp. The steps of mt5_base and of micro-batch 64 were not used (results/predictions/gpu_times.csv)."""
+"""Operations of the host per trained tensor, by stage. Gradients are copied into buckets in Python; stage 3 also
+gathers and releases each weight. Stages 0 and 1 do this in the last micro-step of a step only (DeepSpeed 0.19.8: see
+`is_gradient_accumulation_boundary` in runtime/engine.py and runtime/zero/stage_1_and_2.py).
+
+The numbers follow from the steps of mt5_large at micro-batch 16 without accumulation on an H200, compared with those of
+ddp. The steps of mt5_base and of micro-batch 64 were not used (results/predictions/gpu_times.csv)."""
 
 
 def find_division(stage: int, ranks: int) -> Division:

@@ -315,8 +315,8 @@ def check(options: Options, spec: RunSpec, device: Device | None = None) -> None
         raise UserError(f"engine.zero_hpz_partition_size={secondary}", rule, remedy)
     if options.stage == 3 and spec.model.compile != "none":
         rule = "the compiled code would contain the hooks by which stage 3 gathers and releases weights"
-        value, remedy = f"model.compile={spec.model.compile} at stage 3", "use stage 0, 1 or 2, or remove model.compile"
-        raise UserError(value, rule, remedy)
+        remedy = "use stage 0, 1 or 2, ddp or fsdp, or remove model.compile"
+        raise UserError(f"model.compile={spec.model.compile} at stage 3", rule, remedy)
     if device == "cpu" and spec.precision == "fp16":
         rule, remedy = "DeepSpeed does not support it", "set precision=bf16 or precision=fp32"
         raise UserError("precision=fp16 on a CPU", rule, remedy)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 _HOST_OPERATIONS = 20.0
-"""`EngineFacts.host_operations`. The optimizer handles each tensor as a DTensor, in Python. The number follows from the
-steps of mt5_large at micro-batch 16 on an H200, compared with those of ddp (results/measured/h200.zip)."""
+"""`EngineFacts.host_operations_of_update`. The optimizer handles each tensor as a DTensor, in Python. The number
+follows from steps of mt5_large at micro-batch 16 on an H200, compared with those of ddp (results/measured/h200.zip)."""
 
 
 def facts(spec: RunSpec) -> EngineFacts:
@@ -34,7 +34,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         rehearsal=Rehearsal("any"),
         sums_norms=True,
         divides_by_tokens=True,
-        host_operations=_HOST_OPERATIONS,
+        host_operations_of_update=_HOST_OPERATIONS,
         frozen=WITHOUT_INT8,
         members=frozenset({"evaluate", "predict_tokens", "set_learning_rate", "save", "load", "list_weights"}),
         memory=_predict_memory,

@@ -80,7 +80,8 @@ class Choice(NamedTuple):
 
     @property
     def has_host_work(self) -> bool:
-        """True if the engine works on the host between passes. No calibrated rate includes the time of this work."""
+        """True if the engine works long on the host. No calibrated rate includes the time of this work; predictions for
+        GPUs include it as it was on one host."""
         return engines.facts(self.spec).works_on_host
 
     def step_s(self, rate: float, *, overlapping: bool = True) -> float:

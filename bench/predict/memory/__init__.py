@@ -44,6 +44,7 @@ bytes. The low value, 0, is the best case. The high value, a tenth, has two reas
 rounded up to a multiple of 2 MiB. Sizes of blocks differ from step to step, so a freed block does not always fit the
 next tensor."""
 LARGEST_MICRO_BATCH = 2**16
+"""No larger micro-batch is tried."""
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}
 """Resident bytes of a rank's process without tensors, low and high, by kind of device. The process has loaded torch,
 DeepSpeed and transformers.
@@ -230,8 +231,10 @@ def find_largest_micro_batch(spec: RunSpec, memory_bytes: int, device: Device = 
     # memory grows with the micro-batch, so doubling and then bisection finds the boundary
     def find_largest(end: int) -> int:
         low, high = 0, 1
-        while high <= LARGEST_MICRO_BATCH and fits(high, end):
+        while fits(high, end):
             low, high = high, 2 * high
+            if low >= LARGEST_MICRO_BATCH:
+                return low
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle, end) else (low, middle)

@@ -144,8 +144,8 @@ def _hold_gradients(parts: list[Segment], width: int) -> list[Segment]:
         part._replace(backward=part.backward + width * count, parameters=0, largest=0)
         for part, count in zip(others, done, strict=True)
     ]
-    every = sum(part.parameters for part in parts)
-    return [first._replace(backward=first.backward + width * (every - first.parameters), parameters=every), *held]
+    every, largest = sum(part.parameters for part in parts), max(part.largest for part in parts)
+    return [first._replace(parameters=every, largest=largest), *held]
 
 
 def _count_keys(network: Stacks, stack: Stack, part: Attention, load: Workload) -> int:
@@ -331,7 +331,7 @@ def _count_adapter_bytes(
     adapter = network.adapter
     if adapter is None:
         return 0
-    mask = load.width if load.device == "cpu" else 1
+    mask = load.width if load.device == "cpu" and not load.compiled else 1
     copied = rows * width * (load.width + mask * reached) * adapter.dropout
     return sum(map(adapter.adapts, names)) * (rows * adapter.rank * load.width + copied)
 

@@ -3,8 +3,8 @@ an uncertainty interval of the whole step's seconds.
 
 Compute time comes from the machine's rates or from a rehearsal of one rank. Communication time comes from the bytes
 that the engine moves and from the links that they cross. Overlap comes from the engine's schedule. The only numbers
-that were fitted to measured step times are the engines' operations on the host of a GPU
-(`EngineFacts.host_operations`).
+that were fitted to measured step times are the engines' operations on the host of a GPU (`EngineFacts.host_operations`
+and `host_operations_of_update`).
 """
 
 from collections.abc import Sequence

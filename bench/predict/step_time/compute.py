@@ -247,6 +247,9 @@ def read_rates(
     if missing or memory is None:
         rule = f"machine={machine.name} has no {missing}"
         raise UserError("", rule, "measure it with zeroscale calibrate, or choose another machine")
+    if "sustained_tflops" in machine.calibrated and (limit := machine.sustained_tflops.get(precision)):
+        # products are calibrated in bursts, in which a GPU may use more power than it can for long
+        products = [p.model_copy(update={"tflops": min(p.tflops, limit)}) for p in products]
     shapes = _group_by_kind(products)
     best = max((p.tflops for p in products), default=0.0)
     ceiling = 1e12 * (best or _find_sustained(machine, precision, device))
@@ -395,7 +398,7 @@ def predict_compute_time(context: StepContext, updated: int) -> ComputeTime:
     in proportion to their predicted times. Raise UserError if a rate is unknown."""
     spec, steps = context.spec, context.spec.accumulation
     network = get_network(spec)
-    passes = _compute_passes(network, context.load, context.rates, _count_host_operations(context, network))
+    passes = _compute_engine_passes(context, network)
     updating = compute_update_s(spec, updated, context.rates)
     found = build_compute_time([passes], updating, steps)._replace(doubt=context.doubt)
     # a rehearsal runs one rank alone, so it contains no contention
@@ -422,12 +425,17 @@ def _compute_passes(network: Stacks, load: Workload, known: DeviceRates, host_op
     return time_passes(forward, again, known, host_operations)
 
 
-def _count_host_operations(context: StepContext, network: Stacks) -> float:
-    """Return the engine's work on the host of a GPU in one micro-step, as a number of operations."""
-    facts = find_facts(context.spec)
+def _compute_engine_passes(context: StepContext, network: Stacks) -> PassTimes:
+    """Return the mean times of the passes of a step's micro-steps. On a GPU, they include the engine's work on the
+    host."""
+    facts, steps = find_facts(context.spec), context.spec.accumulation
     if facts is None or context.device == "cpu":
-        return 0.0
-    return facts.host_operations * sum(tensors.number for tensors in list_tensors(network))
+        return _compute_passes(network, context.load, context.rates, 0.0)
+    tensors = sum(tensors.number for tensors in list_tensors(network))
+    each, once = facts.host_operations * tensors, facts.host_operations_of_update * tensors
+    usual, last = (_compute_passes(network, context.load, context.rates, count) for count in (each, each + once))
+    kinds = {name: ((steps - 1) * usual.kinds[name] + last.kinds[name]) / steps for name in usual.kinds}
+    return usual._replace(backward=((steps - 1) * usual.backward + last.backward) / steps, kinds=kinds)
 
 
 def time_passes(forward: PassWork, again: PassWork, known: DeviceRates, host_operations: float = 0.0) -> PassTimes:

@@ -81,6 +81,9 @@ def _add_need(query: AdviceQuery, spec: RunSpec, loss: float, rejected: list[Rej
     """Return the query with the number of tokens that the model of `spec` needs to reach `loss`. The critical batch (at
     which a training needs twice as many tokens as with small batches) becomes the largest global batch that is
     searched. A line about the excluded larger batches is added to `rejected`."""
+    if get_network(spec).adapter:
+        rule = "a scaling law is for trainings from random weights, and not for adapters of trained weights"
+        raise UserError(f"loss={loss:g}", rule, "give samples or tokens")
     law = find_law(query.training.law or LAW)
     need = compute_need(law, count_law_parameters(law, spec), loss)
     limit = int(need.critical_batch // spec.tokens_per_sample)

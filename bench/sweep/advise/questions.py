@@ -16,7 +16,7 @@ from bench.predict.scaling_laws import find_law
 from bench.predict.workload import USUAL, Software, find_software
 from bench.sweep.inputs import GivenOverrides, format_overrides
 
-_HOURS = {"h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
+_HOURS = {"m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0, "": 1.0}
 _LAYOUTS = ("parallel.tensor", "parallel.pipeline", "parallel.stages_per_rank")
 _AXES = ("engine", "adapter", "nodes", "batch.micro", "batch.accumulation", "activation_checkpointing", *_LAYOUTS)
 """Keys whose overrides may have several values to search. For a key without an override, the search chooses
@@ -144,7 +144,7 @@ def _parse_best(word: str, text: str) -> str:
 
 
 def _parse_hours(word: str, text: str) -> float:
-    return _parse_time(word, text, _HOURS, "not a time above 0", "write hours, or for example 12h, 30d or 6w")
+    return _parse_time(word, text, _HOURS, "not a time above 0", "write hours, or for example 45m, 12h, 30d or 6w")
 
 
 def _parse_time(word: str, text: str, units: dict[str, float], rule: str, remedy: str) -> float:
@@ -177,7 +177,7 @@ _WORDS = {
         lambda _, text: find_law(text) and text, "kaplan", "scaling law: kaplan, chinchilla, chinchilla_corrected"
     ),
     "best": _PlainWord(_parse_best, "shortest", "which choice is best, whatever the limits: shortest or cheapest"),
-    "deadline": _PlainWord(_parse_hours, "30d", "longest time of the training: hours, or 12h, 30d, 6w"),
+    "deadline": _PlainWord(_parse_hours, "30d", "longest time of the training: hours, or 45m, 12h, 30d, 6w"),
     "node_hours": _PlainWord(_parse_amount, "5000", "most node-hours of the training"),
     "price": _PlainWord(_parse_amount, "2.5", "price of a device per hour, in your currency"),
     "budget": _PlainWord(_parse_amount, "50000", "most that the training may cost, in the currency of the price"),

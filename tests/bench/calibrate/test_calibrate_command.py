@@ -21,6 +21,10 @@ from bench.core.job_environment import read_job
     ("words", "said"),
     [
         (["batch.micro=2"], "batch.micro=2: a calibration has no other overrides than machine and launcher"),
+        (
+            ["machine=h200"],
+            "machine: the machine has GPUs, but this computer has none that torch can use; ",
+        ),
         (["machine=h201"], "machine=h201: no such file in conf/machine; did you mean h200?"),
         (["machine=cpu", "--ranks", "0"], "--ranks 0: is not a positive integer; set 1 or more"),
         (["machine=cpu", "--seconds", "inf"], "--seconds inf: must be above 0; set for example --seconds 90"),

@@ -138,7 +138,10 @@ def test_activation_bytes_of_compiled_t5_are_within_1_percent_of_the_tensors_sav
 
 @pytest.mark.usefixtures("partitioned")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("adapter", [{}, {"rank": 4, "targets": ["q_proj", "down_proj"]}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "adapter", [{}, {"rank": 4, "targets": ["q_proj", "down_proj"]}, {"rank": 4, "dropout": 0.1}],
+    ids=["whole", "lora", "dropout"],
+)  # fmt: skip
 def test_activation_bytes_of_compiled_llama_equal_the_tensors_saved_by_autograd(
     adapter: dict[str, Any], precision: str
 ) -> None:

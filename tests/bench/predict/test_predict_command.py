@@ -116,7 +116,7 @@ def test_point_that_does_not_fit_has_a_remedy_and_no_step_time(
     assert fitting["time"]["step_s"] > 0
     assert main([*XXL, "engine=zero2", "batch.micro=1"]) == 0
     printed = capsys.readouterr().out
-    assert "No micro-batch fits." in printed
+    assert "No micro-batch fits with these settings." in printed
     assert "No step time is predicted: does not fit" in printed
 
 

@@ -116,6 +116,31 @@ def test_ranks_on_one_processor_have_the_calibrated_slowdown() -> None:
     assert [computing(t) for t in (alone, two, four)] == pytest.approx([0.2, 0.3, 0.6])
 
 
+@pytest.mark.parametrize(("engine", "times"), [("zero0", 1), ("zero1", 1), ("fsdp", 1), ("zero2", 4), ("zero3", 4)])
+def test_work_on_the_host_is_repeated_only_if_each_micro_step_handles_the_gradients(engine: str, times: int) -> None:
+    """DeepSpeed's stages 2 and 3 reduce gradients in every micro-step, stages 0 and 1 only in the last one. The Python
+    work of FSDP2 is that of its optimizer."""
+
+    def backward_s(engine: str, steps: int) -> float:
+        alone = spec("model=mt5_large", f"engine={engine}", "devices_per_node=1", f"batch.accumulation={steps}")
+        return predict_step_time(alone, H200).parts["backward"]
+
+    once, four = (backward_s(engine, n) - backward_s("ddp", n) for n in (1, 4))
+    assert four == pytest.approx(times * once) and once > 0
+
+
+def test_calibrated_products_are_at_most_as_fast_as_the_sustained_rate() -> None:
+    measured = compose.compose_request(
+        compose.parse_single(["machine=h200_measured", "launcher=slurm", "devices_per_node=1"])
+    ).machine
+    lasting = measured.sustained_tflops["bf16"]
+    assert lasting < measured.matmul_ceiling_tflops["bf16"], "a burst is faster"
+    halved = measured.model_copy(update={"sustained_tflops": {"bf16": lasting / 2}})
+    point = spec("model=gpt2_xl", "engine=ddp", "devices_per_node=1", "batch.micro=8")
+    usual, slow = (predict_step_time(point, machine).step_s for machine in (measured, halved))
+    assert 1.3 * usual < slow < 2 * usual
+
+
 def test_straggler_adds_a_part_to_the_step() -> None:
     plain, slowed = (predict_step_time(spec(), H200, straggler=factor) for factor in (1.0, 1.25))
     own = sum(plain.parts[name] for name in ("forward", "backward", "optimizer"))

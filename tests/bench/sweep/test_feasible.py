@@ -53,6 +53,13 @@ def test_point_is_infeasible_from_a_fifth_above_the_devices_memory() -> None:
     assert not is_far_out(predict(), small(2 * needed()), 2)
 
 
+def test_compiled_blocks_have_a_forecast_with_less_memory() -> None:
+    plain = spec(batch__micro=64)
+    compiled = plain.model_copy(update={"model": plain.model.model_copy(update={"compile": "blocks"})})
+    rooms = [predict(made).room for made in (plain, compiled)]
+    assert rooms[0] and rooms[1] and rooms[1].tensor_bytes < rooms[0].tensor_bytes
+
+
 def test_ranks_on_a_cpu_share_the_hosts_memory() -> None:
     process_bytes = 400_000_000
     enough = 2 * (needed() / FAR_OUT_FACTOR + process_bytes)
