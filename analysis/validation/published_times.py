@@ -50,9 +50,8 @@ SEED, SET_ASIDE = 20260, 3
 HOST_S = (10e-6, 35e-6)
 """Plausible range of the host's seconds to start one operation of a Python module (bench.predict.workload.USUAL)."""
 INSIDE = (
-    "{share:.0f} % of the {points} steps lie in their predicted interval. The ends of an interval are a factor "
-    "of {width:.2f} apart. The mean interval score is {score:.0f} % of a step. The score is the width of the interval "
-    "plus, if the step lies outside, 20 times its distance from the interval."
+    "{share:.0f} % of the {points} steps lie in their predicted interval. Its ends are a factor of {width:.2f} apart, "
+    "and the mean interval score is {score:.0f} %."
 )
 
 
