@@ -115,7 +115,7 @@ def format_text(answer: Answer, measuring: Sequence[str]) -> str:
 def _list_question(answer: Answer) -> tuple[str, ...]:
     spec, question = answer.advice.winner.spec, answer.query.question
     where = f"nodes of {format_count(spec.devices_per_node, 'device')} of {answer.request.machine.name}"
-    tokens = f"{question.tokens:g} tokens, " if question.tokens else ""
+    tokens = f"{question.tokens:,.0f} tokens, " if question.tokens else ""
     tokens = f"loss {question.need.loss:g}, " if question.need else tokens
     return (
         f"{spec.model.name}, {spec.precision}, {describe_lengths(spec)}, {where}",

@@ -101,7 +101,7 @@ def test_answer_names_the_point_its_cost_and_its_rivals(
     assert main(["advise", *XL, "tokens=1e11", "price=2"]) == 0
     output = capsys.readouterr().out
     words = [
-        "question: 1e+11 tokens, the fewest node-hours",
+        "question: 100,000,000,000 tokens, the fewest node-hours",
         "micro-batch 16",
         "MFU",
         "memory",

@@ -211,6 +211,8 @@ class Advice(NamedTuple):
             return f"equal within {100 * CLOSE:.0f} %: fewer nodes are advised"
         if rival.spec.adapter.quantization != self.winner.spec.adapter.quantization == "none":
             return f"equal within {100 * CLOSE:.0f} %: weights without quantisation are advised"
+        if rival.spec.activation_checkpointing and not self.winner.spec.activation_checkpointing:
+            return f"equal within {100 * CLOSE:.0f} %: no checkpointing is advised"
         return f"equal within {100 * CLOSE:.0f} %: the larger micro-batch is advised"
 
 
@@ -253,8 +255,9 @@ def advise(question: AdviceQuestion, choices: list[Choice]) -> Advice:
     excludes the error that all choices share.
 
     The winner is one of the choices with the least doubt. Of these, all choices within CLOSE (5 %) of the lowest time
-    (or cost) count as equal. Among equal choices, the winner has the fewest nodes. Ties are broken by three further
-    criteria, in this order: a measured step time, weights without quantisation, and a larger micro-batch.
+    (or cost) count as equal. Among equal choices, the winner has the fewest nodes. Ties are broken by four further
+    criteria, in this order: a measured step time, weights without quantisation, no activation checkpointing, and a
+    larger micro-batch.
     """
     ranked = []
     for choice in choices:
@@ -292,14 +295,14 @@ def _find_best(ranked: list[_RankedChoice]) -> _RankedChoice:
 
 def _find_thriftiest(ranked: list[_RankedChoice]) -> _RankedChoice:
     """Return the best of the choices whose time (or cost) is within CLOSE (5 %) of the lowest. Fewer nodes are better.
-    Ties are broken by three further criteria, in this order: a measured step time, weights without quantisation, and a
-    larger micro-batch."""
+    Ties are broken by four further criteria, in this order: a measured step time, weights without quantisation, no
+    activation checkpointing, and a larger micro-batch."""
     least_s = min(one.order[1] for one in ranked)
 
-    def order(one: _RankedChoice) -> tuple[int, bool, bool, int]:
-        spec = one.choice.spec
+    def order(one: _RankedChoice) -> tuple[int, bool, bool, bool, int]:
+        spec, measured = one.choice.spec, one.choice.estimate.evidence == "measured"
         quantised = spec.adapter.quantization != "none"
-        return spec.nodes, one.choice.estimate.evidence != "measured", quantised, -spec.batch.micro
+        return spec.nodes, not measured, quantised, spec.activation_checkpointing, -spec.batch.micro
 
     return min((one for one in ranked if one.order[1] <= (1 + CLOSE) * least_s), key=order)
 

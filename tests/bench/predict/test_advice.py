@@ -157,6 +157,14 @@ def test_among_choices_within_5_percent_fewer_nodes_and_then_larger_micro_batche
     )
 
 
+def test_among_choices_within_5_percent_one_without_checkpointing_precedes_a_larger_micro_batch() -> None:
+    plain = choice(parts={"forward": 1.04}, micro=1)
+    checkpointed = choice(parts={"forward": 8.0}, micro=8, tokens=8000, checkpointing=True)
+    advice = advise(AdviceQuestion(), [checkpointed, plain])
+    assert advice.winner is plain
+    assert advice.explain_order(checkpointed) == "equal within 5 %: no checkpointing is advised"
+
+
 def test_choice_that_may_not_fit_is_advised_only_if_none_surely_fits() -> None:
     sure, perhaps = choice(parts={"forward": 2.0}), choice(micro=2, parts={"forward": 1.0}, fits=None)
     advice = advise(AdviceQuestion(), [sure, perhaps])
