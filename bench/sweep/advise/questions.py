@@ -170,9 +170,7 @@ class _PlainWord(NamedTuple):
 
 _WORDS = {
     "tokens": _PlainWord(_parse_whole, "1e12", "tokens to train on, of all kinds, padding included"),
-    "samples": _PlainWord(
-        _parse_whole, "1e9", "samples to train on, or packed sequences, in place of tokens"
-    ),
+    "samples": _PlainWord(_parse_whole, "1e9", "samples to train on, or packed sequences, in place of tokens"),
     "epochs": _PlainWord(_parse_amount, "3", "passes over the given tokens or samples"),
     "loss": _PlainWord(_parse_amount, "2.8", "loss to reach by a scaling law, in nats per token, in place of tokens"),
     "law": _PlainWord(
