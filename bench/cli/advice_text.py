@@ -45,6 +45,10 @@ _SHOWN_REASONS = 2
 _NEAR = 0.25
 """Share of an interval's width. If a predicted time is closer than this share to the fast end of its interval, it is
 almost the best case, and a caveat states this."""
+_UNTRIED = (
+    "Not tried, but may save time or memory: model.compile=blocks model.loss_chunk_tokens=1024 "
+    "optimizer.implementation=fused."
+)
 _WORTH_IT = 0.1
 """Largest extra cost, as a share of the advised configuration's cost, for which the fastest configuration of the Pareto
 front (time against cost) is proposed as the next one."""
@@ -203,10 +207,8 @@ def _list_training_rows(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _list_length_rows(question: AdviceQuestion, winner: Choice) -> list[tuple[str, str]]:
-    """Return rows on tokens and batch if the user gave a loss to reach, and a row on goodput if goodput is predicted.
-
-    Goodput is the share of a job's time spent on steps that are not repeated after a failure.
-    """
+    """Return rows on tokens and batch if the user gave a loss to reach, and a row on goodput if it is predicted: the
+    share of a job's time spent on steps that are not repeated after a failure."""
     rows, need, goodput = [], question.need, question.predict_goodput(winner)
     if need:
         counts = need.compute_tokens(winner.time.tokens), need.least_tokens
@@ -332,12 +334,10 @@ def list_caveats(answer: Answer) -> list[str]:
     most = max(axes.nodes)
     if len(axes.nodes) > 1 and winner.spec.nodes == most:
         lines.append(f"Searched up to {format_count(most, 'node')}: set nodes={most},{2 * most} to search further.")
-    lines += [
-        *_list_batch_caveats(answer),
-        *_list_precision_caveats(winner),
-        *_list_host_caveats(answer),
-        *_list_length_caveats(answer),
-    ]
+    if answer.device == "cuda" and winner.spec.model.compile == "none":
+        lines.append(_UNTRIED)
+    lines += [*_list_batch_caveats(answer), *_list_precision_caveats(winner)]
+    lines += [*_list_host_caveats(answer), *_list_length_caveats(answer)]
     if len(answer.query.adapters) > 1:
         lines.append("How much full training, LoRA and QLoRA learn per token is not predicted; memory and time are.")
     return lines

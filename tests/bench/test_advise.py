@@ -109,7 +109,7 @@ def test_answer_names_the_point_its_cost_and_its_rivals(
         "node-hours",
         "cost",
     ]
-    words += ["each engine at its best", "how sure", "predicted", "zeroscale sweep"]
+    words += ["each engine at its best", "how sure", "predicted", "zeroscale sweep", "Not tried, but may save"]
     for word in words:
         assert word in output
 
