@@ -132,7 +132,8 @@ def main() -> int:
     if args.only:
         steps = [step for name in args.only for step in steps if step.name == name]
         if not steps:
-            parser.error("--only tiny needs --trial")
+            way = "with" if args.trial else "without"
+            parser.error(f"--only {' '.join(args.only)}: has its result already, or is no step {way} --trial")
     failed = []
     for alone, neighbours in itertools.groupby(steps, key=lambda step: step.alone):
         with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:

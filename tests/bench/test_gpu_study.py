@@ -80,6 +80,14 @@ def test_only_the_named_steps_run_in_the_given_order(
     monkeypatch.setattr(study, "call", lambda step: not seen.append(step.name))
     monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--results", str(tmp_path), "--only", "trainer", "tests"])
     assert study.main() == 0 and seen == ["trainer", "tests", "tests"]
+    for words, said in (
+        (["--only", "tiny"], "no step without --trial"),
+        (["--trial", "--only", "trainer"], "with --trial"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--results", str(tmp_path), *words])
+        with pytest.raises(SystemExit):
+            study.main()
+        assert said in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["gpu_study.py", "--only", "trainers"])
     with pytest.raises(SystemExit):
         study.main()
