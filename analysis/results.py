@@ -250,6 +250,11 @@ class Results:
         """Return the row numbers of the runs that a summary row combines, in the order in which they ran."""
         return self._behind.get(itemgetter(*KEY)(row), [])
 
+    def list_excluded(self, row: Row) -> list[int]:
+        """Return the row numbers of the runs of a configuration that ended ok, but whose times are excluded."""
+        found = self._behind_with_disturbed.get(itemgetter(*KEY)(row), [])
+        return [place for place in found if self.is_disturbed(place)]
+
     def allocation(self, place: int) -> str:
         """Return the allocation of the run in row number `place`, or the folder of a run outside of any job."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
@@ -281,10 +286,17 @@ class Results:
 
     @functools.cached_property
     def _behind(self) -> dict[tuple[Any, ...], list[int]]:
+        return self._select_places(keep_disturbed=self.keeps_disturbed)
+
+    @functools.cached_property
+    def _behind_with_disturbed(self) -> dict[tuple[Any, ...], list[int]]:
+        return self._select_places(keep_disturbed=True)
+
+    def _select_places(self, *, keep_disturbed: bool) -> dict[tuple[Any, ...], list[int]]:
         table = self.pooled_table[[*KEY, *ANSWERING]]
         rows = (cells | {"place": place} for place, cells in enumerate(list_rows(table)))
         return {
-            key: [row["place"] for row in select_answering(members, keep_disturbed=self.keeps_disturbed)]
+            key: [row["place"] for row in select_answering(members, keep_disturbed=keep_disturbed)]
             for key, members in group_by(rows, itemgetter(*KEY)).items()
         }
 

@@ -18,10 +18,11 @@ PASS: a slowdown above the gate is excluded for every configuration.
 FAIL: one of four conditions holds. (1) The whole interval of B's slowdown lies above the gate. All
 configurations are tested together, with a probability of error of at most 5 %. (2) The peak memory of
 every run of B exceeds that of every run of A by more than the gate. (3) A configuration failed in B
-and ended ok in A. (4) There is nothing to compare.
+and ended ok in A. Runs that were preempted, cancelled or lost their node do not count here. (4) There
+is nothing to compare.
 
 INCONCLUSIVE: neither PASS nor FAIL. For example, a configuration is not comparable, is missing in B,
-or has fewer than three runs in A or B. Three runs are needed to see how much runs of the same
+has failed runs only in B, or has fewer than three runs in A or B. Three runs are needed to see how much runs of the same
 configuration differ; the steps of one run do not show this. The output then has the smallest slowdown
 that could be detected, and the number of missing repeats. With --strict, INCONCLUSIVE becomes FAIL.
 

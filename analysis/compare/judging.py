@@ -14,7 +14,9 @@ from analysis.scaling import Pace, compare_paces
 from analysis.stats import compare as stats
 from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_slowdown
 from analysis.summary import is_disturbed
-from bench.core.record import Collective, RunRecord
+from bench.core.formatting import format_count
+from bench.core.quantities import may_cause_busy
+from bench.core.record import Collective, OutcomeKind, RunRecord
 from bench.core.statistics import LEVEL
 
 PEAK = "peak_allocated_bytes"
@@ -104,6 +106,9 @@ Status = Literal[
 NOT_COMPARED: tuple[Status, ...] = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
 """Results without a comparison. `failed in B` is not listed, because it is a finding about B."""
 GateStatus = Literal["kept", "open", "broken"]
+_SOME_FAILED = "some runs failed in B"
+_FROM_OUTSIDE: frozenset[OutcomeKind] = frozenset({"node_failure", "preempted", "cancelled"})
+"""Outcomes that are no finding about a configuration, because the scheduler or a person ended the run."""
 
 
 class Gate(NamedTuple):
@@ -116,6 +121,9 @@ class Gate(NamedTuple):
 
     Memory breaks the gate if the peak of every run of B exceeds the peak of every run of A by more than the limit. A
     configuration that fails only in B breaks the gate as well. With `exact`, any other changed quantity also breaks it.
+
+    The gate is open if the scheduler or a person ended all runs in B, or if only some runs fail in B and none in A. It
+    is also open if runs of B were excluded as busy for a cause that may be the runs themselves.
     """
 
     limit: float | None = None
@@ -144,6 +152,7 @@ class PairResult(NamedTuple):
     intended: tuple[FieldDifference, ...] = ()  # differences that --across allows
     held: GateStatus | None = None  # None if there is no gate, or if it does not apply to this pair
     gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
+    hidden: tuple[str, ...] = ()  # reasons why runs of B without a time may be its slow ones
     differ: tuple[FieldDifference, ...] = ()  # differences that prevent a comparison
 
     @property
@@ -208,7 +217,24 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     why = "; ".join(filter(None, (why, _explain_order(*records) if paired else "")))
     compared = compare_paces(after, before, level)
-    return PairResult(ours, theirs, stats.TOO_FEW, why, compared, find_changes(*records), pair.intended)
+    hidden = _list_hidden((a, ours), (b, theirs))
+    changes = find_changes(*records)
+    return PairResult(ours, theirs, stats.TOO_FEW, why, compared, changes, pair.intended, hidden=hidden)
+
+
+def _list_hidden(*sides: tuple[Results, ComparedConfiguration]) -> tuple[str, ...]:
+    """Return reasons why a configuration may be slower in B than its times show: slow runs may be those without a
+    time."""
+    found = []
+    if ["mixed" in one.row["flags"].split() for _, one in sides] == [False, True]:
+        found.append(_SOME_FAILED)
+    before, after = (
+        sum(may_cause_busy(side.record(place)) for place in side.list_excluded(one.row)) for side, one in sides
+    )
+    if after > before:
+        runs = format_count(after, "excluded run")
+        found.append(f"{runs} of B may have caused the waits or the CPU quota that made the machine busy")
+    return tuple(found)
 
 
 def _explain_shared_nodes(a: Mapping[str, set[str]], b: Mapping[str, set[str]]) -> str:
@@ -255,10 +281,14 @@ def _build_pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace
 
 def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> PairResult:
     if line.comparison:
-        broken, opened = _list_violations(line, gate, beyond=beyond), _list_doubts(line.comparison, gate, max(among, 1))
+        broken = _list_violations(line, gate, beyond=beyond)
+        opened = _list_doubts(line.comparison, gate, max(among, 1)) + (line.hidden if gate.limit is not None else ())
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
-    if line.status == "failed in B":
+    if line.status == "failed in B" and line.b:
+        outcome = line.b.row["outcome"]
+        if outcome == "ok" or outcome in _FROM_OUTSIDE:
+            return line._replace(held="open", gate_reasons=("no run in B ended on its own",))
         return line._replace(held="broken")
     missing = line.status == "only in A" and not line.why
     return line._replace(held="open") if missing or line.status == "not comparable" else line
@@ -275,9 +305,8 @@ def _list_violations(line: PairResult, gate: Gate, *, beyond: bool) -> tuple[str
         grown = gate.limit is not None and change.name == PEAK and change.growth > 1 + gate.limit
         if (grown or (gate.exact and change.exact)) and change.name not in gate.allowed:
             found.append(change.name)
-    mixed = ["mixed" in one.row["flags"].split() for one in (line.a, line.b)]
-    if gate.exact and mixed == [False, True]:
-        found.append("some runs failed in B")
+    if gate.exact:
+        found += [reason for reason in line.hidden if reason == _SOME_FAILED]
     return tuple(found)
 
 

@@ -86,10 +86,10 @@ def compare_all(runs: recorded.RecordedRuns) -> list[PredictionComparison]:
         published_times.compare_efficiency(),
         *published_steps.compare(),
         *published_times.compare_steps(),
-        *published_adapters.compare(),
+        *published_adapters.compare(runs),
         *frontier.compare_scaling(),
         *frontier.compare_log(runs),
-        *step_times.compare_gpu_runs(step_times.read_measured_runs(runs)),
+        *step_times.compare_gpu_runs(step_times.read_measured_runs(runs), runs.table("rehearsed_h200")),
     ]
 
 

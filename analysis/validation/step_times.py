@@ -188,13 +188,16 @@ OTHER_RATES = "this host and device are faster or slower than the published numb
 NONE = "No GPU run is recorded yet, so nothing here can be compared."
 
 
-def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
-    """Return the comparisons of peak memory and step time for every run among `found` that was measured on GPUs."""
+def compare_gpu_runs(found: Iterable[RunRecord], rehearsed: Iterable[dict[str, str]]) -> list[PredictionComparison]:
+    """Return the comparisons of memory and step time for every run among `found` that was measured on GPUs. `rehearsed`
+    has a row for each rehearsal of such a run."""
     measured = [run for run in found if run.evidence == "measured" and run.circumstance.machine.device == "cuda"]
     runs = [run for run in measured if _has_fused_bias(run)]
     none = "" if runs else NONE
+    rows = {row["config_id"]: row for row in rehearsed}
     return [
         build_comparison("gpu_memory", filter(None, map(_build_peak_point, runs)), none=none),
+        *_compare_rehearsed([(run, rows[run.config_id]) for run in runs if run.config_id in rows]),
         build_comparison("gpu_times", filter(None, map(_build_gpu_time_point, runs)), none=none),
     ]
 
@@ -202,6 +205,23 @@ def compare_gpu_runs(found: Iterable[RunRecord]) -> list[PredictionComparison]:
 def read_measured_runs(recorded: RecordedRuns) -> Iterator[RunRecord]:
     """Yield the record of every measured run, from all machines."""
     yield from map(read_record, find_records([recorded.measured]))
+
+
+def _compare_rehearsed(pairs: Sequence[tuple[RunRecord, dict[str, str]]]) -> list[PredictionComparison]:
+    """Return two comparisons of runs with their rehearsals by shapes: of the peak bytes in blocks of the caching
+    allocator, and of the bytes that it reserved. A pair is a run and the row of its rehearsal."""
+    names = {
+        "gpu_rehearsed": ("peak_bytes", "peak_allocated_bytes"),
+        "gpu_reserved": ("reserved_bytes", "peak_reserved_bytes"),
+    }
+    found = []
+    for name, (column, field) in names.items():
+        points = [
+            PredictionPoint(_format_run_label(run), float(row[column]), getattr(run.observations.memory[0], field))
+            for run, row in pairs if run.observations and run.observations.memory
+        ]  # fmt: skip
+        found.append(build_comparison(name, points))
+    return found
 
 
 def _has_fused_bias(run: RunRecord) -> bool:

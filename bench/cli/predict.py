@@ -48,8 +48,8 @@ _DOUBT = (
 )
 _DOUBT_CUDA = (
     "Main uncertainty: {base} GB for the CUDA context, libraries and NCCL, and up to {reserve} GB of fragmentation in "
-    "the allocator. On H200s, tensors of 13 runs took 0.1 to 1.7 % more than predicted. While memory was free, the "
-    "allocator kept up to 10 GB more than this range; whether it gives them back was not tested."
+    "the allocator. On H200s, tensors of 13 runs took 0.1 to 1.7 % more than predicted. While memory is free, the "
+    "allocator may keep 10 GB more than this range. `zeroscale rehearse … --shapes-only` imitates the allocator."
 )
 
 

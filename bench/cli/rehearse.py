@@ -4,11 +4,14 @@ collectives.
   zeroscale rehearse model=mt5_xxl engine=zero3 nodes=64 devices_per_node=8 machine=h200
   zeroscale rehearse model=tiny engine=zero2 nodes=4 devices_per_node=8 --rank 31
   zeroscale rehearse model=gpt_22b engine=pipeline parallel.pipeline=8 devices_per_node=8 --shapes-only
+  zeroscale rehearse model=mt5_large engine=fsdp machine=h200 devices_per_node=8 --shapes-only
 
 The record is marked as `rehearsed` instead of `measured`. It contains memory by phase, the compute
 time of a step, and the bytes that each collective would have moved. Losses and communication times
 are unknown and stay empty. With `--shapes-only`, the rank may need more memory than this machine
-has. Then no step is computed, and tensors are counted without allocating memory for them.
+has. Then no step is computed, and tensors are counted without allocating memory for them. If
+`machine` has GPUs, the tensors are counted as on a GPU, although no GPU is needed. The memory that
+torch's allocator would reserve is then printed, too.
 """
 
 import argparse
@@ -18,8 +21,11 @@ from pathlib import Path
 from bench import api
 from bench.cli import options
 from bench.core import terminal
+from bench.core.engine_costs import CUDA_BASE_BYTES
 from bench.core.errors import UserError
-from bench.core.record import RunRecord
+from bench.core.machine import Machine
+from bench.core.record import RankMemory, RunRecord
+from bench.predict.memory import format_gigabytes
 from bench.sweep import definition
 
 STUDY = "rehearsals"
@@ -58,6 +64,28 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record.outcome.kind == "ok" else 1
 
 
+def _list_reserved(own: RankMemory) -> list[tuple[str, int | None]]:
+    """Return rows on the memory that the caching allocator of a GPU reserves; empty if no GPU is imitated."""
+    if own.least_reserved_bytes is None:
+        return []
+    peaks = own.init_reserved_bytes, own.warmup_reserved_bytes, own.peak_reserved_bytes
+    return [
+        ("most that the allocator reserves", max(peak for peak in peaks if peak is not None)),
+        ("least with which it works", own.least_reserved_bytes),
+    ]
+
+
+def _describe_fit(least: int, machine: Machine) -> str:
+    """Return whether the GPU of a machine has enough memory, as text. `least` is the least number of bytes that the
+    caching allocator can reserve."""
+    low, high = (least + base for base in CUDA_BASE_BYTES)
+    text = f"With CUDA and its libraries, a GPU needs at least {format_gigabytes(low)} to {format_gigabytes(high)} GB"
+    if machine.memory_bytes is None:
+        return f"{text}."
+    verdict = "fits" if high <= machine.memory_bytes else "does not fit" if low > machine.memory_bytes else "may fit"
+    return f"{text}. {machine.name} has {format_gigabytes(machine.memory_bytes)} GB: {verdict}."
+
+
 def _format_rehearsal(record: RunRecord, folder: Path) -> str:
     """Return the result of a rehearsal as text: compute time of a step in seconds, memory in GB by phase, and GB that
     each kind of collective moves per step."""
@@ -69,6 +97,7 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
         ("peak of initialisation", own.init_peak_bytes),
         ("between steps", own.resident_bytes),
         ("peak of steps", own.peak_allocated_bytes),
+        *_list_reserved(own),
         *((f"{name}, {c.calls} calls a step", c.payload_bytes) for name, c in (seen.collectives or {}).items()),
     ]
     cells = [(name, "unknown" if size is None else f"{size / 1e9:.4f} GB") for name, size in rows]
@@ -79,6 +108,9 @@ def _format_rehearsal(record: RunRecord, folder: Path) -> str:
         ]
     table = terminal.align(cells, right={1}, least=(36, 14), gap=0, indent=2)
     head = "ok: memory counted from shapes, nothing computed"
+    if own.least_reserved_bytes is not None:
+        head = "ok: memory of a GPU counted from shapes, nothing computed"
+        table = f"{table}\n{terminal.wrap(_describe_fit(own.least_reserved_bytes, record.circumstance.machine))}"
     if not record.circumstance.shapes_only:
         typical = f"{statistics.median(seen.compute_s):.4g} s" if seen.compute_s else "unknown time"
         head = f"ok: computing time of a step {typical}, without communication, n = {len(seen.compute_s)}"

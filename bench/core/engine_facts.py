@@ -116,6 +116,7 @@ class EngineFacts:
     divides_by_tokens: bool = False  # True: it supports loss_mean=tokens (bench.engines.distributed.ranks)
     scratch: frozenset[str] = frozenset()  # folders in which ranks write temporary files, removed with the run's ranks
     compiled_ops: tuple[str, ...] = ()  # ops that a run loads, in build order (bench.runtime.extensions)
+    offload: str = ""  # option that moves model states into host memory; empty: all are in device memory
     works_on_host: bool = False  # True: it works too long on the host to predict step times from a CPU's rates
     host_operations: float = 0.0
     """Work of the engine on the host of a GPU in every micro-step: for each trained tensor, the number of operations

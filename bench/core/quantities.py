@@ -218,6 +218,17 @@ def is_busy(observed: Observations, window_s: float) -> bool:
     )
 
 
+def may_cause_busy(record: RunRecord) -> bool:
+    """Return True if a run was busy by no other signs than those that the run itself may have caused: waits for memory
+    or for input and output, and a CPU quota."""
+    observed = record.observations
+    if observed is None or not was_busy(record):
+        return False
+    own = {"throttled_s": None, "memory_pressure_share": None, "io_pressure_share": None}
+    loads = tuple(load.model_copy(update=own) for load in observed.load or ())
+    return not is_busy(observed.model_copy(update={"load": loads}), 0.0)
+
+
 def was_busy(record: RunRecord) -> bool:
     """Return True if any node was busy during the measurement window of a run. False for a run without a window."""
     observed = record.observations

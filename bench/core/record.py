@@ -189,10 +189,12 @@ class Environment(Extensible):
     variables: dict[str, str] = Field({}, description="other environment variables, of an allow-list without secrets")
 
 
-class RankMemory(Frozen):
+class RankMemory(Extensible):
     """Memory of one rank in bytes. Fields named `allocated` count the bytes of live tensors. The count comes from the
     device's allocator or, on a CPU, from a wrapper of torch's allocator. As a check, `drift` is the relative difference
     between this count and the bytes of all tensor storages that Python can reach between steps."""
+
+    LATER_FIELDS = frozenset({"least_reserved_bytes"})
 
     rank: int = Field(description="rank, from 0")
     init_peak_bytes: int | None = Field(None, description="peak of live tensors while model and engine are built")
@@ -206,6 +208,9 @@ class RankMemory(Frozen):
     init_reserved_bytes: int | None = Field(None, description="peak of reserved bytes while model and engine are built")
     warmup_reserved_bytes: int | None = Field(
         None, description="peak of reserved bytes between initialisation and window"
+    )
+    least_reserved_bytes: int | None = Field(
+        None, description="rehearsal by shapes: least memory with which the caching allocator of a GPU does not fail"
     )
     device_peak_bytes: int | None = Field(None, description="highest sampled use of the device by all processes")
     init_rss_bytes: int | None = Field(None, description="peak resident set of the process during initialisation")

@@ -156,8 +156,8 @@ def build_rank_memory(
     window = latest if warmup else PhasePeaks(None, None)
     before = warmup or latest
     live = memory.read_live_bytes(device)
-    # CUDA's count includes memory of cuBLAS that belongs to no tensor, so the comparison is meaningless there.
-    comparable = live if device.type == "cpu" else None
+    # The count of a GPU's allocator includes memory of cuBLAS that belongs to no tensor, so it is not compared.
+    comparable = live if device.type == "cpu" and initialisation.reserved_bytes is None else None
     return RankMemory(
         rank=rank,
         init_peak_bytes=initialisation.allocated_bytes,
@@ -168,6 +168,7 @@ def build_rank_memory(
         device_used_bytes=memory.read_device_used_bytes(device),
         init_reserved_bytes=initialisation.reserved_bytes,
         warmup_reserved_bytes=before.reserved_bytes,
+        least_reserved_bytes=memory.find_least_reserved_bytes(device),
         device_peak_bytes=device_peak_bytes,
         init_rss_bytes=rss_bytes,
         peak_rss_bytes=memory.read_peak_rss_bytes(),

@@ -4,14 +4,20 @@ computation also skips large operations: their results have a shape and allocate
 Each result is allocated and counted as usual, but is never written to. So the operating system assigns no physical
 pages to it. A rank can therefore be rehearsed on a machine whose memory is too small for the rank. Temporary memory
 inside an operation's kernel is not included.
+
+A rehearsal for a GPU also runs on the CPU. It makes the operations that torch would choose on a GPU: fused attention,
+and an update of all parameters together.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -28,6 +34,8 @@ PROTOCOL = MeasureSpec(warmup_steps=2, gpu_warmup_s=0, block_steps=1, min_steps=
 _RESIZES = ("resize_", "resize_as_", "set_")
 """In-place operations that change the shape or storage of a tensor but no values. They are always executed, as are
 operations with the tag `inplace_view`."""
+
+_COMPUTED = torch.nn.functional.scaled_dot_product_attention
 
 _SHARES = "fsdp::all_gather_copy_in"
 """Operation of FSDP2 that is always executed. Its two results share memory, which its schema does not declare."""
@@ -68,7 +76,8 @@ class LeftOutOperations(TorchDispatchMode):
             return None if not changed else changed if len(changed) > 1 else changed[0]
         # Elements of arguments and results are added, because small arguments may have a large result.
         shapes = _find_shapes(func, args, kwargs, elements)
-        if shapes is None or elements + sum(tensor.numel() for tensor in _list_tensors(shapes)) <= SMALL:
+        results_elements = sum(tensor.numel() for tensor in _list_tensors(shapes))
+        if shapes is None or (elements + results_elements <= SMALL and not _is_of_gpu(func)):
             return func(*args, **kwargs)
         given_back = _list_changed(func, args, kwargs)
         results = shapes if isinstance(shapes, tuple) else (shapes,)
@@ -77,6 +86,59 @@ class LeftOutOperations(TorchDispatchMode):
             for returned, result in zip(func._schema.returns, results, strict=True)
         )
         return made if isinstance(shapes, tuple) else made[0]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Replacement of torch's `scaled_dot_product_attention` that calls the operation of the kernel that torch would
+    choose on a GPU. A flash kernel supports only 16 bits and no mask. The choice is that of torch 2.13 (sdp_utils.cpp),
+    without cuDNN's kernel, which saves tensors of the same size."""
+    aten = torch.ops.aten
+    if query.dim() != 4:
+        return _COMPUTED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is None and query.dtype != torch.float32:
+        attended = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
+        return cast(Tensor, attended[0])
+    if enable_gqa:  # this kernel does not support groups of heads
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+    saves = torch.is_grad_enabled() and any(
+        one is not None and one.requires_grad for one in (query, key, value, attn_mask)
+    )
+    attended = aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, saves, dropout_p, is_causal, scale=scale
+    )
+    return cast(Tensor, attended[0])
+
+
+@contextlib.contextmanager
+def leave_out(*, imitates_gpu: bool = False) -> Iterator[None]:
+    """Context in which CPU operations on more than `SMALL` elements are skipped. With `imitates_gpu`, torch makes the
+    operations that it would choose on a GPU."""
+
+    def update_together(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if "foreach" in group and not (group["foreach"] or group.get("fused")):
+                group["foreach"] = True  # torch's default on a GPU
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(LeftOutOperations())
+        if imitates_gpu:
+            # A TorchFunctionMode would not be active in recomputations of activation checkpointing.
+            held.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attend))
+            held.callback(register_optimizer_step_pre_hook(update_together).remove)
+        yield
+
+
+def _is_of_gpu(func: Any) -> bool:
+    """Return True for an operation of `_attend`, which only a GPU can execute."""
+    name = func._schema.name
+    return name.startswith("aten::_scaled_dot_product_") and "_for_cpu" not in name
 
 
 def _is_cheap(func: Any) -> bool:

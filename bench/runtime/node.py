@@ -214,7 +214,8 @@ class NodeRanks:
 
     def _build_environment(self, rendezvous: Rendezvous) -> dict[str, str]:
         """Return the environment variables of the ranks, without RANK and LOCAL_RANK, which differ between ranks."""
-        spec, given = self._spec, self._circumstance.machine.device
+        spec, circumstance = self._spec, self._circumstance
+        given = "cpu" if circumstance.shapes_only else circumstance.machine.device
         device, per_node = given or find_device_kind(), spec.devices_per_node
         network = None if spec.nodes == 1 or self._rehearsed is not None else self._circumstance.network
         common = build_rank_environment(device, per_node, network, rendezvous, hides_gpus=given == "cpu")

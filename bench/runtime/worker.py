@@ -5,6 +5,7 @@ in the timed phase `imports`. The time of the import is then measured, and a fai
 """
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -64,6 +65,8 @@ class RankWorker:
         self.circumstance = Circumstance.model_validate_json((folder / store.CIRCUMSTANCE).read_bytes())
         self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
         self.rehearses = self.circumstance.rehearsed_rank is not None
+        # A rehearsal by shapes runs on a CPU, also if its machine has GPUs.
+        self.imitates_gpu = self.circumstance.shapes_only and self.circumstance.machine.device == "cuda"
         self.learns = self.spec.learning.tokens is not None and not self.rehearses
         self.training: Training | None = None
         self.drill = InjectedFault.read_environment()
@@ -76,7 +79,10 @@ class RankWorker:
         self.join()
         from bench.measure import shapes
 
-        skip = shapes.LeftOutOperations if self.circumstance.shapes_only else contextlib.nullcontext[None]
+        skip = (
+            functools.partial(shapes.leave_out, imitates_gpu=self.imitates_gpu)
+            if self.circumstance.shapes_only else contextlib.nullcontext[None]
+        )  # fmt: skip
         with skip():
             self.build()
             series = self.train()
@@ -97,16 +103,21 @@ class RankWorker:
     def join(self) -> None:
         """Select the device, form the process group, and measure the link between the ranks."""
         with self.phase("imports"), importing():
+            import torch
+
             from bench.measure import link, memory, peers
             from bench.measure.surroundings import Surroundings
 
             self.peers = peers.Peers() if self.rehearses else peers.ProcessGroupPeers()
             devices = 1 if self.rehearses else self.spec.devices_per_node
-            self.device = environment.find_device(self.circumstance.machine, devices, self.local_rank)
+            if self.circumstance.shapes_only:
+                self.device = torch.device("cpu")
+            else:
+                self.device = environment.find_device(self.circumstance.machine, devices, self.local_rank)
             self.device_name = environment.read_driver_name(self.device)
             # Otherwise DeepSpeed guesses the accelerator from the installed packages.
             os.environ["DS_ACCELERATOR"] = self.device.type
-            memory.install_counter(self.device)
+            memory.install_counter(self.device, imitates_gpu=self.imitates_gpu)
             self.engine_builder = engines.load_builder(self.spec.engine.backend)
             self.family = models.load_builder(self.spec.model.family)
         with self.phase("rendezvous"):

@@ -303,11 +303,12 @@ def _check_rehearsed(composed: Request, rank: int) -> None:
 
 
 def _check_shapes_alone(composed: Request, device: str | None) -> None:
-    """Raise UserError if a run cannot be rehearsed with tensors that have shapes but no data. This is so for runs on a
-    GPU, for compiled models and for flex attention."""
-    if device != "cpu":
-        raise UserError("--shapes-only", "memory on a GPU cannot be counted without computing", "add machine=cpu")
+    """Raise UserError if a run cannot be rehearsed with tensors that have shapes but no data. This is so for compiled
+    models, for flex attention, and for a GPU with offload to the host."""
     model = composed.spec.model
+    if device == "cuda" and (option := engines.facts(composed.spec).offload):
+        rule = "tensors on the host and on the GPU cannot be told apart without a GPU"
+        raise UserError(f"engine.{option}", rule, "remove it, or remove --shapes-only")
     rule = "memory by shapes is counted operation by operation, but compiled code has no single operations"
     if model.compile != "none":
         raise UserError(f"model.compile={model.compile}", rule, "set model.compile=none, or remove --shapes-only")

@@ -17,7 +17,7 @@ from analysis.compare.judging import Gate
 from analysis.compare.phrases import format_headline, list_remarks
 from analysis.stats import compare as stats
 from analysis.stats.compare import EQUAL, TOO_FEW, count_missing_repeats, find_smallest_slowdown
-from bench.core.record import Collective, Link, RunRecord
+from bench.core.record import Collective, Link, NodeLoad, RunRecord
 
 SMOKE = Path(__file__).parents[1] / "data" / "runs.zip" / "smoke"
 GLOO = Link(backend="gloo", payload_bytes=8, bus_bytes_per_s=1.0)
@@ -105,6 +105,11 @@ def test_slow_steps_break_a_gate_by_the_mean_at_equal_medians(tmp_path: Path) ->
     ("ours", "theirs", "held"),
     [
         (run(), failed("oom"), "broken"),
+        (run(), failed("error"), "broken"),
+        (run(), failed("preempted"), "open"),
+        (run(), failed("cancelled"), "open"),
+        (run(), failed("node_failure"), "open"),
+        (run(), run(drill="rank=1 step=3 action=exit"), "open"),
         (failed("oom"), run(), None),
         (run(), run(torch="2.14.0"), "open"),
         (run(), run(spec("ddp")), "open"),
@@ -176,6 +181,28 @@ def test_longer_sequences_break_an_exact_gate_by_their_flops(tmp_path: Path) -> 
 def test_failed_repeat_breaks_an_exact_gate(tmp_path: Path) -> None:
     theirs = [*timed(0.1)[:4], failed("comm_error", repeat=4)]
     assert only(against(tmp_path, timed(0.1), theirs, gate=Gate(exact=True))).gate_reasons == ("some runs failed in B",)
+
+
+def test_failed_repeat_leaves_a_gate_on_time_undecided(tmp_path: Path) -> None:
+    """Runs that fail may be the slow ones, for example if they run out of memory with larger batches."""
+    theirs = [*timed(0.1)[:4], failed("oom", repeat=4)]
+    line = only(against(tmp_path, timed(0.1), theirs, gate=Gate(0.03)))
+    assert (line.held, line.gate_reasons) == ("open", ("some runs failed in B",))
+    assert only(against(tmp_path, [*timed(0.1)[:4], failed("oom", repeat=4)], theirs, gate=Gate(0.03))).held == "kept"
+
+
+@pytest.mark.parametrize(
+    ("load", "held"),
+    [({"io_pressure_share": 0.15}, "open"), ({"throttled_s": 1.0}, "open"), ({"others_share": 0.3}, "kept")],
+)
+def test_gate_is_undecided_if_excluded_runs_may_have_slowed_themselves(
+    tmp_path: Path, load: dict[str, float], held: str
+) -> None:
+    """B is slower in the runs that waited for input and output, or were stopped by a quota. These runs are excluded as
+    busy. Background load of other processes is a cause outside of the runs."""
+    slow = [run(steps=steps((0.12,) * 40), repeat=repeat, load=[NodeLoad(node=0, **load)]) for repeat in (5, 6)]
+    line = only(against(tmp_path, timed(0.1), [*timed(0.1), *slow], gate=Gate(0.03)))
+    assert line.held == held
 
 
 def test_recorded_runs_compared_with_themselves_do_not_fail(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from bench import api, cli
 from bench.core import store
 from bench.core.record import RunRecord
+from bench.measure.memory import CUBLAS_BYTES
+from bench.predict.memory import predict_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +44,14 @@ def recorded() -> dict[str, dict[str, str]]:
 
 
 FOUR = ("precision=bf16", "devices_per_node=4", "batch.micro=2", "activation_checkpointing=true")
+ON_GPU = (
+    "model=gpt2_tiny",
+    "engine=zero2",
+    "machine=h200",
+    "sequence.tokens=256",
+    "batch.micro=8",
+    "devices_per_node=4",
+)
 SHAPES_ALONE = {
     "fsdp": ("model=tiny", "engine=fsdp", "sequence.encoder=64", "sequence.decoder=32"),
     "modular": ("model=gpt2_tiny", "engine=modular", "parallel.tensor=2", "parallel.pipeline=2",
@@ -56,6 +66,7 @@ ASKED = {
     "the first of 1024": (*LARGE, *STAGE_3),
     **{f"{engine} computed": (*words, *FOUR) for engine, words in SHAPES_ALONE.items()},
     **{f"{engine} by shapes": (*words, *FOUR, "--shapes-only") for engine, words in SHAPES_ALONE.items()},
+    "on a GPU": (*ON_GPU, "precision=bf16", "activation_checkpointing=true", "--shapes-only"),
 }
 
 
@@ -68,8 +79,8 @@ from bench.runtime import fork_server
 fork_server.preload("cpu")
 for name, words in json.loads(sys.argv[1]).items():
     chosen = [word for word in words if word != "--shapes-only"]
-    spec = compose.compose_request(compose.parse_single(chosen)).spec
-    rehearse(spec, 0, Path(sys.argv[2]) / name, shapes_only=chosen != words)
+    request = compose.compose_request(compose.parse_single(chosen))
+    rehearse(request.spec, 0, Path(sys.argv[2]) / name, shapes_only=chosen != words, machine=request.machine)
 """
 """Program that rehearses rank 0 of several points. Each rehearsal is forked from a process that has already imported
 torch."""
@@ -165,10 +176,25 @@ def test_shapes_only_rehearsal_has_the_memory_of_a_computing_one(rehearsals: dic
     assert (len(computed.compute_s), len(by_shapes.compute_s)) == (3, 0)
 
 
+def test_rehearsal_by_shapes_for_a_gpu_has_the_predicted_memory_of_a_gpu(rehearsals: dict[str, RunRecord]) -> None:
+    """The allocator of a GPU counts whole blocks, of which up to 1 MiB may be unused, and 64 MiB of cuBLAS. The
+    prediction contains neither, and is an upper bound for gradients in flight."""
+    record = rehearsals["on a GPU"]
+    assert record.observations is not None
+    (own,) = record.observations.memory
+    assert own.peak_allocated_bytes and own.peak_reserved_bytes and own.least_reserved_bytes
+    predicted = predict_memory(record.spec, "cuda", None, rehearsed=True)
+    assert own.peak_allocated_bytes - CUBLAS_BYTES == pytest.approx(predicted.peak, rel=0.1)
+    assert own.peak_allocated_bytes <= own.least_reserved_bytes <= own.peak_reserved_bytes
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--shapes-only", "machine=h200"), "--shapes-only: memory on a GPU cannot be counted without computing; add"),
+        (
+            ("--shapes-only", "machine=h200", "engine=fsdp", "engine.offload=true"),
+            "engine.offload: tensors on the host and on the GPU cannot be told apart without a GPU; remove it",
+        ),
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: memory by shapes is counted operation by"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of these ranks"),
         (("engine=zero3", "--rank", "3"), "--rank 3: at stage 3 DeepSpeed compares rank 0's lists"),

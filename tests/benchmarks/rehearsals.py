@@ -4,6 +4,8 @@ is written to tables, which `analysis.validation` compares with predictions.
   python -m tests.benchmarks.rehearsals rehearsed    # one rank of jobs of 1 to 1,024 ranks; ten minutes
   python -m tests.benchmarks.rehearsals beside_real  # recorded runs of several ranks, rank by rank; ten minutes
   python -m tests.benchmarks.rehearsals frontier     # a rank of each stage of GPT 175B on Frontier; six minutes
+  python -m tests.benchmarks.rehearsals h200         # runs recorded on an H200, by shapes on a CPU; eight minutes
+  python -m tests.benchmarks.rehearsals adapters     # published LoRA and QLoRA, by shapes on a CPU; ten minutes
 
 The tables are written to results/predictions/inputs. Every rehearsal runs the real engine in a process that is forked
 after the imports. The tables contain no predictions.
@@ -15,6 +17,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,10 +27,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from analysis.claims.sources import read_published
 from analysis.validation.recorded import RecordedRuns, find_recorded_runs
 from bench import models
 from bench.config import compose
 from bench.core import store
+from bench.core.machine import Machine
 from bench.core.record import Circumstance, RankMemory
 from bench.core.spec import Batch, RunSpec, canonical, config_id
 
@@ -100,11 +105,13 @@ def _build_base(stage: int, shape: str, buckets: str) -> RunSpec:
     return compose.compose_request(compose.parse_single(words)).spec
 
 
-def rehearse(spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False) -> RankMemory:
+def rehearse(
+    spec: RunSpec, rank: int, results: Path, *, shapes_only: bool = False, machine: Machine | None = None
+) -> RankMemory:
     """Rehearse one rank of `spec` in a forked process: the rank is real, and its peers are simulated. Return the memory
     of this rank. The parent process has done the imports but has created no tensor. With `shapes_only`, operations on
-    large tensors are skipped, and only their shapes are tracked."""
-    machine = compose.compose_request(compose.parse_single(["machine=cpu"])).machine
+    large tensors are skipped, and only their shapes are tracked, as on a GPU if `machine` has GPUs."""
+    machine = machine or compose.compose_request(compose.parse_single(["machine=cpu"])).machine
     circumstance = Circumstance(
         study="rehearsals", repeat=0, attempt=0, machine=machine, rehearsed_rank=rank, shapes_only=shapes_only
     )
@@ -299,7 +306,51 @@ def write_frontier(recorded: RecordedRuns, _: Path) -> None:
     write(recorded.inputs / "rehearsed_frontier.csv", format_header(what), STAGE_COLUMNS, rows)
 
 
-TABLES = {"rehearsed": write_rehearsed, "beside_real": write_beside_real, "frontier": write_frontier}
+GPU_SEEN = (*SEEN, "reserved_bytes", "least_reserved_bytes")
+
+
+def list_seen_on_gpu(memory: RankMemory) -> tuple[int | None, ...]:
+    """Return the bytes of a rank that was rehearsed as on a GPU, in the order of GPU_SEEN. They are those of
+    `list_seen`, and what the caching allocator reserved and needed at least."""
+    return *list_seen(memory), memory.peak_reserved_bytes, memory.least_reserved_bytes
+
+
+def write_h200(recorded: RecordedRuns, results: Path) -> None:
+    """Write the table of the runs that were recorded on H200s, each rehearsed by shapes on a CPU as on a GPU. Runs with
+    compiled blocks are left out, because they cannot be rehearsed by shapes."""
+    runs = map(store.read_record, store.find_records([recorded.measured / "h200.zip" / "single_gpu"]))
+    what = "The runs of results/measured/h200.zip/single_gpu, rehearsed by shapes as on a GPU."
+    names = "config_id", "model", "engine", "micro", *GPU_SEEN
+    rows = (
+        [run.config_id, run.spec.model.name, run.spec.engine.name, run.spec.batch.micro, *list_seen_on_gpu(
+            rehearse(run.spec, 0, results, shapes_only=True, machine=run.circumstance.machine)
+        )] for run in runs if run.outcome.kind == "ok" and run.spec.model.compile == "none"
+    )  # fmt: skip
+    write(recorded.inputs / "rehearsed_h200.csv", format_header(what), names, rows)
+
+
+def write_adapters(recorded: RecordedRuns, results: Path) -> None:
+    """Write the table of the published trainings whose memory was counted by torch's allocator. Each is rehearsed by
+    shapes on a CPU as on a GPU."""
+    counted = [row for row in read_published("adapters").rows if row["quantity"] in ("allocated", "reserved")]
+    published = [row for row in counted if not row["not_testable"] and "model.compile" not in row["overrides"]]
+    what = "Trainings of results/published/adapters.csv, rehearsed by shapes as on a GPU."
+    rows = ([row["overrides"], *_rehearse_published(row["overrides"], results)] for row in published)
+    write(recorded.inputs / "rehearsed_adapters.csv", format_header(what), ("overrides", *GPU_SEEN), rows)
+
+
+def _rehearse_published(overrides: str, results: Path) -> tuple[int | None, ...]:
+    request = compose.compose_request(compose.parse_single(shlex.split(overrides)))
+    return list_seen_on_gpu(rehearse(request.spec, 0, results, shapes_only=True, machine=request.machine))
+
+
+TABLES = {
+    "rehearsed": write_rehearsed,
+    "beside_real": write_beside_real,
+    "frontier": write_frontier,
+    "h200": write_h200,
+    "adapters": write_adapters,
+}
 
 
 def main() -> None:

@@ -95,6 +95,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         frozen=find_frozen(options),
         # DeepSpeed 0.19.8 does not restore moments that are on NVMe: the losses after a resume differ
         members=_TRAINED if options.disk_tiers else _TRAINED | {"save", "load", "list_weights"},
+        offload=options.offload,
         works_on_host=options.stage == 3,  # the coordinator gathers and releases weights module by module
         host_operations=_HOST_OPERATIONS[options.stage] if options.stage > 1 else 0.0,
         host_operations_of_update=_HOST_OPERATIONS[options.stage] if options.stage < 2 else 0.0,

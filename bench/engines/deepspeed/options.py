@@ -288,6 +288,12 @@ class Options(EngineOptions, Zero):
         return None if tier is None or tier.device == "none" else tier
 
     @property
+    def offload(self) -> str:
+        """Name of the option that moves model states into host memory; empty if all states are in device memory."""
+        tiers = {"offload_optimizer": self.optimizer_tier, "offload_param": self.weights_tier, "zenflow": self.zenflow}
+        return next((name for name, tier in tiers.items() if tier), "")
+
+    @property
     def quantised(self) -> list[str]:
         """Names of the enabled options that quantise communicated values."""
         names = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")

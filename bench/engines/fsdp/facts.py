@@ -34,6 +34,7 @@ def facts(spec: RunSpec) -> EngineFacts:
         distinguishing=frozenset({"reshard_after_forward", "shard_ranks", "offload"}),
         division=Division(weights=ranks, gradients=ranks, optimizer=ranks),
         rehearsal=Rehearsal("any"),
+        offload="offload" if options.offload else "",
         sums_norms=True,
         divides_by_tokens=True,
         host_operations=_HOST_OPERATIONS,

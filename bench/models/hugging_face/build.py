@@ -1,5 +1,6 @@
 """Models as transformers builds them from a config. Their weights depend only on the seed and the names of modules."""
 
+import difflib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -110,13 +111,17 @@ def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
 
 
 def _build_config(shape: Shape, model: ModelSpec) -> Any:
-    """Return the transformers config of a model. Raise ValueError for a model type or a key that transformers does not
-    know."""
+    """Return the transformers config of a model. Raise ValueError for a model type that transformers does not know.
+
+    Many published files have keys that transformers does not know, or knows no longer and converts. They are passed to
+    it, as when it reads the file itself. A key that resembles a known key is probably misspelt, and raises ValueError.
+    """
     values = shape.model_dump(exclude={"model_type"})
     config = AutoConfig.for_model(shape.model_type, **values)
     known = {*AutoConfig.for_model(shape.model_type).to_dict(), *config.attribute_map}
-    if unknown := sorted(set(values) - known):
-        raise ValueError(f"model_type={shape.model_type} has no {', '.join(unknown)} in its config")
+    for name in sorted(set(values) - known):
+        if nearest := difflib.get_close_matches(name, known, 1, 0.85):
+            raise ValueError(f"model_type={shape.model_type} has no {name} in its config; did you mean {nearest[0]}?")
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float | int):
             setattr(config, name, model.dropout)

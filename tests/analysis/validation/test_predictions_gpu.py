@@ -25,7 +25,7 @@ def on_gpu(**more: Any) -> RunRecord:
 
 
 def points(*records: RunRecord) -> dict[str, tuple[PredictionPoint, ...]]:
-    return {one.name: one.points for one in compare_gpu_runs(records)}
+    return {one.name: one.points for one in compare_gpu_runs(records, [])}
 
 
 def test_memory_is_compared_with_the_peak_and_time_with_the_median_step() -> None:
@@ -50,5 +50,15 @@ def test_machine_without_bandwidth_is_not_testable_and_cpu_runs_are_excluded() -
     bare = unknown.circumstance.machine.model_copy(update={"memory_bytes_per_s": None})
     unknown = unknown.model_copy(update={"circumstance": unknown.circumstance.model_copy(update={"machine": bare})})
     assert [point.verdict for point in points(unknown)["gpu_times"]] == ["not testable"]
-    nothing: list[PredictionComparison] = compare_gpu_runs([run(DDP)])
-    assert [summarise_comparison(one).verdict for one in nothing] == ["nothing to compare"] * 2
+    nothing: list[PredictionComparison] = compare_gpu_runs([run(DDP)], [])
+    assert [summarise_comparison(one).verdict for one in nothing] == ["nothing to compare"] * 4
+
+
+def test_rehearsed_blocks_and_segments_are_compared_with_those_of_the_run() -> None:
+    seen = memory(1, peak=1000)[0].model_copy(update={"peak_reserved_bytes": 2000})
+    record = on_gpu(memory=[seen])
+    row = {"config_id": record.config_id, "peak_bytes": "990", "reserved_bytes": "1700"}
+    found = {one.name: one.points for one in compare_gpu_runs([record], [row])}
+    (blocks,), (segments,) = found["gpu_rehearsed"], found["gpu_reserved"]
+    assert (blocks.error, blocks.verdict) == (pytest.approx(-1), "ok")
+    assert (segments.error, segments.verdict) == (pytest.approx(-15), "exception")

@@ -117,6 +117,25 @@ def test_config_fields_without_effect_on_the_network_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
+    ("plain", "rotation"),
+    [
+        # keys as in the published config.json of Qwen2.5-0.5B and of Pythia-1B
+        ({"model_type": "qwen2", "rope_theta": 1e6, "use_mrope": False, "max_window_layers": 24}, {"rope_theta": 1e6}),
+        (
+            {"model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.25},
+            {"rope_theta": 20000, "partial_rotary_factor": 0.25},
+        ),
+    ],
+)
+def test_keys_of_older_published_files_are_converted_or_ignored(
+    plain: dict[str, Any], rotation: dict[str, float]
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    built = build.build(spec(sizes | {"intermediate_size": 64, "num_key_value_heads": 2} | plain))
+    assert built.config.rope_parameters == {"rope_type": "default"} | rotation  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
     ("plain", "message"),
     [
         ({"vocab_size": 8}, "config.json: lacks model_type"),
@@ -132,7 +151,7 @@ def test_config_of_no_language_model_is_refused(plain: Any, message: str) -> Non
     ("plain", "message"),
     [
         (config("gpt2") | {"model_type": "gpt20"}, "gpt20"),
-        (config("gpt2", n_heads=4), "model_type=gpt2 has no n_heads in its config"),
+        (config("gpt2", n_heads=4), "model_type=gpt2 has no n_heads in its config; did you mean n_head"),
         (config("gpt2") | {"model_type": "vit"}, "vit"),
         (config("bloom"), "no model.attention=sdpa for model_type=bloom; set it to eager"),
     ],
