@@ -179,7 +179,8 @@ class DeviceRates:
     ceiling: float  # FLOP/s of the best product
     memory: float  # bytes/s
     attention: float  # FLOP/s
-    start_s: float  # host's seconds to start one operation
+    start_s: float  # host's seconds to start one operation of the model
+    engine_start_s: float  # seconds of one operation of the engine's work on the host
     shapes: dict[ProductKind, CalibratedShapes] | None
     calibrated_attention: bool
     multiprocessors: int | None
@@ -218,9 +219,11 @@ class DeviceRates:
         additional work of the engine on the host, as a number of operations."""
         between = work.operations * BETWEEN_S if self.device == "cuda" else 0.0
         running = self.products_s(work) + work.moved_bytes / self.memory + between
-        starting = (work.operations + host_operations) * self.start_s
+        starting, of_engine = work.operations * self.start_s, host_operations * self.engine_start_s
         if self.device == "cpu":  # the host is the device, so nothing overlaps
-            return running + starting
+            return running + starting + of_engine
+        # The engine's work does not depend on the class of the model's kernels, so neither does its time.
+        starting += of_engine / self.pace
         return self.pace * float((running**BESIDE + starting**BESIDE) ** (1 / BESIDE))
 
 
@@ -256,15 +259,15 @@ def read_rates(
     attention = found.attention_tflops.get(precision) if found and (biased or device == "cpu") else None
     # a calibrated memory rate is that of a copy already; a CPU's published rate is used unchanged
     published = device == "cuda" and "memory_bytes_per_s" not in machine.calibrated
-    start_s = software.start_s if device == "cuda" else 0.0
+    start_s, engine_start_s = (software.start_s, OWN.start_s) if device == "cuda" else (0.0, 0.0)
     if found and found.kernel_s:
-        start_s = found.kernel_s * (MODULE_OF_KERNEL if device == "cuda" else 1.0)
+        start_s = engine_start_s = found.kernel_s * (MODULE_OF_KERNEL if device == "cuda" else 1.0)
     share = machine.attention_of_matmul or ATTENTION_OF_MATMUL
     # calibrated products include the software's effects
     pace = software.pace if device == "cuda" and not shapes else 1.0
     return DeviceRates(
         device, WIDTH[precision], ceiling, memory * (MEMORY_OF_PEAK if published else 1.0),
-        1e12 * attention if attention else share * ceiling, start_s, shapes or None,
+        1e12 * attention if attention else share * ceiling, start_s, engine_start_s, shapes or None,
         attention is not None, machine.multiprocessors, pace,
     )  # fmt: skip
 
@@ -447,7 +450,7 @@ def time_passes(forward: PassWork, again: PassWork, known: DeviceRates, host_ope
     kinds = {
         "matrix products": known.products_s(work),
         "memory traffic of element-wise work": work.moved_bytes / known.memory,
-        "starting operations": (work.operations + host_operations) * known.start_s,
+        "starting operations": work.operations * known.start_s + host_operations * known.engine_start_s,
     }
     backward_s = known.pass_s(backward, host_operations)
     return PassTimes(known.pass_s(forward), known.pass_s(again), backward_s, kinds)
