@@ -76,12 +76,21 @@ def gate_arguments(parser: argparse.ArgumentParser, gate: str | None = None) -> 
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
 
 
+def check_out(out: Path | None) -> None:
+    """Raise UserError if a comparison could not be written to the file `out`. Nothing is written."""
+    if out and out.is_dir():
+        raise UserError(f"--out {out}", "is a folder", "name a file in this folder")
+    if out and not out.parent.is_dir():
+        raise UserError(f"--out {out}", f"the folder {out.parent} does not exist", "create it, or choose another --out")
+
+
 def percentage(text: str) -> float:
     """Return a percentage as a fraction: 0.03 for the text `3%`. Raise UserError for any other form."""
     number = text.removesuffix("%").strip()
     if text.endswith("%") and number.replace(".", "", 1).isdecimal():
         return float(number) / 100
-    raise UserError(f"--gate {text}", "must be a percentage", "write it like 3%")
+    remedy = f"write {number}%" if number.replace(".", "", 1).isdecimal() else "write it like 3%"
+    raise UserError(f"--gate {text}", "must be a percentage", remedy)
 
 
 def run(args: argparse.Namespace) -> int:

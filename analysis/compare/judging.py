@@ -1,6 +1,7 @@
 """Result of comparing a configuration in result sets A and B: the faster side, changed counts and bytes, and whether
 the limits of the regression gate are kept."""
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -15,7 +16,7 @@ from analysis.stats import compare as stats
 from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_slowdown
 from analysis.summary import is_disturbed
 from bench.core.formatting import format_count
-from bench.core.quantities import may_cause_busy
+from bench.core.quantities import BUSY_SHARE, compute_background_load, may_cause_busy
 from bench.core.record import Collective, OutcomeKind, RunRecord
 from bench.core.statistics import LEVEL
 
@@ -153,6 +154,7 @@ class PairResult(NamedTuple):
     held: GateStatus | None = None  # None if there is no gate, or if it does not apply to this pair
     gate_reasons: tuple[str, ...] = ()  # why the gate is open or broken
     hidden: tuple[str, ...] = ()  # reasons why runs of B without a time may be its slow ones
+    uneven: str = ""  # reason why times decide nothing: one side had more background load
     differ: tuple[FieldDifference, ...] = ()  # differences that prevent a comparison
 
     @property
@@ -213,13 +215,34 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
         return PairResult(ours, theirs, "not comparable", disturbed if busy else "the runs have no step times")
     # Counts and bytes come from the records, since the summary has no collectives.
     before, after = (_build_pace(side, one, paired) for side, one in ((a, ours), (b, theirs)))
+    if paired:
+        shared = before.runs.keys() & after.runs.keys()
+        if not shared:
+            return PairResult(ours, theirs, "not comparable", "A and B have no common repeats, which --paired compares")
+        before, after = (
+            Pace({name: pace.runs[name] for name in pace.runs if name in shared}) for pace in (before, after)
+        )
     records = [[side.record(place) for place in side.behind(one.row)] for side, one in ((a, ours), (b, theirs))]
     why = _explain_shared_nodes(a.find_hosts(ours.row), b.find_hosts(theirs.row))
     why = "; ".join(filter(None, (why, _explain_order(*records) if paired else "")))
     compared = compare_paces(after, before, level)
-    hidden = _list_hidden((a, ours), (b, theirs))
-    changes = find_changes(*records)
-    return PairResult(ours, theirs, stats.TOO_FEW, why, compared, changes, pair.intended, hidden=hidden)
+    found = PairResult(ours, theirs, stats.TOO_FEW, why, compared, find_changes(*records), pair.intended)
+    sides = (a, ours), (b, theirs)
+    return found._replace(hidden=_list_hidden(*sides), uneven=_explain_uneven_load(*records))
+
+
+def _explain_uneven_load(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> str:
+    """Return a text if the runs of one side had a higher background load than those of the other, by more than the load
+    that makes a machine busy; otherwise empty. Runs with such a load are compared only in `zeroscale ab`."""
+    means = []
+    for side in (a, b):
+        loads = [load for record in side if record.observations for load in record.observations.load or ()]
+        known = [share for load in loads if (share := compute_background_load(load)) is not None]
+        means.append(statistics.fmean(known) if known else 0.0)
+    if abs(means[1] - means[0]) <= BUSY_SHARE:
+        return ""
+    shown = " and ".join(f"{100 * mean:.0f} % in {name}" for name, mean in zip("AB", means, strict=True))
+    return f"background load differs: it took {shown} of the cores"
 
 
 def _list_hidden(*sides: tuple[Results, ComparedConfiguration]) -> tuple[str, ...]:
@@ -281,8 +304,9 @@ def _build_pace(side: Results, one: ComparedConfiguration, paired: bool) -> Pace
 
 def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> PairResult:
     if line.comparison:
-        broken = _list_violations(line, gate, beyond=beyond)
-        opened = _list_doubts(line.comparison, gate, max(among, 1)) + (line.hidden if gate.limit is not None else ())
+        broken = _list_violations(line, gate, beyond=beyond and not line.uneven)
+        opened = _list_doubts(line.comparison, gate, max(among, 1))
+        opened += (*line.hidden, *filter(None, [line.uneven])) if gate.limit is not None else ()
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
     if line.status == "failed in B" and line.b:

@@ -163,9 +163,10 @@ def enough(runs: Collection[object]) -> bool:
 
 def blocks(one: Collection[str], other: Collection[str]) -> list[str]:
     """Return the allocations (scheduler jobs) that two configurations share. Empty if these are too few for a
-    comparison within allocations."""
+    comparison within allocations, or fewer than half of those of a configuration. Such a comparison leaves out all
+    others."""
     shared = [name for name in one if name in other]
-    return shared if enough(shared) else []
+    return shared if enough(shared) and 2 * len(shared) >= max(len(one), len(other)) else []
 
 
 def compare(one: Runs, other: Runs, level: float = LEVEL, *, blocked: bool = False) -> Comparison:
@@ -288,8 +289,9 @@ def _compute_detectable(noises: Sequence[Noise], among: int, level: float) -> fl
     """Return the logarithm of the smallest true ratio that is detected with probability POWER.
 
     The correction for several comparisons multiplies the p-value by their number `among`. Holm's procedure does the
-    same with the smallest p-value (Bonferroni's bound).
+    same with the smallest p-value (Bonferroni's bound). The degrees of freedom are the lower of both sides, because a
+    verdict uses the strictest of its tests.
     """
     error = math.sqrt(sum(one.variance / one.n for one in noises))
-    degrees_of_freedom = sum(one.degrees_of_freedom for one in noises)
+    degrees_of_freedom = min(one.degrees_of_freedom for one in noises)
     return error * (quantile(degrees_of_freedom, 1 - (1 - level) / 2 / among) + quantile(degrees_of_freedom, POWER))

@@ -24,7 +24,7 @@ change. (On a CPU, 64 KiB of live memory belong to the harness, and peak memory 
 
 A round on a busy machine (background load, steal time, pressure) is measured again, at most twice.
 If the machine is still busy, both sides of the round are kept, and the verdict reports the number
-of such rounds.
+of such rounds. If one side had more background load than the other, times decide nothing.
 
 With --most-rounds the sides are compared after 5, 10, 20, … rounds, until the gate passes or fails.
 Each comparison uses a stricter threshold, so that the probability of any wrong verdict stays below
@@ -37,12 +37,13 @@ one node.
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 
 from bench.cli import options
-from bench.core.errors import UserError
+from bench.core import store
+from bench.core.errors import Interrupted, UserError
 from bench.core.formatting import describe_result, format_count
 from bench.core.processes import interrupt_on_sigterm
 from bench.core.quantities import was_busy
@@ -78,7 +79,12 @@ def run(args: argparse.Namespace) -> int:
     the user allows. Return the exit code: 0 if the gate passes, 1 if it fails, 3 if it is inconclusive."""
     from analysis.cli import compare
 
-    compare.read_allowed(args)  # refuses an unknown quantity before the first round
+    # An unknown quantity and a file that cannot be written are refused before the first round.
+    compare.read_allowed(args)
+    compare.check_out(args.out)
+    if args.most_rounds and args.most_rounds < args.rounds:
+        rule = f"must be at least the number of rounds, {args.rounds}"
+        raise UserError(f"--most-rounds {args.most_rounds}", rule, "raise it, or set a lower --rounds")
     words = [
         *_list_small_overrides(args.overrides, args.config_dir),
         *args.overrides,
@@ -99,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
         busy = 0
         for done, until in zip([0, *stages], stages, strict=False):
-            well, busy_rounds = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
+            with _pointing_at(results, args, across):
+                well, busy_rounds = run_rounds((a, b), turns[2 * done : 2 * until], words, results, _print_round)
             busy += len(busy_rounds)
             if busy:
                 shared = f", {busy} of {format_count(until, 'round')} on a busy machine"
@@ -108,6 +115,28 @@ def run(args: argparse.Namespace) -> int:
                 break
     print(results, file=sys.stderr)
     return compare.run(chosen)
+
+
+@contextlib.contextmanager
+def _pointing_at(results: Path, args: argparse.Namespace, across: Sequence[str]) -> Iterator[None]:
+    """Context that names the results of finished rounds if the rounds are interrupted. If there are no results, it
+    removes their empty folder."""
+    try:
+        yield
+    except BaseException as error:
+        sides = sorted(path for path in results.iterdir() if path.name[:2] in ("a-", "b-"))
+        if not any(results.rglob(store.RECORD)):
+            with contextlib.suppress(OSError):
+                for folder in (*sides, results):
+                    folder.rmdir()
+        elif isinstance(error, KeyboardInterrupt) and len(sides) == 2:
+            gate = f"{100 * args.gate:g}%"
+            allowed = [word for field in across for word in ("--across", field)]
+            words = ["zeroscale", "compare", *map(str, sides), "--paired", "--exact", "--gate", gate, *allowed]
+            print("zeroscale: interrupted", file=sys.stderr)
+            print(options.format_next("compare the finished rounds", words), file=sys.stderr)
+            raise Interrupted(results) from error
+        raise
 
 
 def _list_small_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> list[str]:

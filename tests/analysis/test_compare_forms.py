@@ -173,7 +173,7 @@ def test_out_option_writes_the_file_and_prints_the_outcome(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--gate", "3"], "--gate 3: must be a percentage; write it like 3%"),
+        (["--gate", "3"], "--gate 3: must be a percentage; write 3%"),
         (["--gate=-3%"], "--gate -3%: must be a percentage; write it like 3%"),
         (["--across", "engin"], "--across engin: no such field; did you mean engine?"),
         (["--out", "nowhere/file"], "--out nowhere/file: cannot be written (No such file or directory)"),

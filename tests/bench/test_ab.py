@@ -218,17 +218,25 @@ def test_round_on_a_busy_machine_is_repeated_at_most_twice(
     assert len(list(store.find_records([tmp_path / "runs"]))) == 6, "analysis reads only the rounds that count"
 
 
-@pytest.mark.parametrize(("slower", "verdict", "code"), [(1.0, "PASS", 0), (1.1, "FAIL", 1)])
+@pytest.mark.parametrize(
+    ("slower", "loads", "verdict", "code"),
+    [
+        (1.0, (0.3, 0.3), "PASS", 0),
+        (1.1, (0.3, 0.3), "FAIL", 1),
+        (1.1, (0.02, 0.3), "INCONCLUSIVE", 3),  # the load of b may have made it slower
+        (1.0, (0.3, 0.02), "INCONCLUSIVE", 3),  # the load of a may hide that b is slower
+    ],
+)
 def test_verdict_from_a_busy_machine_states_that_it_was_busy(
-    slower: float, verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    slower: float, loads: tuple[float, float], verdict: str, code: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """All runs have background load, and each round takes 1.5 times as long as the round before. The command compares
-    two environments, a and b. In each round, steps in b take `slower` times as long as steps in a: 1.0 (equal) or 1.1
-    times."""
+    """Runs of at least one side have background load, and each round takes 1.5 times as long as the round before. The
+    command compares two environments, a and b. In each round, steps in b take `slower` times as long as steps in a: 1.0
+    (equal) or 1.1 times."""
     plain = store.read_record(next(store.find_records([RECORDED]))).model_dump(mode="json", by_alias=True)
-    plain["observations"]["load"] = [{"node": 0, "others_share": 0.3}]
-    for side, by in (("one", 1.0), ("two", slower)):
+    for side, by, load in zip(("one", "two"), (1.0, slower), loads, strict=True):
+        plain["observations"]["load"] = [{"node": 0, "others_share": load}]
         python = tmp_path / side / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text(SCRIPTED)
@@ -246,8 +254,27 @@ def test_verdict_from_a_busy_machine_states_that_it_was_busy(
     assert cli.main(["ab", "one", "two", "--results", "runs"]) == code
     output = capsys.readouterr().out
     assert f"{verdict}: the gate (3 %, exact) " in output
+    assert ("background load differs" in output) == (loads[0] != loads[1])
     assert output.count("5 of 5 rounds on a busy machine") == 2
     assert "with busy runs only" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--most-rounds", "2"], "--most-rounds 2: must be at least the number of rounds, 5; raise it"),
+        (["--out", "."], "--out .: is a folder; name a file in this folder"),
+        (["--out", "no/file.md"], "--out no/file.md: the folder no does not exist; create it"),
+        (["--allow", "speed"], "--allow speed: "),
+    ],
+)
+def test_wrong_options_are_refused_before_the_first_round(
+    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["ab", "one", "two", "--results", "runs", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"zeroscale: {expected}")
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.processes
@@ -287,6 +314,7 @@ def test_meaningless_overrides_are_refused_in_one_line(checkout: Path, tmp_path:
     assert process.returncode == 2
     assert errors.splitlines()[-1].endswith("left no record: batch.mico: no such key; did you mean batch.micro?")
     assert nothing_left(checkout)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.processes

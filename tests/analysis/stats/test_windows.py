@@ -68,6 +68,15 @@ def test_window_has_changed_if_first_and_last_third_differ_by_more_than_the_scat
     assert describe_window(steps).changed is changed
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.9])
+def test_clock_that_drops_within_a_third_of_the_window_is_a_change(share: float) -> None:
+    """The third that contains the drop has a wide interval, which overlaps that of the other third."""
+    rng = np.random.default_rng(0)
+    steps = 0.1 * (1 + 0.005 * rng.standard_normal((100, 300)))
+    steps[:, : round(300 * share)] *= 1.1
+    assert np.mean([describe_window(tuple(series)).changed for series in steps.tolist()]) > 0.95
+
+
 def test_false_alarm_rate_of_changed_windows_is_at_most_two_percent() -> None:
     """Series of sixty steps have an autocorrelation of 0.5 and a scatter of 5 %, but no change. Nevertheless, the first
     and the last third differ by more than 2 % in nearly half of the series, by chance. At most 2 % of series may be
