@@ -10,6 +10,7 @@ from comparing import against, only, timed
 from records import MIB, failed, memory, run, spec
 
 from analysis.compare.fields import FieldDifference, name_across
+from analysis.stats.compare import TOO_FEW
 from bench.core.errors import UserError
 from bench.core.record import Collective, RunRecord
 
@@ -152,6 +153,14 @@ def test_paired_runs_of_one_job_are_compared_by_round(tmp_path: Path) -> None:
     line = only(against(tmp_path, ours, theirs, paired=True))
     assert (line.status, line.runs) == ("slower", (4, 4))
     assert only(against(tmp_path, ours, theirs)).runs == (1, 1), "runs of one job count once"
+
+
+@pytest.mark.parametrize(("first", "status"), [(5, "not comparable"), (3, TOO_FEW)])
+def test_paired_comparison_uses_only_common_repeats(tmp_path: Path, first: int, status: str) -> None:
+    """A has repeats 0 to 4; B is slower, and has five repeats from `first` on: none or two in common."""
+    theirs = [one.model_copy(update={"circumstance": one.circumstance.model_copy(update={"repeat": first + number})})
+              for number, one in enumerate(timed(0.2))]  # fmt: skip
+    assert only(against(tmp_path, timed(0.1), theirs, paired=True)).status == status
 
 
 def test_paired_runs_that_did_not_alternate_are_reported(tmp_path: Path) -> None:

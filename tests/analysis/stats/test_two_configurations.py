@@ -11,6 +11,7 @@ from analysis.stats.compare import (
     TOO_FEW,
     Verdict,
     are_equal,
+    blocks,
     compare,
     judge_interval,
     ratio_of_runs,
@@ -48,6 +49,14 @@ def test_blocking_by_allocation_removes_differences_between_nodes() -> None:
     one, other = ([[seconds] for seconds in nodes * scale] for scale in ([1, 1.01, 1, 1.01], [1.05, 1.05, 1.06, 1.05]))
     assert compare(one, other).p_value > 0.5
     assert compare(one, other, blocked=True).p_value < 0.01
+
+
+def test_allocations_are_the_blocks_of_a_comparison_only_if_most_are_shared() -> None:
+    """With blocks, runs in other allocations are left out. That must not be the majority."""
+    names = [str(number) for number in range(10)]
+    assert blocks(names[:5], names[1:6]) == names[1:5]
+    assert blocks(names, names[7:] + ["x"] * 7) == []
+    assert blocks(names[:3], names[:2]) == [], "two shared allocations show no scatter"
 
 
 def test_blocked_comparison_equals_the_paired_t_test_on_logarithms() -> None:
