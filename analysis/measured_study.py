@@ -143,7 +143,9 @@ class StudyFigures:
 
         if name not in self._shown:
             remedy = f"choose from {', '.join(self._shown)}" if self._shown else "measure first"
-            raise UserError(f"plot.{name}", "has no data in these runs", remedy)
+            is_busy = "busy" in " ".join(self._results.table["flags"]).split()
+            why = " (times of busy runs are not drawn)" if is_busy else ""
+            raise UserError(f"plot.{name}", f"has no data in these runs{why}", remedy)
         figure = compose(self._shown[name])
         # Notebooks call this method on the last object of a cell. pyplot would add it, but is not used.
         vars(figure)["_repr_png_"] = functools.partial(_render_png, figure)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing import Key, Look, Panel, Picture, Space, draw_names, mark, measure_names
 from analysis.importance import FieldImportance
@@ -18,7 +19,7 @@ ALT = "Objective of each trial against its number, the spent node-hours and each
 NEEDS = "runs in the folder of a search by `zeroscale search`"
 PLACE = 20
 
-TRIAL, BEST = Look(0), Look(4)
+TRIAL, BEST, FRONT = Look(0), Look(4), Look(2)
 _NOTE = (
     "Trials without a value and trials that violate a constraint are not drawn. Importance (fANOVA): fraction of the "
     "variance of the objective's logarithm that the field alone explains, computed from a Gaussian process fitted to "
@@ -38,7 +39,7 @@ def picture(results: Results) -> Picture:
     and time against memory and cost."""
     panels = [panel for search in results.searches[:_MOST] for panel in _list_panels(search)]
     keys = [Key(_TRIAL, TRIAL.style_marks())]
-    return Picture(panels, [*keys, *(Key(label, BEST.line) for label in (_SO_FAR, _FRONT))], _NOTE)
+    return Picture(panels, [*keys, Key(_SO_FAR, BEST.line), Key(_FRONT, FRONT.line)], _NOTE)
 
 
 def _list_panels(search: MeasuredSearch) -> Iterator[Panel]:
@@ -107,6 +108,8 @@ def _build_panel(
     def draw_all(axes: Axes) -> None:
         draw(axes)
         axes.set(xlabel=across, ylabel=up)
+        if across == "trials":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if places:
             draw_names(axes, range(len(places)), places)
             axes.set_xlim(-0.5, len(places) - 0.5)
@@ -125,7 +128,8 @@ def _draw_trials(
     if ends:
         mark(axes.vlines(*zip(*ends, strict=True), color=TRIAL.colour, linewidth=0.9), _TRIAL)
     if line:
-        (joined,) = axes.plot(*zip(*line, strict=True), **BEST.line, linewidth=1.0, zorder=2)
+        look = FRONT if label == _FRONT else BEST
+        (joined,) = axes.plot(*zip(*line, strict=True), **look.line, linewidth=1.0, zorder=2)
         mark(joined, label)
 
 
@@ -142,4 +146,9 @@ def _get_value(trial: SearchTrial) -> float:
 
 
 def _format_level(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Return the value of a field as a label. A value that sets several fields is labelled by the value of the first,
+    and by names and values of the others."""
+    if isinstance(value, dict):
+        (_, first), *others = value.items()
+        return ", ".join([_format_level(first), *(f"{key.rpartition('.')[2]}={other}" for key, other in others)])
+    return value if isinstance(value, str) else json.dumps(value)

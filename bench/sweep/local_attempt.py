@@ -164,7 +164,11 @@ def _wait(file: IO[bytes], count_earlier: Callable[[], int], follow: Follow) -> 
     is called with the progress while this process waits."""
     begin, printed = time.monotonic(), False
     while (earlier := count_earlier()) or not _try_lock(file):
-        queued = f", and {format_count(earlier, 'command')} wait before this one" if earlier else ""
+        queued = (
+            f", and {format_count(earlier, 'command')} {'waits' if earlier == 1 else 'wait'} before this one"
+            if earlier
+            else ""
+        )
         holder = _read_holder(file)
         if not printed:
             waiting = f"waiting: {holder or 'another command is measuring'}{queued}"

@@ -46,6 +46,9 @@ class SearchPoints:
         that machine even if the default machine in conf/config.yaml has changed.
         """
         if study.search is None:
+            if study.name == "adhoc" and not study.axes:
+                rule, remedy = "no study is named", "name one with a search section, such as study=search_smoke"
+                raise UserError("search", rule, remedy)
             rule = "has no search section"
             remedy = "add a search section with space and objective, or use `zeroscale sweep`"
             raise UserError(f"study={study.name}", rule, remedy)
@@ -124,17 +127,22 @@ def plan_search(
     texts = tuple(text for text in format_overrides(overrides) if not text.startswith(("study=", "budget.")))
     points = SearchPoints(found, texts, config_dir)
     pool_space = SearchSpace(points.section, points.study.base)
-    refused: UserError | None = None
+    refused: dict[str, UserError] = {}  # by message
     for values in pool_space.list_candidates(points.section.seed, _TRIED_FOR_FIRST):
         try:
             first = points.build(values)
         except UserError as error:
-            refused = refused or error
+            refused.setdefault(str(error), error)
         else:
             planned = _build_search(points, pool_space, _define_search(points, first, etiquette))
             _check_within_reach(planned.pool)
             return planned
-    rule = f"none of its points can run; the first was refused because of {refused}"
+    first_error = next(iter(refused.values()), None)
+    # An error that all points have, and that names none of the varied fields, does not depend on the space.
+    words = ("study", *pool_space.dimensions)
+    if first_error and len(refused) == 1 and first_error.value.partition("=")[0] not in words:
+        raise first_error
+    rule = f"none of its points can run; the first was refused because of {first_error}"
     raise UserError("search.space", rule, "change the space, or the rules in exclude")
 
 
