@@ -67,7 +67,7 @@ _KEY_IN, _KEY_LINE_IN, _KEY_LETTER_IN = 0.5, 0.18, 0.063
 # Largest and smallest font size of a reason, and the width of a letter in the largest size.
 _REASON, _LEAST, _REASON_LETTER_IN = 6.0, 4.0, 0.06
 # Names below an axis: most letters of one name, most letters of all names on one line, and most names.
-_NAME, _NAMES, _MOST_NAMES = 34, 38, 20
+_NAME, _NAMES, _MOST_NAMES = 34, 28, 20
 _ASLANT_LETTER_IN = 0.047  # width that a letter takes in a name drawn at an angle
 _ENGINES = (
     "ddp", "zero1", "zero2", "fsdp", "zero3", "zero0", "fsdp_hybrid", "pipeline", "interleaved", "modular", "lga",

@@ -1,6 +1,7 @@
 """Tests of `zeroscale ab`, which compares the step times of two git revisions or two Python environments. It measures
 both in every one of several rounds. The tests use real processes and a temporary git repository."""
 
+import argparse
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from started_runs import ENDLESS, PATIENCE_S, QUICK, alive
 
 from bench import cli
-from bench.cli.ab import _list_small_overrides
+from bench.cli.ab import _list_small_overrides, _pointing_at
 from bench.core import store
 from bench.core.errors import UserError
 from bench.sweep.ab import AGAIN, SET_ASIDE, ComparedSide, looks, open_sides, order_runs, run_rounds
@@ -275,6 +276,23 @@ def test_wrong_options_are_refused_before_the_first_round(
     assert cli.main(["ab", "one", "two", "--results", "runs", *words]) == 2
     assert capsys.readouterr().err.startswith(f"zeroscale: {expected}")
     assert not (tmp_path / "runs").exists()
+
+
+def test_interrupted_rounds_are_kept_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "ab-a-b"
+    for side in ("a-one", "b-two"):
+        (results / side / "id" / "0.0").mkdir(parents=True)
+        (results / side / "id" / "0.0" / store.RECORD).write_text("{}")
+    with pytest.raises(KeyboardInterrupt), _pointing_at(results, argparse.Namespace(gate=0.03), ["model"]):
+        raise KeyboardInterrupt
+    said = " ".join(capsys.readouterr().err.replace("\\\n", " ").split())
+    assert "next, compare the finished rounds: zeroscale compare" in said
+    assert f"{results}/a-one {results}/b-two --paired --exact --gate 3% --across model" in said
+    empty = tmp_path / "empty"
+    (empty / "a-one").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), _pointing_at(empty, argparse.Namespace(gate=0.03), ["model"]):
+        raise KeyboardInterrupt
+    assert not empty.exists()
 
 
 @pytest.mark.processes
