@@ -151,7 +151,7 @@ SMOKE = str(Path(__file__).parents[1] / "data" / "runs.zip" / "smoke")
     (["export", SMOKE, "--to", "nothing", "--out", "x"], "--to nothing: is not one of the choices; choose from "),
     (["export", SMOKE, "--to", "mlflow"], "export: the following arguments are required: --out; "),
     (["compare", SMOKE, ""], "compare: is followed by an empty argument; "),
-    (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: must be a percentage; write it like 3%"),
+    (["compare", SMOKE, SMOKE, "--gate", "3"], "--gate 3: must be a percentage; write 3%"),
     (["compare", SMOKE, SMOKE, "--across", ","], "--across ,: names no field; give a field, e.g. versions.torch"),
     (["compare", SMOKE, SMOKE, "--across", "engin"], "--across engin: no such field; did you mean engine?"),
     (["compare", SMOKE, SMOKE, "--allow", "resident_bytes"], "--allow: has no meaning without --gate or --exact; add"),
