@@ -22,6 +22,7 @@ from bench.core.steps import count_evaluation_steps
 from bench.core.study import Overrides, Pair, Study, list_control_pairs, order_runs
 from bench.measure import devices
 from bench.measure.control_group import read_number
+from bench.measure.environment import count_local_devices
 from bench.measure.failures import InjectedFault
 from bench.predict.memory import predict_memory
 from bench.sweep import forecast, inputs
@@ -319,6 +320,9 @@ def _check_shapes_alone(composed: Request, device: str | None) -> None:
 def _check_room(composed: Request, device: Device) -> None:
     """Raise UserError if even the smallest memory predicted for one rank is more than this machine has."""
     if device == "cuda":
+        if count_local_devices(device) == 0:
+            rule, remedy = "this computer has no GPU that torch can use", "add --shapes-only, or choose machine=cpu"
+            raise UserError(f"machine={composed.machine.name}", rule, remedy)
         room: int | None = devices.query(0, "free_bytes")
     else:
         free = read_number(Path("/proc/meminfo"), "MemAvailable")  # without swapping

@@ -13,6 +13,7 @@ import pytest
 from bench import api, cli
 from bench.core import store
 from bench.core.record import RunRecord
+from bench.measure.environment import find_device_kind
 from bench.measure.memory import CUBLAS_BYTES
 from bench.predict.memory import predict_memory
 
@@ -194,6 +195,11 @@ def test_rehearsal_by_shapes_for_a_gpu_has_the_predicted_memory_of_a_gpu(rehears
         (
             ("--shapes-only", "machine=h200", "engine=fsdp", "engine.offload=true"),
             "engine.offload: tensors on the host and on the GPU cannot be told apart without a GPU; remove it",
+        ),
+        pytest.param(
+            ("machine=h200",),
+            "machine=h200: this computer has no GPU that torch can use; add --shapes-only, or choose",
+            marks=pytest.mark.skipif(find_device_kind() == "cuda", reason="this machine has a GPU"),
         ),
         (("--shapes-only", "model.compile=blocks"), "model.compile=blocks: memory by shapes is counted operation by"),
         (("engine=zero2", "--rank", "16"), "--rank 16: the run has ranks 0 to 15; choose one of these ranks"),
