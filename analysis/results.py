@@ -34,7 +34,7 @@ from analysis.reading.rows import (
     split_table,
 )
 from analysis.searches import MeasuredSearch, find_searches
-from analysis.summary import ANSWERING, KEY, Row, compute_seed_means, select_answering, summarise
+from analysis.summary import ANSWERING, KEY, Row, compute_seed_means, list_last_outcomes, select_answering, summarise
 from analysis.table import group_by, list_rows, to_pandas
 from analysis.verify import build_invalid_outcome, judge
 from bench.core.errors import make_printable
@@ -255,6 +255,10 @@ class Results:
         found = self._behind_with_disturbed.get(itemgetter(*KEY)(row), [])
         return [place for place in found if self.is_disturbed(place)]
 
+    def list_outcomes(self, row: Row) -> list[str]:
+        """Return the outcome of each repeat of a configuration; `drill` for a run with an injected fault."""
+        return self._last_outcomes.get(itemgetter(*KEY)(row), [])
+
     def allocation(self, place: int) -> str:
         """Return the allocation of the run in row number `place`, or the folder of a run outside of any job."""
         allocation: str | None = self._rows.core.column("allocation")[place].as_py()
@@ -291,6 +295,11 @@ class Results:
     @functools.cached_property
     def _behind_with_disturbed(self) -> dict[tuple[Any, ...], list[int]]:
         return self._select_places(keep_disturbed=True)
+
+    @functools.cached_property
+    def _last_outcomes(self) -> dict[tuple[Any, ...], list[str]]:
+        rows = list_rows(self.pooled_table[[*KEY, *ANSWERING]])
+        return {key: list_last_outcomes(members) for key, members in group_by(rows, itemgetter(*KEY)).items()}
 
     def _select_places(self, *, keep_disturbed: bool) -> dict[tuple[Any, ...], list[int]]:
         table = self.pooled_table[[*KEY, *ANSWERING]]

@@ -157,6 +157,15 @@ def is_disturbed(row: Row) -> bool:
     return not set(DISTURBED).isdisjoint(row["flags"].split())
 
 
+def list_last_outcomes(rows: Sequence[Row]) -> list[str]:
+    """Return the outcome of the last attempt (try at a run) of each repeat. It is `drill` for a run that is no
+    measurement, for example because a fault was injected."""
+    return [
+        str(row["outcome"]) if set(NO_MEASUREMENT).isdisjoint(row["flags"].split()) else "drill"
+        for row in _select_last_attempts(rows)
+    ]
+
+
 def _describe_missing(answers: Sequence[Row], good: Sequence[Row]) -> str:
     """Return a text with the number of excluded repeats for each reason, such as "7 of 10 repeats oom". A reason is a
     flag or an outcome."""

@@ -22,7 +22,7 @@ and ended ok in A. Runs that were preempted, cancelled or lost their node do not
 is nothing to compare.
 
 INCONCLUSIVE: neither PASS nor FAIL. For example, a configuration is not comparable, is missing in B,
-has failed runs only in B, or has fewer than three runs in A or B. Three runs are needed to see how
+has a larger share of failed runs in B, or has fewer than three runs in A or B. Three runs are needed to see how
 much runs of the same configuration differ; the steps of one run do not show this. The output then has
 the smallest slowdown that could be detected, and the number of missing repeats. With --strict,
 INCONCLUSIVE becomes FAIL.

@@ -17,7 +17,7 @@ from analysis.stats.compare import MOST, count_missing_repeats, find_smallest_sl
 from analysis.summary import is_disturbed
 from bench.core.formatting import format_count
 from bench.core.quantities import BUSY_SHARE, compute_background_load, may_cause_busy
-from bench.core.record import Collective, OutcomeKind, RunRecord
+from bench.core.record import Collective, RunRecord
 from bench.core.statistics import LEVEL
 
 PEAK = "peak_allocated_bytes"
@@ -107,9 +107,11 @@ Status = Literal[
 NOT_COMPARED: tuple[Status, ...] = ("not comparable", "only in A", "only in B", "failed in A", "failed in both")
 """Results without a comparison. `failed in B` is not listed, because it is a finding about B."""
 GateStatus = Literal["kept", "open", "broken"]
-_SOME_FAILED = "some runs failed in B"
-_FROM_OUTSIDE: frozenset[OutcomeKind] = frozenset({"node_failure", "preempted", "cancelled"})
-"""Outcomes that are no finding about a configuration, because the scheduler or a person ended the run."""
+_ENDED_OUTSIDE = "all runs in B were ended from outside, or were drills"
+_SOME_FAILED, _MORE_FAILED = "some runs failed in B", "more of the runs failed in B than in A"
+_FROM_OUTSIDE = frozenset({"node_failure", "preempted", "cancelled", "drill"})
+"""Outcomes that are no finding about a configuration, because the scheduler or a person ended the run, or because a
+fault was injected."""
 
 
 class Gate(NamedTuple):
@@ -123,8 +125,8 @@ class Gate(NamedTuple):
     Memory breaks the gate if the peak of every run of B exceeds the peak of every run of A by more than the limit. A
     configuration that fails only in B breaks the gate as well. With `exact`, any other changed quantity also breaks it.
 
-    The gate is open if the scheduler or a person ended all runs in B, or if only some runs fail in B and none in A. It
-    is also open if runs of B were excluded as busy for a cause that may be the runs themselves.
+    The gate is open if the scheduler or a person ended all runs in B, or if a larger share of the runs fails in B than
+    in A. It is also open if runs of B were excluded as busy for a cause that may be the runs themselves.
     """
 
     limit: float | None = None
@@ -208,7 +210,9 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
     if all(failures):
         return PairResult(ours, theirs, "failed in both", f"A {failures[0]}; B {failures[1]}")
     if any(failures):
-        return PairResult(ours, theirs, "failed in A" if failures[0] else "failed in B", "".join(failures))
+        status: Status = "failed in A" if failures[0] else "failed in B"
+        hidden = () if _list_own_outcomes(b, theirs) else (_ENDED_OUTSIDE,)
+        return PairResult(ours, theirs, status, "".join(failures), hidden=hidden)
     if None in (ours.row["step_s"], theirs.row["step_s"]):  # a rehearsal, or only busy runs
         busy = " and ".join(side for side, one in (("A", ours), ("B", theirs)) if is_disturbed(one.row))
         disturbed = f"all runs of {busy} were made on a busy machine or were paused"
@@ -231,6 +235,11 @@ def _judge_alone(a: Results, b: Results, pair: ConfigurationPair, level: float, 
     return found._replace(hidden=_list_hidden(*sides), uneven=_explain_uneven_load(*records))
 
 
+def _list_own_outcomes(side: Results, one: ComparedConfiguration) -> list[str]:
+    """Return the outcomes of a configuration's repeats, without those that were ended from outside."""
+    return [outcome for outcome in side.list_outcomes(one.row) if outcome not in _FROM_OUTSIDE]
+
+
 def _explain_uneven_load(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> str:
     """Return a text if the runs of one side had a higher background load than those of the other, by more than the load
     that makes a machine busy; otherwise empty. Runs with such a load are compared only in `zeroscale ab`."""
@@ -238,7 +247,9 @@ def _explain_uneven_load(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> str:
     for side in (a, b):
         loads = [load for record in side if record.observations for load in record.observations.load or ()]
         known = [share for load in loads if (share := compute_background_load(load)) is not None]
-        means.append(statistics.fmean(known) if known else 0.0)
+        if not known:
+            return ""
+        means.append(statistics.fmean(known))
     if abs(means[1] - means[0]) <= BUSY_SHARE:
         return ""
     shown = " and ".join(f"{100 * mean:.0f} % in {name}" for name, mean in zip("AB", means, strict=True))
@@ -249,8 +260,10 @@ def _list_hidden(*sides: tuple[Results, ComparedConfiguration]) -> tuple[str, ..
     """Return reasons why a configuration may be slower in B than its times show: slow runs may be those without a
     time."""
     found = []
-    if ["mixed" in one.row["flags"].split() for _, one in sides] == [False, True]:
-        found.append(_SOME_FAILED)
+    a, b = (_list_own_outcomes(side, one) for side, one in sides)
+    failures = [sum(outcome != "ok" for outcome in outcomes) for outcomes in (a, b)]
+    if failures[1] * len(a) > failures[0] * len(b):  # a larger share of the runs
+        found.append(_MORE_FAILED if failures[0] else _SOME_FAILED)
     before, after = (
         sum(may_cause_busy(side.record(place)) for place in side.list_excluded(one.row)) for side, one in sides
     )
@@ -309,11 +322,8 @@ def _gate_pair(line: PairResult, gate: Gate, among: int, *, beyond: bool) -> Pai
         opened += (*line.hidden, *filter(None, [line.uneven])) if gate.limit is not None else ()
         held: GateStatus = "broken" if broken else "open" if opened else "kept"
         return line._replace(held=held, gate_reasons=broken or opened)
-    if line.status == "failed in B" and line.b:
-        outcome = line.b.row["outcome"]
-        if outcome == "ok" or outcome in _FROM_OUTSIDE:
-            return line._replace(held="open", gate_reasons=("no run in B ended on its own",))
-        return line._replace(held="broken")
+    if line.status == "failed in B":
+        return line._replace(held="open" if line.hidden else "broken", gate_reasons=line.hidden)
     missing = line.status == "only in A" and not line.why
     return line._replace(held="open") if missing or line.status == "not comparable" else line
 

@@ -133,8 +133,9 @@ def _pointing_at(results: Path, args: argparse.Namespace, across: Sequence[str])
             gate = f"{100 * args.gate:g}%"
             allowed = [word for field in across for word in ("--across", field)]
             words = ["zeroscale", "compare", *map(str, sides), "--paired", "--exact", "--gate", gate, *allowed]
+            words += [*(["--allow", args.allow] if args.allow else []), *["--strict"] * args.strict]
             print("zeroscale: interrupted", file=sys.stderr)
-            print(options.format_next("compare the finished rounds", words), file=sys.stderr)
+            print(options.format_next("compare the finished rounds without background load", words), file=sys.stderr)
             raise Interrupted(results) from error
         raise
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import api
 from bench.cli import options
 from bench.core import terminal
-from bench.core.engine_costs import CUDA_BASE_BYTES
+from bench.core.engine_costs import CUBLAS_BYTES, CUDA_BASE_BYTES
 from bench.core.errors import UserError
 from bench.core.machine import Machine
 from bench.core.record import RankMemory, RunRecord
@@ -78,7 +78,7 @@ def _list_reserved(own: RankMemory) -> list[tuple[str, int | None]]:
 def _describe_fit(least: int, machine: Machine) -> str:
     """Return whether the GPU of a machine has enough memory, as text. `least` is the least number of bytes that the
     caching allocator can reserve."""
-    low, high = (least + base for base in CUDA_BASE_BYTES)
+    low, high = (least - CUBLAS_BYTES + base for base in CUDA_BASE_BYTES)
     text = f"With CUDA and its libraries, a GPU needs at least {format_gigabytes(low)} to {format_gigabytes(high)} GB"
     if machine.memory_bytes is None:
         return f"{text}."

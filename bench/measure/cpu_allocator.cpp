@@ -250,6 +250,7 @@ void zeroscale_forget_peak() {
 }
 // `kept` are the bytes that libraries request at the start and keep.
 void zeroscale_imitate(long long kept) {
+  if (imitation) return;
   imitation = new Imitation;
   imitation->request(static_cast<size_t>(kept));
 }

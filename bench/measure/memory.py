@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.core.engine_costs import CUBLAS_BYTES
 from bench.core.files import get_cache_folder
 from bench.core.record import MemoryShortage
 from bench.measure.control_group import find_memory_limits, read_number
@@ -109,11 +110,6 @@ class PhasePeaks(NamedTuple):
     reserved_bytes: int | None
 
 
-CUBLAS_BYTES = 2 * 32 * 2**20
-"""Bytes that cuBLAS keeps as a workspace: 32 MiB for the forward pass and 32 MiB for the backward pass, which have
-handles of their own. It is torch's default since Hopper, and an upper bound for older GPUs."""
-
-
 def install_counter(device: torch.device, *, imitates_gpu: bool = False) -> None:
     """Start counting the memory of tensors on `device`. Call this before the first tensor is created.
 
@@ -132,7 +128,8 @@ def find_least_reserved_bytes(device: torch.device) -> int | None:
     if no allocator of a GPU is imitated on `device`.
 
     If a GPU is full, the allocator gives back all segments without a used block, and tries again. So it may need less
-    than it reserves on a GPU with enough memory. The result is at most 0.1 % too high.
+    than it reserves on a GPU with enough memory. The result suffices, and is found by bisection. The choice
+    of blocks depends on the limit. So a lower limit may suffice as well, and a slightly higher one may not.
     """
     library = _load_cpu_allocator() if device.type == "cpu" else None
     low, high = 0, int(library.zeroscale_most_reserved()) if library else -1

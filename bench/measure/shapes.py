@@ -93,12 +93,13 @@ def _attend(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Replacement of torch's `scaled_dot_product_attention` that calls the operation of the kernel that torch would
-    choose on a GPU. A flash kernel supports only 16 bits and no mask. The choice is that of torch 2.13 (sdp_utils.cpp),
-    without cuDNN's kernel, which saves tensors of the same size."""
+    choose on a GPU. A flash kernel supports only 16 bits, at most 256 elements per head, and no mask. The choice is
+    that of torch 2.13 (sdp_utils.cpp), without cuDNN's kernel, which saves tensors of the same size. In fp32 or with
+    a mask, heads that share keys get copies of them, as in zeroscale's own models."""
     aten = torch.ops.aten
     if query.dim() != 4:
         return _COMPUTED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is None and query.dtype != torch.float32:
+    if attn_mask is None and query.dtype != torch.float32 and query.shape[-1] <= 256:
         attended = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
         return cast(Tensor, attended[0])
     if enable_gqa:  # this kernel does not support groups of heads

@@ -192,6 +192,26 @@ def test_failed_repeat_leaves_a_gate_on_time_undecided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("a", "b", "held"),
+    [
+        ([], ["preempted"], "kept"),  # the scheduler ended the run
+        ([], ["cancelled"], "kept"),
+        (["oom"], ["oom"] * 5, "open"),  # a larger share of the runs
+        (["oom"] * 5, ["oom"], "kept"),
+    ],
+)
+def test_failed_repeats_count_by_their_share_and_cause(tmp_path: Path, a: list[str], b: list[str], held: str) -> None:
+    ours, theirs = ([*timed(0.1), *(failed(kind, repeat=5 + n) for n, kind in enumerate(kinds))] for kinds in (a, b))
+    assert only(against(tmp_path, ours, theirs, gate=Gate(0.03))).held == held
+
+
+def test_gate_is_broken_by_a_failure_before_runs_that_were_ended_from_outside(tmp_path: Path) -> None:
+    theirs = [failed("oom", repeat=0), failed("preempted", repeat=1)]
+    (_, line), *_ = against(tmp_path, timed(0.1), theirs, gate=Gate(0.03)).lines
+    assert line.held == "broken"
+
+
+@pytest.mark.parametrize(
     ("load", "held"),
     [({"io_pressure_share": 0.15}, "open"), ({"throttled_s": 1.0}, "open"), ({"others_share": 0.3}, "kept")],
 )

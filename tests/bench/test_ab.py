@@ -283,14 +283,20 @@ def test_interrupted_rounds_are_kept_and_named(tmp_path: Path, capsys: pytest.Ca
     for side in ("a-one", "b-two"):
         (results / side / "id" / "0.0").mkdir(parents=True)
         (results / side / "id" / "0.0" / store.RECORD).write_text("{}")
-    with pytest.raises(KeyboardInterrupt), _pointing_at(results, argparse.Namespace(gate=0.03), ["model"]):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        _pointing_at(results, argparse.Namespace(gate=0.03, allow="", strict=False), ["model"]),
+    ):
         raise KeyboardInterrupt
     said = " ".join(capsys.readouterr().err.replace("\\\n", " ").split())
-    assert "next, compare the finished rounds: zeroscale compare" in said
+    assert "next, compare the finished rounds without background load: zeroscale compare" in said
     assert f"{results}/a-one {results}/b-two --paired --exact --gate 3% --across model" in said
     empty = tmp_path / "empty"
     (empty / "a-one").mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt), _pointing_at(empty, argparse.Namespace(gate=0.03), ["model"]):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        _pointing_at(empty, argparse.Namespace(gate=0.03, allow="", strict=False), ["model"]),
+    ):
         raise KeyboardInterrupt
     assert not empty.exists()
 

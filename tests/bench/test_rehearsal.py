@@ -12,9 +12,9 @@ import pytest
 
 from bench import api, cli
 from bench.core import store
+from bench.core.engine_costs import CUBLAS_BYTES
 from bench.core.record import RunRecord
 from bench.measure.environment import find_device_kind
-from bench.measure.memory import CUBLAS_BYTES
 from bench.predict.memory import predict_memory
 
 ROOT = Path(__file__).parents[2]

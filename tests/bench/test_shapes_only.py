@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from bench.core.engine_costs import CUBLAS_BYTES
 from bench.core.spec import AdapterSpec
 from bench.measure.failures import Refused
-from bench.measure.memory import CUBLAS_BYTES
 from bench.measure.shapes import SMALL, LeftOutOperations, leave_out
 from bench.models.modules.adapters import _pack
 

@@ -1,6 +1,6 @@
 """Models as transformers builds them from a config. Their weights depend only on the seed and the names of modules."""
 
-import difflib
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +15,8 @@ from bench.core.spec import ModelSpec, RunSpec
 from bench.models import derived_seed
 from bench.models.checkpoint.tensors import StoredForm
 from bench.models.hugging_face.shape import Shape
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def build(spec: RunSpec, construction: AbstractContextManager[Any] | None = None) -> Module:
@@ -110,18 +112,32 @@ def _list_groups(module: Module) -> Iterator[tuple[Any, dict[str, Module]]]:
     return iter(groups[::-1])
 
 
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return True if a letter of `known` is missing in `name`, if `name` has one letter more, or if letters are
+    exchanged. Another letter is no sign: `bos_token_id` is not `eos_token_id`."""
+    short, long = sorted((name, known), key=len)
+    if len(short) == len(long):
+        return sorted(short) == sorted(long)
+    return any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+
+
 def _build_config(shape: Shape, model: ModelSpec) -> Any:
     """Return the transformers config of a model. Raise ValueError for a model type that transformers does not know.
 
     Many published files have keys that transformers does not know, or knows no longer and converts. They are passed to
-    it, as when it reads the file itself. A key that resembles a known key is probably misspelt, and raises ValueError.
+    it, as when it reads the file itself, and named in a warning. A key that is probably misspelt raises ValueError.
     """
     values = shape.model_dump(exclude={"model_type"})
     config = AutoConfig.for_model(shape.model_type, **values)
     known = {*AutoConfig.for_model(shape.model_type).to_dict(), *config.attribute_map}
-    for name in sorted(set(values) - known):
-        if nearest := difflib.get_close_matches(name, known, 1, 0.85):
-            raise ValueError(f"model_type={shape.model_type} has no {name} in its config; did you mean {nearest[0]}?")
+    unknown = sorted(set(values) - known)
+    for name in unknown:
+        if nearest := next((one for one in sorted(known) if _is_misspelt(name, one)), None):
+            raise ValueError(f"model_type={shape.model_type} has no {name} in its config; did you mean {nearest}?")
+    if unknown:
+        _LOGGER.warning(
+            "model_type=%s does not have these keys of its config: %s", shape.model_type, ", ".join(unknown)
+        )
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float | int):
             setattr(config, name, model.dropout)

@@ -44,8 +44,9 @@ bytes. The low value, 0, is the best case. The high value has two reasons. Block
 multiple of 2 MiB. A freed block does not always fit the next tensor.
 
 The high value is the largest of 12 rehearsals on an imitated allocator (`inputs/rehearsed_h200.csv`: 0.01 to 0.16),
-whose memory was reduced until it failed. With enough memory, the allocator reserves more: 0.06 to 0.59 in the real
-runs."""
+whose memory was reduced until it failed. The share is (least_reserved_bytes - predicted peak) / (predicted peak -
+predicted resident bytes), so that it contains the unused parts of blocks. With enough memory, the allocator reserves
+more: 0.06 to 0.59 in the real runs."""
 LARGEST_MICRO_BATCH = 2**16
 """No larger micro-batch is tried."""
 PROCESS_BYTES: dict[Device, ByteRange] = {"cpu": (400_000_000, 700_000_000), "cuda": (400_000_000, 2_700_000_000)}

@@ -119,7 +119,8 @@ def test_config_fields_without_effect_on_the_network_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("plain", "rotation"),
     [
-        # keys as in the published config.json of Qwen2.5-0.5B and of Pythia-1B
+        # keys as in the published config.json of Qwen2.5-0.5B and of Pythia-1B; others that resemble known keys
+        ({"model_type": "mistral", "use_sliding_window": False, "forced_bos_token_id": 0}, {"rope_theta": 10000.0}),
         ({"model_type": "qwen2", "rope_theta": 1e6, "use_mrope": False, "max_window_layers": 24}, {"rope_theta": 1e6}),
         (
             {"model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.25},
@@ -151,6 +152,7 @@ def test_config_of_no_language_model_is_refused(plain: Any, message: str) -> Non
     ("plain", "message"),
     [
         (config("gpt2") | {"model_type": "gpt20"}, "gpt20"),
+        (config("gpt2", n_haed=4), "model_type=gpt2 has no n_haed in its config; did you mean n_head"),
         (config("gpt2", n_heads=4), "model_type=gpt2 has no n_heads in its config; did you mean n_head"),
         (config("gpt2") | {"model_type": "vit"}, "vit"),
         (config("bloom"), "no model.attention=sdpa for model_type=bloom; set it to eager"),
