@@ -37,8 +37,8 @@ adds 0.1 GB for workspaces and buffers.
 
 
 CUBLAS_BYTES = 2 * 32 * 2**20
-"""Bytes of the workspaces of cuBLAS, which are a part of CUDA_BASE_BYTES. The forward and the backward pass have handles
-of their own, with 32 MiB each. It is torch's default since Hopper, and an upper bound for older GPUs."""
+"""Bytes of the workspaces of cuBLAS, which are a part of CUDA_BASE_BYTES. Forward and backward pass have handles of
+their own, with 32 MiB each. It is torch's default since Hopper, and an upper bound for older GPUs."""
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: prediction builds one per model and uses it as a cache key
