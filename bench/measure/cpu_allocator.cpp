@@ -3,9 +3,9 @@
 // It wraps torch's own allocator and keeps each block's size in a header in front of it. The profiler's memory events
 // would be an alternative, but they miss memory that other threads free (gloo's do), and profiling slows steps down.
 //
-// After `zeroscale_imitate`, it counts the blocks that CUDA's caching allocator would use for the same requests, and the
-// segments that it would reserve for them. It follows torch 2.13's c10/cuda/CUDACachingAllocator.cpp with the default
-// settings. All requests are on one stream: requests on other streams would have segments of their own.
+// After `zeroscale_imitate`, it counts the blocks that CUDA's caching allocator would use for the same requests, and
+// the segments that it would reserve for them. It follows torch 2.13's c10/cuda/CUDACachingAllocator.cpp with the
+// default settings. All requests are on one stream: requests on other streams would have segments of their own.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -112,7 +112,8 @@ class CachingAllocator {
   using Pool = std::set<Block*, BySize>;
 
   Block* reserve(size_t size, bool small) {
-    const size_t segment = small ? 2 * kMiB : size < 10 * kMiB ? 20 * kMiB : (size + 2 * kMiB - 1) / (2 * kMiB) * 2 * kMiB;
+    constexpr size_t kStep = 2 * kMiB;
+    const size_t segment = small ? kStep : size < 10 * kMiB ? 20 * kMiB : (size + kStep - 1) / kStep * kStep;
     const long long bytes = static_cast<long long>(segment);
     if (reserved + bytes > limit_) give_back();
     if (reserved + bytes > limit_) return nullptr;
