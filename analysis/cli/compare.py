@@ -22,10 +22,10 @@ and ended ok in A. Runs that were preempted, cancelled or lost their node do not
 is nothing to compare.
 
 INCONCLUSIVE: neither PASS nor FAIL. For example, a configuration is not comparable, is missing in B,
-has a larger share of failed runs in B, or has fewer than three runs in A or B. Three runs are needed to see how
-much runs of the same configuration differ; the steps of one run do not show this. The output then has
-the smallest slowdown that could be detected, and the number of missing repeats. With --strict,
-INCONCLUSIVE becomes FAIL.
+has a larger share of failed runs in B, or has fewer than three runs in A or B. Three runs are needed
+to see how much runs of the same configuration differ; the steps of one run do not show this. The
+output then has the smallest slowdown that could be detected, and the number of missing repeats. With
+--strict, INCONCLUSIVE becomes FAIL.
 
 Runs on a busy machine are excluded.
 

@@ -128,9 +128,8 @@ def _find_changed(steps: Array, few: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
     The intervals of the two thirds must not overlap. But a step time that changes within one of the thirds makes the
     interval of this third wide, and lowers the effective sample size. For such a window, it suffices that the
-    difference of the means exceeds twice the width of the narrower interval. With this factor, hardly more windows
-    without a change are called changed (1.4 in place of 1 % at an autocorrelation of 0.5), and 73 to 100 % of those
-    that are 10 % slower in their first tenth.
+    difference of the means exceeds twice the width of the narrower interval. With this factor, at most 2 % of windows
+    without a change are called changed at an autocorrelation of 0.5.
     """
     third = steps.shape[1] // 3
     parts = steps[:, :third], steps[:, -third:]

@@ -36,7 +36,7 @@ _RESIZES = ("resize_", "resize_as_", "set_")
 operations with the tag `inplace_view`."""
 
 _COMPUTED = torch.nn.functional.scaled_dot_product_attention
-
+"""torch's own function, which `_attend` replaces."""
 _SHARES = "fsdp::all_gather_copy_in"
 """Operation of FSDP2 that is always executed. Its two results share memory, which its schema does not declare."""
 

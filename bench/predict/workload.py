@@ -49,7 +49,7 @@ Python module takes the host 10 to 35 µs, depending on the processor; the launc
 middle of this range. It cannot be determined from the published steps, because the host limits none of them.
 """
 EAGER = Software("eager", start_s=30e-6, pace=1.25, interval=(0.78, 1.3))
-"""Class of software that is little optimised, without fused attention, such as software of 2021.
+"""Class of software that is little optimised, such as software of 2021.
 
 Its `pace`, a factor on predicted times, is the geometric mean over two sources: DeepSpeed 0.14 on 8 A800, and BLOOM's
 trials of Megatron-DeepSpeed. The host's time per operation was chosen on traces of PyTorch modules

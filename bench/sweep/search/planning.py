@@ -142,7 +142,7 @@ def plan_search(
     words = ("study", *pool_space.dimensions)
     if first_error and len(refused) == 1 and first_error.value.partition("=")[0] not in words:
         raise first_error
-    rule = f"none of its points can run; the first was refused because of {first_error}"
+    rule = f"no point of the space can run; refusal of the first: {first_error}"
     raise UserError("search.space", rule, "change the space, or the rules in exclude")
 
 
